@@ -1,0 +1,145 @@
+"""Every error that Holdfast raises on purpose.
+
+    HoldfastError
+    ├── ConfigError (ValueError)          a setting is wrong; says which and what to write instead
+    │   ├── InvalidURI                    a storage path that cannot be understood
+    │   └── MissingExtra (ImportError)    a feature whose package is not installed
+    ├── StorageError                      the storage said no, or nothing
+    │   ├── NotFound                      no such key, bucket or directory
+    │   ├── AlreadyExists                 an exclusive creation lost
+    │   ├── AccessDenied                  credentials or permissions, a read-only path included
+    │   ├── OutOfSpace                    disk or quota full
+    │   └── Unavailable                   may work later: the only class that is tried again
+    ├── CheckpointError
+    │   ├── NotCommitted                  there is no manifest: the checkpoint does not exist yet, or never will
+    │   ├── Damaged                       a committed checkpoint whose bytes are not what its manifest says
+    │   ├── DuplicateFile                 two ranks gave the same file name
+    │   ├── NameTaken                     a checkpoint directory of this name is there already
+    │   └── UnsupportedFormat             written by a newer major version
+    ├── RunError
+    │   ├── RunBusy                       another live controller holds the run
+    │   ├── Fenced                        a newer controller took the run over
+    │   └── TrainingFailedError           the training function failed more often than its budget allows
+    └── WireError                         a peer that speaks nonsense, or may not speak
+
+Each message is one sentence for a person: what, which field or path, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "AccessDenied",
+    "AlreadyExists",
+    "CheckpointError",
+    "ConfigError",
+    "Damaged",
+    "DuplicateFile",
+    "Fenced",
+    "HoldfastError",
+    "InvalidURI",
+    "MissingExtra",
+    "NameTaken",
+    "NotCommitted",
+    "NotFound",
+    "OutOfSpace",
+    "RunBusy",
+    "RunError",
+    "StorageError",
+    "TrainingFailedError",
+    "Unavailable",
+    "UnsupportedFormat",
+    "WireError",
+]
+
+
+class HoldfastError(Exception):
+    """The root: catch this to catch everything that Holdfast raises on purpose."""
+
+
+class ConfigError(HoldfastError, ValueError):
+    """A setting is wrong; the message names the field and what to write instead."""
+
+
+class InvalidURI(ConfigError):
+    """A storage path that cannot be understood."""
+
+
+class MissingExtra(ConfigError, ImportError):
+    """A feature whose package is not installed; the message holds the `pip install` that mends it."""
+
+
+class StorageError(HoldfastError):
+    """The storage refused, or failed in a way that trying again will not mend."""
+
+
+class NotFound(StorageError):
+    """No such key, bucket or directory."""
+
+
+class AlreadyExists(StorageError):
+    """An exclusive creation lost: the key is there already."""
+
+
+class AccessDenied(StorageError):
+    """The storage refuses these credentials, or the path may not be written."""
+
+
+class OutOfSpace(StorageError):
+    """The disk or the quota is full."""
+
+
+class Unavailable(StorageError):
+    """The storage did not answer, or asked for patience; the same call may work later."""
+
+
+class CheckpointError(HoldfastError):
+    """Something about one checkpoint."""
+
+
+class NotCommitted(CheckpointError):
+    """There is no manifest: to every reader the checkpoint does not exist."""
+
+
+class Damaged(CheckpointError):
+    """A committed checkpoint whose bytes are not what its manifest says."""
+
+
+class DuplicateFile(CheckpointError):
+    """Two ranks gave a file of the same name to one checkpoint."""
+
+
+class NameTaken(CheckpointError):
+    """A checkpoint directory of this name is there already."""
+
+
+class UnsupportedFormat(CheckpointError):
+    """Written by a newer major version of the format than this reader knows."""
+
+
+class RunError(HoldfastError):
+    """Something about a whole run."""
+
+
+class RunBusy(RunError):
+    """Another live controller holds this run."""
+
+
+class Fenced(RunError):
+    """A newer controller took this run over; what this one writes no longer counts."""
+
+
+class TrainingFailedError(RunError):
+    """The training function failed more often than `FailureConfig(max_failures)` allows.
+
+    `worker_failures` maps each failed rank to its error.
+    """
+
+    def __init__(self, message: str, worker_failures: Mapping[int, Exception] | None = None) -> None:
+        super().__init__(message)
+        self.worker_failures: dict[int, Exception] = dict(worker_failures or {})
+
+
+class WireError(HoldfastError):
+    """A peer that speaks nonsense, or may not speak."""

@@ -1,0 +1,114 @@
+"""The Store protocol: small verbs over bytes, and what each of them owes its caller.
+
+One file per backend (`posix`, `objects`, `arrow`) implements it; `retry` wraps any of them; `tests/contract` holds
+every one of them to the obligations below. Nothing here knows what a checkpoint is: that is `holdfast.checkpoint`.
+
+Keys are relative, `/`-separated, never empty, without `.` or `..` parts; a key and `key/...` never coexist.
+All calls block and may be made from several threads at once. All raise `holdfast.errors.StorageError` subclasses,
+and nothing else, for what the storage did; no message ever holds a credential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+__all__ = ["Digest", "Entry", "OnBytes", "Store"]
+
+OnBytes = Callable[[int], None]
+"""Told of each block's size as it goes through, for progress; may raise to abandon the transfer."""
+
+
+class Entry(NamedTuple):
+    """One stored object: its key, relative to the store's root, and its size."""
+
+    key: str
+    size_bytes: int
+
+
+class Digest(NamedTuple):
+    """What went through a transfer: byte count and lower-case hexadecimal BLAKE3 (256 bits)."""
+
+    size_bytes: int
+    blake3: str
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Somewhere to keep bytes."""
+
+    @property
+    def uri(self) -> str:
+        """The root, as a person would write it, without credentials; `open_store(uri)` finds it again where possible."""
+        ...
+
+    @property
+    def local_root(self) -> Path | None:
+        """The directory in which keys are plain files, or None where they are not."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether `create` really refuses a second creation. Probed against the storage itself, once, on first use:
+        some servers ignore the condition and answer success."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store `data`, replacing what was there. Readers see the old or the new bytes, never a mixture or a part;
+        when this returns, the bytes survive a crash of this machine."""
+        ...
+
+    def create(self, key: str, data: bytes) -> None:
+        """Like `put`, but raises `AlreadyExists` if the key is there. Of any number of concurrent creations exactly
+        one succeeds, where `exclusive`. An unknown outcome (a lost answer) is settled by reading back."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The bytes last put; `NotFound` if the key is not there. Sees every earlier put, from any process."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start`; fewer only where the object ends."""
+        ...
+
+    def size(self, key: str) -> int:
+        """The object's size in bytes; `NotFound` if the key is not there."""
+        ...
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        """Every object below the directory `prefix` ("" is everything), at any depth, sorted by key. Unfinished
+        writes and the store's own temporaries are not listed. An absent prefix gives an empty list."""
+        ...
+
+    def children(self, prefix: str = "") -> list[str]:
+        """The names of the directories directly below the directory `prefix`, sorted; cheap where `list` is not.
+        Empty directories may or may not be named."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete these objects; an absent one is no error. Directories left empty vanish too."""
+        ...
+
+    def copy(self, source: str, target: str) -> None:
+        """Make `target` hold the bytes of `source` without moving them through this process where the storage can
+        (reflink, hard link, server-side copy). `NotFound` if `source` is not there. Same atomicity as `put`."""
+        ...
+
+    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+        """Store a local file of any size; the digest is of the very bytes that were sent. An interrupted upload leaves
+        nothing under `key` that a manifest could take for the whole; trying again starts over, never mixes."""
+        ...
+
+    def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
+        """Write the object to the local file `target` (parents are made), and digest what was written.
+        `target` appears whole or not at all."""
+        ...
+
+    def sub(self, prefix: str) -> Store:
+        """The same storage with its root moved down; shares connections and the probe's answer."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and threads. Closing twice is fine; views made by `sub` are closed with their parent."""
+        ...
