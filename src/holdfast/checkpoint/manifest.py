@@ -15,23 +15,15 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from holdfast.core.parts import FileEntry
 from holdfast.errors import Damaged, UnsupportedFormat
 
-__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "FileEntry", "Manifest", "decode", "encode"]
+__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "Manifest", "decode", "encode"]
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
 
 _SEAL = re.compile(rb',"self":"([0-9a-f]{64})"\}\n?\Z')
-
-
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the user's files: where it lies below the checkpoint's directory, and what it must hash to."""
-
-    path: str
-    size_bytes: int
-    blake3: str
-    rank: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

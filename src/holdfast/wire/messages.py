@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.parts import Draft, FileEntry
+
 __all__ = [
     "PROTOCOL",
     "AgentHello",
@@ -20,9 +22,7 @@ __all__ = [
     "Collect",
     "Collected",
     "ControllerMessage",
-    "Draft",
     "Exited",
-    "FileEntry",
     "Finished",
     "Imported",
     "LogLine",
@@ -54,25 +54,6 @@ PROTOCOL = 1
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Tagged by class name; unknown fields of a newer minor version are ignored."""
-
-
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a checkpoint part (same fields as the manifest's)."""
-
-    path: str
-    size_bytes: int
-    blake3: str
-    rank: int = 0
-
-
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A reserved, not yet committed checkpoint: the exact name that everyone uploads to."""
-
-    name: str
-    index: int
-    epoch: int
-    token: str
-    parent: str | None = None
 
 
 # ---------------------------------------------------------------- agent -> controller

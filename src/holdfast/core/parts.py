@@ -1,0 +1,29 @@
+"""The two small things that every layer says about a checkpoint: a file in it, and a draft of it.
+
+They live at the bottom so that manifest, wire and core mean the same struct.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Draft", "FileEntry"]
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the user's files: where it lies below the checkpoint's directory, and what it must hash to."""
+
+    path: str
+    size_bytes: int
+    blake3: str
+    rank: int = 0
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A reserved, not yet committed checkpoint: the exact name that everyone uploads to."""
+
+    name: str
+    index: int
+    epoch: int
+    token: str
+    parent: str | None = None

@@ -1,0 +1,185 @@
+"""From what a user wrote to a store: paths, URIs, and the environment's defaults.
+
+The one place that knows every backend; `objects` and `arrow`, and the libraries below them, are imported only when a
+path asks for them. `redact` keeps credentials out of everything that is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from holdfast.errors import ConfigError, InvalidURI, MissingExtra
+from holdfast.storage.posix import PosixStore
+from holdfast.storage.retry import RetryingStore
+from holdfast.storage.store import Store
+
+__all__ = ["default_storage_path", "local_cache_dir", "open_store", "redact"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_NEARLY = re.compile(r"(s3|gs|gcs|az|abfs|abfss|hdfs|file):", re.IGNORECASE)
+_BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_SECRET = re.compile(
+    r"secret|token|passw|credential|signature|\bsig\b|sas|auth|access_?key|account_?key|api_?key|^key$", re.I
+)
+_OBJECT_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_AZURE = {"az", "abfs", "abfss"}
+
+
+def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -> Store:
+    """The store that `path` names. Opening writes nothing, and creates nothing."""
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise InvalidURI(
+            f"The storage path {text!r} is empty or not text: write a directory or a URI such as s3://bucket/runs."
+        )
+    match = _SCHEME.match(text)
+    if filesystem is not None:
+        if match:
+            raise InvalidURI(
+                f"The storage path {redact(text)} has a scheme although a filesystem is given: write it without {match[0]}."
+            )
+        return _open_arrow(text, filesystem)
+    if match is None:
+        return PosixStore(_local_path(text))
+    scheme = match[1].lower()
+    _check_encoding(text)
+    if scheme == "file":
+        return PosixStore(_file_path(text))
+    if scheme in _OBJECT_EXTRAS:
+        _check_bucket(text, scheme)
+        return _open_objects(text, scheme)
+    if scheme == "hdfs":
+        return _open_arrow(text, None)
+    raise InvalidURI(
+        f"The storage path {redact(text)} has the unknown scheme {scheme}://: use a directory, file://, s3://, gs://, az://,"
+        " abfs:// or hdfs://, or give a filesystem."
+    )
+
+
+def default_storage_path() -> str:
+    """Where runs go when nobody says: HOLDFAST_STORAGE, RAY_STORAGE, or ~/holdfast_results."""
+    for name in ("HOLDFAST_STORAGE", "RAY_STORAGE"):
+        if value := os.environ.get(name, "").strip():
+            return value
+    return os.path.expanduser("~/holdfast_results")  # noqa: PTH111  does not fail without a home
+
+
+def local_cache_dir() -> Path:
+    """This node's cache: HOLDFAST_LOCAL_CACHE_DIR, RAY_AIR_LOCAL_CACHE_DIR, ~/.cache/holdfast, or, without a
+    home that may be written, a directory of this user's below the system's temporary one."""
+    for name in ("HOLDFAST_LOCAL_CACHE_DIR", "RAY_AIR_LOCAL_CACHE_DIR"):
+        if value := os.environ.get(name, "").strip():
+            return Path(os.path.abspath(os.path.expanduser(value)))  # noqa: PTH100, PTH111
+    home = os.path.expanduser("~")  # noqa: PTH111
+    if os.path.isabs(home) and _may_write(Path(home, ".cache", "holdfast")):  # noqa: PTH117
+        return Path(home, ".cache", "holdfast")
+    shared = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
+    if shared.exists() and shared.stat().st_uid != os.getuid():
+        raise ConfigError(
+            f"The cache {shared} belongs to another user: set HOLDFAST_LOCAL_CACHE_DIR to a directory of yours."
+        )
+    return shared
+
+
+def redact(uri: str) -> str:
+    """The URI without user, password and secret query values; anything else as it is."""
+    if not _SCHEME.match(uri):
+        return uri
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return uri.split("://", 1)[0] + "://..."
+    user, at, host = parts.netloc.rpartition("@")
+    # In Azure's URIs what stands before the @ is the container, unless a password follows it.
+    keep = at and parts.scheme.lower() in _AZURE
+    netloc = f"{user.partition(':')[0]}@{host}" if keep else host
+    pairs = [
+        (k, redact(v)) for k, v in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(k)
+    ]
+    return urlunsplit((parts.scheme, netloc, parts.path, urlencode(pairs, safe=":/"), parts.fragment))
+
+
+def _open_objects(uri: str, scheme: str) -> Store:
+    try:
+        from holdfast.storage.objects import open_objects  # noqa: PLC0415
+
+        store: Store = open_objects(uri)
+    except MissingExtra:
+        raise
+    except ImportError as error:
+        raise MissingExtra(
+            f"{scheme}:// needs the object-store client; run: pip install 'holdfast[{_OBJECT_EXTRAS[scheme]}]'"
+        ) from error
+    return RetryingStore(store)
+
+
+def _open_arrow(path: str, filesystem: object | None) -> Store:
+    try:
+        from holdfast.storage.arrow import open_arrow  # noqa: PLC0415
+
+        store: Store = open_arrow(path, filesystem)
+    except MissingExtra:
+        raise
+    except ImportError as error:
+        what = "hdfs://" if filesystem is None else "A filesystem"
+        raise MissingExtra(f"{what} needs pyarrow; run: pip install 'holdfast[arrow]'") from error
+    return RetryingStore(store)
+
+
+def _local_path(text: str) -> Path:
+    if (nearly := _NEARLY.match(text)) and not Path(text).exists():
+        raise InvalidURI(
+            f"The storage path {text} is no URI: write {nearly[1]}://..., or ./{text} for a directory of that name."
+        )
+    expanded = os.path.expanduser(text)  # noqa: PTH111  pathlib's raises without naming the path
+    if expanded.startswith("~"):
+        raise InvalidURI(
+            f"The storage path {text} names no user's home: write the whole path, or ./{text} for a directory."
+        )
+    return Path(expanded)
+
+
+def _file_path(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if (
+        parts.netloc not in ("", "localhost")
+        or not parts.path.startswith("/")
+        or parts.query
+        or parts.fragment
+    ):
+        raise InvalidURI(
+            f"The storage path {redact(uri)} is no file URI: write file:///directory, with %3F for ? and %23 for # in names."
+        )
+    return Path(unquote(parts.path, errors="strict"))
+
+
+def _check_encoding(uri: str) -> None:
+    if bad := _BAD_PERCENT.search(uri):
+        raise InvalidURI(
+            f"The storage path {redact(uri)} has a % without two hexadecimal digits ({uri[bad.start() :][:3]!r}): write %25 for %."
+        )
+    try:
+        unquote(uri, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidURI(
+            f"The storage path {redact(uri)} holds percent-encoded bytes that are not UTF-8."
+        ) from None
+
+
+def _check_bucket(uri: str, scheme: str) -> None:
+    try:
+        bucket = urlsplit(uri).netloc.rpartition("@")[2]
+    except ValueError:
+        bucket = ""
+    if not bucket:
+        raise InvalidURI(f"The storage path {redact(uri)} names no bucket: write {scheme}://bucket/prefix.")
+
+
+def _may_write(directory: Path) -> bool:
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return os.access(directory, os.W_OK | os.X_OK)

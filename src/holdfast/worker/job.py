@@ -1,0 +1,65 @@
+"""What a worker is given: the job (the same for every worker of a run) and its assignment (its place in a generation).
+
+The agent makes assignments out of `wire.messages.Start`; the zygote holds the job; `bootstrap` brings both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+__all__ = ["Assignment", "Framework", "Job"]
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's place in one generation, and where its things are."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    local_world_size: int
+    node_count: int
+    master_address: str
+    master_port: int
+    restart_count: int
+    max_restarts: int
+    checkpoint: str | None
+    checkpoints: list[tuple[str, dict[str, Any]]]
+    iteration: int
+    storage: str
+    experiment: str
+    trial_id: str
+    trial_dir: str
+    work_dir: str
+    staging_dir: str
+    """Directory on the node in which the worker hands parts over to its agent."""
+    error_file: str
+    change_directory: bool
+
+
+class Framework(Protocol):
+    """What a framework needs around the user's function (torch: a process group)."""
+
+    def setup(self, assignment: Assignment, master_listen_fd: int | None) -> None:
+        """Runs before the user's function, in the worker. On rank 0 `master_listen_fd` is the listening socket of
+        `master_port`, the framework's to use or to close."""
+        ...
+
+    def shutdown(self) -> None:
+        """Runs after the user's function returned or raised, in the worker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The user's function with its configuration; travels as one cloudpickle, opened in the zygote only."""
+
+    function: Callable[..., Any]
+    config: dict[str, Any] | None
+    takes_config: bool
+    framework: Framework | None
