@@ -1,0 +1,89 @@
+"""Which checkpoints may go: a pure decision from names, indices and metrics.
+
+`holdfast.checkpoint.catalog` says what there is, `holdfast.checkpoint.expire` deletes; this module only chooses.
+The rule is users' `CheckpointConfig`: the best K by score, and the latest besides (so K + 1 at most), or simply
+the latest K where no score is named. Whatever the rule says, the newest stays, and so does what is pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal
+
+from holdfast.errors import ConfigError
+
+__all__ = ["Candidate", "RetentionRule", "ranked", "to_delete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A committed checkpoint, as far as retention cares."""
+
+    name: str
+    index: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRule:
+    """`num_to_keep=None` keeps everything; `score_attribute=None` ranks by age."""
+
+    num_to_keep: int | None = None
+    score_attribute: str | None = None
+    score_order: Literal["max", "min"] = "max"
+
+    def __post_init__(self) -> None:
+        keep = self.num_to_keep
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+            raise ConfigError(
+                f"num_to_keep must be a whole number of 1 or more, or None to keep all; got {keep!r}."
+            )
+        if self.score_order not in ("max", "min"):
+            raise ConfigError(f'checkpoint_score_order must be "max" or "min"; got {self.score_order!r}.')
+
+
+def ranked(candidates: Iterable[Candidate], rule: RetentionRule) -> list[Candidate]:
+    """Worst first, best last. Of equal scores the later checkpoint is the better one."""
+    return sorted(candidates, key=lambda one: (_merit(one, rule), _age(one)))
+
+
+def to_delete(candidates: Iterable[Candidate], rule: RetentionRule) -> list[str]:
+    """The names that the rule lets go, oldest first. Pinned ones stay, and do not count as kept."""
+    if rule.num_to_keep is None:
+        return []
+    everything = sorted(candidates, key=_age)
+    counted = [one for one in ranked(everything, rule) if not one.pinned]
+    kept = {one.name for one in counted[-rule.num_to_keep :]}
+    kept.update(one.name for one in everything if one.pinned)
+    kept.update(one.name for one in everything[-1:])
+    return [one.name for one in everything if one.name not in kept]
+
+
+def _age(candidate: Candidate) -> tuple[int, str]:
+    return candidate.index, candidate.name
+
+
+def _merit(candidate: Candidate, rule: RetentionRule) -> tuple[int, Any]:
+    """Something that sorts better scores higher, and whatever is not a number below every number."""
+    if rule.score_attribute is None:
+        return 0, 0
+    score = _find(candidate.metrics, rule.score_attribute)
+    if (
+        isinstance(score, bool) or not isinstance(score, Real) or score != score
+    ):  # NaN alone differs from itself
+        return 0, 0
+    return 1, score if rule.score_order == "max" else -score
+
+
+def _find(metrics: Mapping[str, Any], key: str) -> Any:
+    """The value at `a/b`: the literal key first, then the nested one, None where there is neither."""
+    if key in metrics:
+        return metrics[key]
+    for at in (position for position, letter in enumerate(key) if letter == "/"):
+        inner = metrics.get(key[:at])
+        if isinstance(inner, Mapping) and (found := _find(inner, key[at + 1 :])) is not None:
+            return found
+    return None
