@@ -1,0 +1,99 @@
+"""What `fit()` asks of the controller, and what it gets back.
+
+`holdfast.train.trainer` checks and resolves every setting and builds a `TrainRequest`;
+`control.run.run_training` runs it and answers with a `TrainOutcome`. Nothing in here is read from storage: a
+`Result` is built from the run's directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holdfast.errors import TrainingFailedError
+from holdfast.storage.store import Store
+from holdfast.worker.job import Job
+
+__all__ = ["RunContext", "TrainOutcome", "TrainRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What a user's callback is told about its run; the configurations are the user's own objects."""
+
+    name: str
+    storage_path: str
+    trainer_name: str
+    train_loop_config: dict[str, Any] | None
+    scaling_config: Any
+    run_config: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRequest:
+    """One run, with every setting validated and every default filled in."""
+
+    job: Job
+    trainer_name: str
+    """Class name of the trainer ("TorchTrainer"), for people."""
+
+    storage_path: str
+    """A directory (absolute) or a URI; the run's directory is `<storage_path>/<name>`."""
+    filesystem: object | None
+    """A `pyarrow.fs.FileSystem`; `storage_path` is then a path on it, without a scheme."""
+    name: str
+
+    min_workers: int
+    max_workers: int
+    resources_per_worker: Mapping[str, float]
+    use_gpu: bool
+    local_mode: bool
+    """`num_workers=0`: one worker with world size 1, in the calling process; `min_workers` is then 1."""
+    nodes: int
+    """How many local agents stand in for nodes."""
+    engine: Literal["local"] = "local"
+
+    max_failures: int
+    """-1 is unlimited."""
+    max_preemption_failures: int
+    progress_timeout_s: float | None
+
+    num_to_keep: int | None
+    score_attribute: str | None
+    score_order: Literal["max", "min"]
+
+    takeover: bool
+    resume: Literal["auto", "never", "must"]
+    sync_artifacts: bool
+    sync_period_s: float
+    sync_artifacts_on_checkpoint: bool
+
+    callbacks: tuple[Any, ...]
+    """Objects with the hooks of `holdfast.train.UserCallback`."""
+    run_context: RunContext
+    """First argument of every hook."""
+
+    preload: tuple[str, ...]
+    """Modules that the zygote imports before it forks the first worker."""
+    fingerprint: Mapping[str, Any]
+    """Plain JSON: `function` (qualified name), `source` (hash or None), `config`, `num_workers`. Kept with the
+    run, and compared when the name is used again, to say what differs."""
+    params: Mapping[str, Any]
+    """Plain JSON, for params.json."""
+    verbose: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables set in every worker besides torchrun's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOutcome:
+    """How the run ended, as far as this controller knows; everything else is read back from `store`."""
+
+    status: Literal["finished", "failed", "interrupted"]
+    uri: str
+    """The run's directory as a person would write it."""
+    store: Store
+    """The run's directory; the caller closes it."""
+    error: TrainingFailedError | None = None
+    return_value: Any = None
