@@ -81,13 +81,13 @@ class PosixStore:
             raise NotFound(f"{path} is not a file: check the path.")
         return found.st_size
 
-    def list(self, prefix: str = "") -> list[Entry]:
-        start = self._root / check_prefix(prefix)
-        return sorted(_walk(start, prefix + "/" if prefix else ""))
-
     def children(self, prefix: str = "") -> list[str]:
         entries = _scan(self._root / check_prefix(prefix))
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        start = self._root / check_prefix(prefix)
+        return sorted(_walk(start, prefix + "/" if prefix else ""))
 
     def delete(self, keys: Iterable[str]) -> None:
         parents: set[Path] = set()

@@ -84,11 +84,11 @@ class RetryingStore:
     def size(self, key: str) -> int:
         return self._retry(lambda: self._store.size(key))
 
-    def list(self, prefix: str = "") -> list[Entry]:
-        return self._retry(lambda: self._store.list(prefix))
-
     def children(self, prefix: str = "") -> list[str]:
         return self._retry(lambda: self._store.children(prefix))
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        return self._retry(lambda: self._store.list(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
         doomed = tuple(keys)

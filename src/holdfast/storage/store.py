@@ -76,14 +76,14 @@ class Store(Protocol):
         """The object's size in bytes; `NotFound` if the key is not there."""
         ...
 
-    def list(self, prefix: str = "") -> list[Entry]:
-        """Every object below the directory `prefix` ("" is everything), at any depth, sorted by key. Unfinished
-        writes and the store's own temporaries are not listed. An absent prefix gives an empty list."""
-        ...
-
     def children(self, prefix: str = "") -> list[str]:
         """The names of the directories directly below the directory `prefix`, sorted; cheap where `list` is not.
         Empty directories may or may not be named."""
+        ...
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        """Every object below the directory `prefix` ("" is everything), at any depth, sorted by key. Unfinished
+        writes and the store's own temporaries are not listed. An absent prefix gives an empty list."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:

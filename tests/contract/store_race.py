@@ -1,0 +1,149 @@
+"""The obligations of a store that only concurrent callers can see; inherited by `StoreContract` beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+
+from holdfast.errors import AlreadyExists, NotFound
+from holdfast.storage.store import Store
+
+__all__ = ["StoreRaces"]
+
+THREADS = 8
+PROCESSES = 4
+
+_CHILD = """
+import sys
+from holdfast.errors import AlreadyExists
+from holdfast.storage.locate import open_store
+store = open_store(sys.argv[1])
+rounds = int(sys.argv[3])
+print("ready", flush=True)
+for number in range(rounds):
+    sys.stdin.readline()
+    try:
+        store.create(f"race/{number}", f"{sys.argv[2]}-{number}".encode())
+    except AlreadyExists:
+        print("lost", flush=True)
+    else:
+        print("won", flush=True)
+"""
+
+
+class StoreRaces:
+    """Needs the fixture `store`."""
+
+    supports_exclusive: ClassVar[bool] = True
+    processes_find_it: ClassVar[bool] = False
+    """Whether `open_store(store.uri)` in another process finds the same storage."""
+
+    def test_of_many_threads_one_creates(self, store: Store) -> None:
+        if not self.supports_exclusive:
+            pytest.skip("this storage does not refuse a second creation")
+        for number in range(3):
+            key = f"race {number}/x"
+
+            def create(token: int, key: str = key) -> bool:
+                try:
+                    store.create(key, f"token {token}".encode())
+                except AlreadyExists:
+                    return False
+                return True
+
+            won = _at_once([lambda token=token: create(token) for token in range(THREADS)])
+            assert won.count(True) == 1
+            assert store.get(key) == f"token {won.index(True)}".encode()
+            assert [entry.key for entry in store.list(f"race {number}")] == [key]
+
+    def test_of_many_processes_one_creates(self, store: Store) -> None:
+        if not (self.supports_exclusive and self.processes_find_it):
+            pytest.skip("no other process finds this storage, or it does not refuse a second creation")
+        rounds = 10
+        command = [sys.executable, "-c", _CHILD, store.uri]
+        racers = [
+            subprocess.Popen(
+                [*command, str(number), str(rounds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for number in range(PROCESSES)
+        ]
+        try:
+            assert [_ask(racer) for racer in racers] == ["ready"] * PROCESSES
+            for number in range(rounds):
+                for racer in racers:
+                    _tell(racer)
+                outcomes = [_ask(racer) for racer in racers]
+                assert sorted(outcomes) == ["lost"] * (PROCESSES - 1) + ["won"]
+                assert store.get(f"race/{number}") == f"{outcomes.index('won')}-{number}".encode()
+        finally:
+            for racer in racers:
+                racer.kill()
+                racer.communicate()
+
+    def test_readers_never_see_a_mixture(self, store: Store) -> None:
+        contents = [bytes([65 + number]) * (30_000 + number * 7_000) for number in range(3)]
+        store.put("k", contents[0])
+        done = threading.Event()
+
+        def write() -> bool:
+            try:
+                for number in range(30):
+                    store.put("k", contents[number % 3])
+            finally:
+                done.set()
+            return True
+
+        def read() -> bool:
+            whole = True
+            while whole and not done.is_set():
+                whole = store.get("k") in contents
+            return whole
+
+        assert all(_at_once([write, read, read]))
+
+    def test_many_threads_write_and_delete_in_one_directory(self, store: Store) -> None:
+        """Directories that come and go underfoot neither fail a write nor lose one."""
+
+        def churn(number: int) -> bool:
+            for turn in range(10):
+                key = f"shared/deep/{number}"
+                (store.put if turn % 2 else store.create)(key, str(turn).encode())
+                if store.get(key) != str(turn).encode():
+                    return False
+                store.list("shared")
+                store.delete([key])
+            return True
+
+        assert all(_at_once([lambda number=number: churn(number) for number in range(THREADS)]))
+        with pytest.raises(NotFound):
+            store.get("shared/deep/0")
+        assert store.list() == []
+        assert store.children() == []
+
+
+def _at_once(actions: list[Callable[[], bool]]) -> list[bool]:
+    barrier = threading.Barrier(len(actions))
+
+    def run(action: Callable[[], bool]) -> bool:
+        barrier.wait(timeout=60)
+        return action()
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        return list(pool.map(run, actions))
+
+
+def _tell(racer: subprocess.Popen[str]) -> None:
+    assert racer.stdin is not None
+    racer.stdin.write("\n")
+    racer.stdin.flush()
+
+
+def _ask(racer: subprocess.Popen[str]) -> str:
+    assert racer.stdout is not None
+    return racer.stdout.readline().strip()
