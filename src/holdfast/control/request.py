@@ -77,8 +77,8 @@ class TrainRequest:
     preload: tuple[str, ...]
     """Modules that the zygote imports before it forks the first worker."""
     fingerprint: Mapping[str, Any]
-    """Plain JSON: `function` (qualified name), `source` (hash or None), `config`, `num_workers`. Kept with the
-    run, and compared when the name is used again, to say what differs."""
+    """Plain JSON: `function` (qualified name), `source` (hash or None), `config`, `num_workers`. Kept with
+    the run, and compared when the name is used again, to say what differs."""
     params: Mapping[str, Any]
     """Plain JSON, for params.json."""
     verbose: int = 1

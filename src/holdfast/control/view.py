@@ -1,7 +1,7 @@
 """A run as its directory tells it: what `Result` and the command line show.
 
-`read_run` folds the journal without writing anything, so it works on read-only storage, on a run that is going
-on, and on one whose controller died.
+`read_run` folds the journal without writing anything, so it works on read-only storage, on a run that is
+going on, and on one whose controller died.
 """
 
 from __future__ import annotations
