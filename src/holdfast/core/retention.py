@@ -1,8 +1,9 @@
 """Which checkpoints may go: a pure decision from names, indices and metrics.
 
-`holdfast.checkpoint.catalog` says what there is, `holdfast.checkpoint.expire` deletes; this module only chooses.
-The rule is users' `CheckpointConfig`: the best K by score, and the latest besides (so K + 1 at most), or simply
-the latest K where no score is named. Whatever the rule says, the newest stays, and so does what is pinned.
+`holdfast.checkpoint.catalog` says what there is and `holdfast.checkpoint.expire` deletes; this only chooses.
+The rule is users' `CheckpointConfig`: the best K by score, and the latest besides (so K + 1 at most), or
+simply the latest K where no score is named. Whatever the rule says, the newest stays, and so does what is
+pinned.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ class RetentionRule:
     def __post_init__(self) -> None:
         keep = self.num_to_keep
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-            raise ConfigError(
-                f"num_to_keep must be a whole number of 1 or more, or None to keep all; got {keep!r}."
-            )
+            raise ConfigError(f"num_to_keep must be a whole number of 1 or more, or None to keep all; got {keep!r}.")
         if self.score_order not in ("max", "min"):
             raise ConfigError(f'checkpoint_score_order must be "max" or "min"; got {self.score_order!r}.')
 
@@ -71,9 +70,7 @@ def _merit(candidate: Candidate, rule: RetentionRule) -> tuple[int, Any]:
     if rule.score_attribute is None:
         return 0, 0
     score = _find(candidate.metrics, rule.score_attribute)
-    if (
-        isinstance(score, bool) or not isinstance(score, Real) or score != score
-    ):  # NaN alone differs from itself
+    if isinstance(score, bool) or not isinstance(score, Real) or score != score:  # NaN alone differs from itself
         return 0, 0
     return 1, score if rule.score_order == "max" else -score
 

@@ -59,7 +59,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 # ---------------------------------------------------------------- agent -> controller
 
 
-class AgentHello(_Message, kw_only=True):
+class AgentHello(_Message, frozen=True, kw_only=True):
     """First words after the handshake: who this agent is and what it can hold."""
 
     protocol: int
@@ -72,13 +72,13 @@ class AgentHello(_Message, kw_only=True):
     """A port that the agent keeps bound and listening for the next generation's rank 0."""
 
 
-class Prepared(_Message, kw_only=True):
+class Prepared(_Message, frozen=True, kw_only=True):
     """The zygote has imported the function and is ready to fork; or workers will be spawned cold, and why."""
 
     cold_reason: str | None = None
 
 
-class Started(_Message, kw_only=True):
+class Started(_Message, frozen=True, kw_only=True):
     """All of this agent's workers of a generation are running."""
 
     generation: int
@@ -99,7 +99,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long this call kept training waiting (copying, or waiting for an earlier upload)."""
 
 
-class Reports(_Message, kw_only=True):
+class Reports(_Message, frozen=True, kw_only=True):
     """What one rank reported since the last message, in order, batched by the agent."""
 
     generation: int
@@ -107,7 +107,7 @@ class Reports(_Message, kw_only=True):
     reports: list[Report]
 
 
-class Waiting(_Message, kw_only=True):
+class Waiting(_Message, frozen=True, kw_only=True):
     """A rank is inside `report`, waiting for an upload (so it is not hung)."""
 
     generation: int
@@ -115,7 +115,7 @@ class Waiting(_Message, kw_only=True):
     waiting: bool
 
 
-class Finished(_Message, kw_only=True):
+class Finished(_Message, frozen=True, kw_only=True):
     """The training function returned. `value` is plain data, or None with `value_error` saying why not."""
 
     generation: int
@@ -124,7 +124,7 @@ class Finished(_Message, kw_only=True):
     value_error: str | None = None
 
 
-class Exited(_Message, kw_only=True):
+class Exited(_Message, frozen=True, kw_only=True):
     """A worker died without finishing, for whatever reason. `signal` and `code` as the kernel gave them."""
 
     generation: int
@@ -139,14 +139,14 @@ class Exited(_Message, kw_only=True):
     last_lines: list[str] = []
 
 
-class Stopped(_Message, kw_only=True):
+class Stopped(_Message, frozen=True, kw_only=True):
     """Nothing of this generation is alive on this agent any more; `master_port` is for the next one."""
 
     generation: int
     master_port: int
 
 
-class Uploaded(_Message, kw_only=True):
+class Uploaded(_Message, frozen=True, kw_only=True):
     """One rank's part is durable in the draft's directory."""
 
     generation: int
@@ -157,7 +157,7 @@ class Uploaded(_Message, kw_only=True):
     uploaded_bytes: int = 0
 
 
-class UploadFailed(_Message, kw_only=True):
+class UploadFailed(_Message, frozen=True, kw_only=True):
     """One rank's part could not be stored. `error_type` is the class name in `holdfast.errors`."""
 
     generation: int
@@ -174,14 +174,14 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-class Logs(_Message, kw_only=True):
+class Logs(_Message, frozen=True, kw_only=True):
     """What workers printed, in order of arrival."""
 
     generation: int
     lines: list[LogLine]
 
 
-class Stacks(_Message, kw_only=True):
+class Stacks(_Message, frozen=True, kw_only=True):
     """Python stacks of a rank that seemed to hang, taken before it was killed."""
 
     generation: int
@@ -189,7 +189,7 @@ class Stacks(_Message, kw_only=True):
     text: str
 
 
-class Collect(_Message, kw_only=True):
+class Collect(_Message, frozen=True, kw_only=True):
     """A rank entered a collective (`barrier`, `broadcast`); the `sequence`-th of this generation."""
 
     generation: int
@@ -202,7 +202,7 @@ class Collect(_Message, kw_only=True):
 # ---------------------------------------------------------------- controller -> agent
 
 
-class Welcome(_Message, kw_only=True):
+class Welcome(_Message, frozen=True, kw_only=True):
     """The controller takes this agent in."""
 
     protocol: int
@@ -210,7 +210,7 @@ class Welcome(_Message, kw_only=True):
     epoch: int
 
 
-class Prepare(_Message, kw_only=True):
+class Prepare(_Message, frozen=True, kw_only=True):
     """Everything that does not change between generations."""
 
     function: bytes
@@ -233,7 +233,7 @@ class Prepare(_Message, kw_only=True):
     upload_threads: int = 4
 
 
-class Start(_Message, kw_only=True):
+class Start(_Message, frozen=True, kw_only=True):
     """Form this agent's share of a generation."""
 
     generation: int
@@ -253,14 +253,14 @@ class Start(_Message, kw_only=True):
     iteration: int = 0
 
 
-class Stop(_Message, kw_only=True):
+class Stop(_Message, frozen=True, kw_only=True):
     """Kill this generation's workers and answer `Stopped`. Parts already staged stay for their upload."""
 
     generation: int
     dump_stacks: bool = False
 
 
-class Upload(_Message, kw_only=True):
+class Upload(_Message, frozen=True, kw_only=True):
     """Store the part that `rank` staged with its report `number`."""
 
     generation: int
@@ -270,7 +270,7 @@ class Upload(_Message, kw_only=True):
     parent_files: list[FileEntry] = []
 
 
-class Settled(_Message, kw_only=True):
+class Settled(_Message, frozen=True, kw_only=True):
     """The checkpoint of report `number` is committed under `name`, or (None) was given up; staging may go."""
 
     generation: int
@@ -278,7 +278,7 @@ class Settled(_Message, kw_only=True):
     name: str | None
 
 
-class Collected(_Message, kw_only=True):
+class Collected(_Message, frozen=True, kw_only=True):
     """All ranks arrived at the collective; `data` is rank 0's."""
 
     generation: int
@@ -286,20 +286,20 @@ class Collected(_Message, kw_only=True):
     data: Any = None
 
 
-class Shutdown(_Message, kw_only=True):
+class Shutdown(_Message, frozen=True, kw_only=True):
     """Kill everything, remove everything, exit."""
 
 
 # ---------------------------------------------------------------- worker -> agent only
 
 
-class Imported(_Message, kw_only=True):
+class Imported(_Message, frozen=True, kw_only=True):
     """Modules that this worker imported beyond its zygote's: worth having before the next fork."""
 
     modules: list[str]
 
 
-class WorkerReport(_Message, kw_only=True):
+class WorkerReport(_Message, frozen=True, kw_only=True):
     """One `report` call as the worker sends it to its agent; `staged` is the directory the agent now owns."""
 
     report: Report

@@ -1,0 +1,44 @@
+"""Which of several failures is the root cause.
+
+When one rank dies, its peers fail moments later inside a collective, and their news may arrive first. Those errors say
+only that somebody went away; the one that does not is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.core.records import WorkerFailure
+
+__all__ = ["root_cause", "signature"]
+
+_ECHOES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "distbackenderror",
+    "socket timeout",
+    "timed out waiting",
+    "remote process exited",
+)
+
+
+def root_cause(failures: Sequence[WorkerFailure]) -> WorkerFailure:
+    """The first failure that is not the echo of another; failing that, the first."""
+    return next((failure for failure in failures if not _is_echo(failure)), failures[0])
+
+
+def signature(failure: WorkerFailure) -> str:
+    """What makes two failures "the same": the kind of error and where it was raised, not its changing details."""
+    if failure.error_type is None:
+        return failure.cause
+    frames = [line.strip() for line in (failure.traceback or "").splitlines() if line.startswith("  File ")]
+    return f"{failure.error_type} at {frames[-1] if frames else 'unknown'}"
+
+
+def _is_echo(failure: WorkerFailure) -> bool:
+    if failure.error_type is None:
+        return False
+    text = f"{failure.error_type} {failure.error or ''}".lower()
+    return any(echo in text for echo in _ECHOES)

@@ -1,0 +1,204 @@
+"""What happened: everything that the machine can be told, in the past tense. The shell makes these out of messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core.records import WorkerFailure
+
+__all__ = [
+    "AgentJoined",
+    "AgentLost",
+    "AgentPrepared",
+    "AgentUnavailable",
+    "CheckpointFailed",
+    "CheckpointStored",
+    "ControllerBegan",
+    "ControllerFenced",
+    "Event",
+    "RankReported",
+    "ReportItem",
+    "StopRequested",
+    "StorageLost",
+    "Stored",
+    "Ticket",
+    "TimePassed",
+    "WorkerExited",
+    "WorkerFinished",
+    "WorkerWaited",
+    "WorkersStarted",
+    "WorkersStopped",
+]
+
+
+class Ticket(msgspec.Struct, frozen=True, order=True):
+    """Names a reported checkpoint before it has a name: the n-th report of a generation."""
+
+    generation: int
+    number: int
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is committed in storage."""
+
+    name: str
+    index: int
+    iteration: int
+    generation: int
+    metrics: dict[str, Any]
+    size_bytes: int = 0
+    pinned: bool = False
+
+
+class ReportItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of `report` on one rank."""
+
+    number: int
+    at: float
+    metrics: dict[str, Any] | None = None
+    checkpoint: bool = False
+    checkpoint_dir_name: str | None = None
+    stall_s: float = 0.0
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class ControllerBegan(_Event, frozen=True, kw_only=True):
+    """This controller holds the lease; `stored` is what storage really has, `damaged` what does not verify."""
+
+    epoch: int
+    host: str
+    pid: int
+    fingerprint: dict[str, Any] = {}
+    stored: tuple[Stored, ...] = ()
+    damaged: tuple[tuple[str, str], ...] = ()
+    next_index: int = 0
+
+
+class AgentJoined(_Event, frozen=True, kw_only=True):
+    agent: str
+    host: str
+    slots: int
+
+
+class AgentPrepared(_Event, frozen=True, kw_only=True):
+    """The agent can start workers now."""
+
+    agent: str
+
+
+class AgentLost(_Event, frozen=True, kw_only=True):
+    agent: str
+    why: str
+
+
+class AgentUnavailable(_Event, frozen=True, kw_only=True):
+    """The engine could not start an agent that was asked for."""
+
+    slots: int
+    why: str
+
+
+class WorkersStarted(_Event, frozen=True, kw_only=True):
+    generation: int
+    agent: str
+
+
+class RankReported(_Event, frozen=True, kw_only=True):
+    generation: int
+    rank: int
+    items: tuple[ReportItem, ...]
+
+
+class WorkerWaited(_Event, frozen=True, kw_only=True):
+    """A rank began or ceased to wait for storage inside `report`."""
+
+    generation: int
+    rank: int
+    waiting: bool
+
+
+class WorkerFinished(_Event, frozen=True, kw_only=True):
+    generation: int
+    rank: int
+    value: Any = None
+    value_error: str | None = None
+
+
+class WorkerExited(_Event, frozen=True, kw_only=True):
+    """A worker died without finishing."""
+
+    generation: int
+    failure: WorkerFailure
+
+
+class WorkersStopped(_Event, frozen=True, kw_only=True):
+    """Nothing of this generation is alive on that agent."""
+
+    generation: int
+    agent: str
+
+
+class CheckpointStored(_Event, frozen=True, kw_only=True):
+    ticket: Ticket
+    stored: Stored
+    uploaded_bytes: int = 0
+    elapsed_s: float = 0.0
+
+
+class CheckpointFailed(_Event, frozen=True, kw_only=True):
+    """`fatal`: trying again would fail the same way, and the user must act."""
+
+    ticket: Ticket
+    error: str
+    error_type: str = "StorageError"
+    fatal: bool = False
+
+
+class StorageLost(_Event, frozen=True, kw_only=True):
+    """The journal itself cannot be written any more."""
+
+    error: str
+    error_type: str = "StorageError"
+
+
+class ControllerFenced(_Event, frozen=True, kw_only=True):
+    """A newer controller took over."""
+
+    why: str
+
+
+class StopRequested(_Event, frozen=True, kw_only=True):
+    """`force`: do not wait for workers or uploads."""
+
+    why: str
+    force: bool = False
+
+
+class TimePassed(_Event, frozen=True, kw_only=True):
+    """The machine's own deadline (see `machine.deadline`) has come."""
+
+
+Event = (
+    ControllerBegan
+    | AgentJoined
+    | AgentPrepared
+    | AgentLost
+    | AgentUnavailable
+    | WorkersStarted
+    | RankReported
+    | WorkerWaited
+    | WorkerFinished
+    | WorkerExited
+    | WorkersStopped
+    | CheckpointStored
+    | CheckpointFailed
+    | StorageLost
+    | ControllerFenced
+    | StopRequested
+    | TimePassed
+)

@@ -1,0 +1,111 @@
+"""Forming a group: which agents, which ranks where, from which checkpoint, and when.
+
+Placement keeps the order in which agents joined, so that rank 0 stays where it is as long as its node lives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core import commands as c
+from holdfast.core import records as r
+from holdfast.core.state import Group, State
+
+if TYPE_CHECKING:
+    from holdfast.core.machine import Output
+
+__all__ = ["backoff_s", "deadlines", "form", "place"]
+
+
+def backoff_s(state: State, streak: int) -> float:
+    """No wait for the first failure of its kind; then twice as long each time."""
+    if streak <= 1:
+        return 0.0
+    exponent = min(streak - 2, 30)
+    return float(min(state.spec.backoff_max_s, state.spec.backoff_base_s * 2**exponent))
+
+
+def deadlines(state: State) -> list[float]:
+    times = [] if state.agents_wanted_since is None else [state.agents_wanted_since + state.spec.agents_timeout_s]
+    if state.not_before > 0:
+        times.append(state.not_before)
+    return times
+
+
+def form(state: State, now: float, out: Output) -> None:
+    """Start the next generation if it is time and enough agents are ready; otherwise ask for what is missing."""
+    if now < state.not_before:
+        return
+    state.not_before = 0.0
+    ready = [agent for agent in state.agents.values() if agent.prepared]
+    if sum(agent.slots for agent in ready) < state.spec.workers_min:
+        _want_agents(state, now, out)
+        return
+    state.agents_wanted_since = None
+    places = place(state)
+    world_size = sum(len(one.ranks) for one in places)
+    newest = state.durable.newest()
+    generation = state.durable.generation + 1
+    iteration = newest.iteration if newest else 0
+    agents = tuple(one.agent for one in places)
+    out.record(
+        r.GenerationStarted(
+            at=now,
+            generation=generation,
+            world_size=world_size,
+            agents=agents,
+            iteration=iteration,
+            checkpoint=newest.name if newest else None,
+        )
+    )
+    state.group = Group(
+        generation=generation,
+        places=places,
+        base_iteration=iteration,
+        checkpoint=newest.name if newest else None,
+        alive=set(agents),
+        starting=set(agents),
+        counts=dict.fromkeys(range(world_size), 0),
+        progress_at=dict.fromkeys(range(world_size), now),
+    )
+    out.do(
+        c.StartWorkers(
+            generation=generation,
+            world_size=world_size,
+            places=places,
+            checkpoint=newest.name if newest else None,
+            iteration=iteration,
+            restart_count=generation - 1,
+        )
+    )
+
+
+def place(state: State) -> tuple[c.Place, ...]:
+    """Fill ready agents in the order in which they joined, up to the largest world that is wanted."""
+    places: list[c.Place] = []
+    next_rank = 0
+    for agent in state.agents.values():
+        count = min(agent.slots, state.spec.workers_max - next_rank)
+        if agent.prepared and count > 0:
+            ranks = tuple(range(next_rank, next_rank + count))
+            places.append(c.Place(agent=agent.name, node_rank=len(places), ranks=ranks))
+            next_rank += count
+    return tuple(places)
+
+
+def _want_agents(state: State, now: float, out: Output) -> None:
+    if state.agents_wanted_since is None:
+        state.agents_wanted_since = now
+    coming = sum(agent.slots for agent in state.agents.values()) + state.requested_slots
+    missing = state.spec.workers_max - coming
+    if now >= state.agents_wanted_since + state.spec.agents_timeout_s:
+        have = sum(agent.slots for agent in state.agents.values() if agent.prepared)
+        state.fatal = (
+            "RunError",
+            f"Only {have} of the {state.spec.workers_min} workers that the run needs could be placed within "
+            f"{state.spec.agents_timeout_s:g} s; add nodes or lower ScalingConfig(num_workers).",
+        )
+        state.agents_wanted_since = None
+    elif missing > 0:
+        state.requested_slots += missing
+        out.do(c.RequestAgents(slots=missing))

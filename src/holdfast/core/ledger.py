@@ -1,0 +1,220 @@
+"""Bookkeeping of reports and checkpoints.
+
+A checkpoint is the n-th report of every rank in a generation. It is *complete* once every rank has made its n-th
+report (or finished), so the set of its parts is known; it is then persisted, one ticket after the other, whether
+or not the workers that reported it still live. Only what is complete survives its group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.retention import Candidate, to_delete
+from holdfast.core.state import Group, Pending, State
+
+if TYPE_CHECKING:
+    from holdfast.core.machine import Output
+
+__all__ = [
+    "complete",
+    "deadlines",
+    "drop_incomplete",
+    "lose_agent",
+    "persist_next",
+    "reconcile",
+    "take_outcome",
+    "take_reports",
+    "warn_laggards",
+]
+
+_RECENT_LIMIT = 256
+"""How many of rank 0's metrics are remembered for ranks that lag behind."""
+
+
+def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -> None:
+    """A controller begins: storage, not the journal, says which checkpoints there are."""
+    durable = state.durable
+    out.record(
+        r.ControllerStarted(
+            at=now,
+            epoch=event.epoch,
+            host=event.host,
+            pid=event.pid,
+            workers=state.spec.workers_max,
+            fingerprint=event.fingerprint,
+        )
+    )
+    known = {stored.name for stored in event.stored}
+    for name, why in event.damaged:
+        out.record(r.CheckpointDamaged(at=now, name=name, why=why))
+    for name in [name for name in durable.checkpoints if name not in known]:
+        durable.checkpoints.pop(name)
+    for stored in event.stored:
+        if stored.name not in durable.checkpoints:
+            out.record(_committed(stored, now))
+        durable.checkpoints[stored.name] = stored
+    durable.next_index = max(durable.next_index, event.next_index)
+    _expire(state, now, out)
+
+
+def take_reports(state: State, group: Group, event: e.RankReported, now: float, out: Output) -> None:
+    """One rank's reports, in order. A report seen before is ignored."""
+    rank = event.rank
+    group.progress_at[rank] = now
+    for item in event.items:
+        if item.number <= group.counts[rank]:
+            continue
+        group.counts[rank] = item.number
+        iteration = group.base_iteration + item.number
+        if rank == 0:
+            metrics = item.metrics or {}
+            out.record(
+                r.Reported(
+                    at=item.at,
+                    generation=group.generation,
+                    iteration=iteration,
+                    metrics=metrics,
+                    checkpoint=item.checkpoint,
+                    stall_s=item.stall_s,
+                )
+            )
+            if group.world_size > 1:
+                group.recent[item.number] = metrics
+                if len(group.recent) > _RECENT_LIMIT:
+                    group.recent.pop(next(iter(group.recent)))
+        if item.checkpoint:
+            _take_part(state, group, rank, item, iteration, now)
+
+
+def _take_part(state: State, group: Group, rank: int, item: e.ReportItem, iteration: int, now: float) -> None:
+    ticket = e.Ticket(group.generation, item.number)
+    pending = state.pending.get(ticket)
+    if pending is None:
+        pending = state.pending[ticket] = Pending(ticket, iteration, now, group.world_size)
+    pending.parts[rank] = group.agent_of(rank)
+    if rank == 0:
+        pending.name = item.checkpoint_dir_name
+        pending.metrics = item.metrics or {}
+
+
+def complete(state: State, group: Group) -> None:
+    """Mark the tickets that every rank has reached."""
+    for ticket, pending in state.pending.items():
+        if not pending.complete and ticket.generation == group.generation and not group.laggards(ticket.number):
+            pending.complete = True
+            pending.metrics = pending.metrics or group.recent.get(ticket.number) or state.durable.metrics or {}
+    if group.recent:
+        behind = min((n for rank, n in group.counts.items() if rank not in group.finished), default=0)
+        for number in [number for number in group.recent if number <= behind]:
+            group.recent.pop(number)
+
+
+def persist_next(state: State, now: float, out: Output) -> None:
+    """Persist the oldest complete ticket, unless one is being persisted already."""
+    if not state.pending:
+        return
+    ticket = min(state.pending)
+    pending = state.pending[ticket]
+    if pending.persisting or not pending.complete:
+        return
+    pending.persisting = True
+    newest = state.durable.newest()
+    out.do(
+        c.PersistCheckpoint(
+            ticket=ticket,
+            parts=tuple(sorted(pending.parts.items())),
+            name=pending.name,
+            at_least_index=state.durable.next_index,
+            parent=newest.name if newest else None,
+            world_size=pending.world_size,
+            iteration=pending.iteration,
+            metrics=pending.metrics,
+        )
+    )
+
+
+def take_outcome(state: State, event: e.CheckpointStored | e.CheckpointFailed, now: float, out: Output) -> None:
+    pending = state.pending.pop(event.ticket, None)
+    if pending is None:
+        return
+    if isinstance(event, e.CheckpointStored):
+        out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
+        _tell(state, pending, event.stored.name, out)
+        _expire(state, now, out)
+        return
+    _give_up(state, pending, event.error, now, out)
+    if event.fatal:
+        state.fatal = state.fatal or (event.error_type, event.error)
+
+
+def drop_incomplete(state: State, now: float, out: Output) -> None:
+    """The group is gone: what not every rank had reported never will be."""
+    for pending in [pending for pending in state.pending.values() if not pending.complete]:
+        state.pending.pop(pending.ticket)
+        _give_up(state, pending, "the workers stopped before every rank had reported it", now, out)
+
+
+def lose_agent(state: State, agent: str, now: float, out: Output) -> None:
+    """Parts staged on a lost agent are lost with it. What is being persisted is left to its own outcome."""
+    for pending in list(state.pending.values()):
+        if not pending.persisting and agent in pending.parts.values():
+            state.pending.pop(pending.ticket)
+            _give_up(state, pending, f"agent {agent} was lost with its part", now, out)
+
+
+def warn_laggards(state: State, group: Group, now: float, out: Output) -> None:
+    for pending in state.pending.values():
+        if not pending.complete and not pending.warned and now >= pending.since + state.spec.lag_warning_s:
+            pending.warned = True
+            ranks = group.laggards(pending.ticket.number)
+            number = pending.ticket.number
+            out.record(r.RanksLagging(at=now, generation=group.generation, number=number, ranks=ranks))
+
+
+def deadlines(state: State) -> list[float]:
+    return [
+        pending.since + state.spec.lag_warning_s
+        for pending in state.pending.values()
+        if not pending.complete and not pending.warned and state.group is not None
+    ]
+
+
+def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) -> None:
+    ticket, iteration = pending.ticket, pending.iteration
+    out.record(r.CheckpointAbandoned(at=now, generation=ticket.generation, iteration=iteration, why=why))
+    _tell(state, pending, None, out)
+
+
+def _tell(state: State, pending: Pending, name: str | None, out: Output) -> None:
+    agents = tuple(sorted({agent for agent in pending.parts.values() if agent in state.agents}))
+    if agents:
+        out.do(c.SettleCheckpoint(ticket=pending.ticket, name=name, agents=agents))
+
+
+def _expire(state: State, now: float, out: Output) -> None:
+    """Apply retention. The checkpoint that workers may still be loading from stays until each has reported."""
+    group = state.group
+    loading = group.checkpoint if group is not None and min(group.counts.values()) == 0 else None
+    stored = state.durable.checkpoints.values()
+    candidates = [Candidate(s.name, s.index, s.metrics, s.pinned) for s in stored]
+    for name in to_delete(candidates, state.spec.retention):
+        if name != loading:
+            out.record(r.CheckpointDeleted(at=now, name=name))
+            out.do(c.DeleteCheckpoint(name=name))
+
+
+def _committed(stored: e.Stored, now: float, uploaded_bytes: int = 0, elapsed_s: float = 0.0) -> r.CheckpointCommitted:
+    return r.CheckpointCommitted(
+        at=now,
+        name=stored.name,
+        index=stored.index,
+        iteration=stored.iteration,
+        generation=stored.generation,
+        metrics=stored.metrics,
+        size_bytes=stored.size_bytes,
+        uploaded_bytes=uploaded_bytes,
+        elapsed_s=elapsed_s,
+    )

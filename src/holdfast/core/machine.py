@@ -1,0 +1,276 @@
+"""The run's machine: `step(state, event, now)` takes in what happened and says what to record and what to do.
+
+It reads no clock and does no I/O. It is level-triggered: an event only updates what is known (`_take_in`), and
+`_advance` then looks at the whole state and makes every move that has become possible, so that the order in which
+news arrives decides nothing. Every change of membership is the same move: stop the group, wait until nothing
+of it is alive and every complete checkpoint is settled, form the next group from the newest commit.
+Checkpoint bookkeeping is in `holdfast.core.ledger`, forming groups in `holdfast.core.forming`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import forming, ledger
+from holdfast.core import records as r
+from holdfast.core.blame import root_cause
+from holdfast.core.state import Agent, Ending, Group, State, fold
+
+__all__ = ["Output", "Step", "deadline", "step"]
+
+
+class Step(NamedTuple):
+    """What one event led to. The records must be durable before the commands run."""
+
+    records: list[r.Record]
+    commands: list[c.Command]
+
+
+class Output:
+    """Collects a step's records and commands; a record takes effect on the state as it is made."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.records: list[r.Record] = []
+        self.commands: list[c.Command] = []
+
+    def record(self, record: r.Record) -> None:
+        fold(self._state.durable, record)
+        self.records.append(record)
+
+    def do(self, command: c.Command) -> None:
+        self.commands.append(command)
+
+
+def step(state: State, event: e.Event, now: float) -> Step:
+    """Take one event in and decide. `state` is changed in place."""
+    out = Output(state)
+    if not state.ended:
+        _take_in(state, event, now, out)
+        if state.began:
+            _advance(state, now, out)
+    return Step(out.records, out.commands)
+
+
+def deadline(state: State) -> float | None:
+    """When `TimePassed` should be fed if nothing else happens first."""
+    if state.ended or not state.began:
+        return None
+    times = ledger.deadlines(state)
+    group = state.group
+    if group is None:
+        times.extend(forming.deadlines(state))
+    elif group.ending is None and state.spec.progress_timeout_s is not None and not _excused(state, group):
+        times.append(min(_watched(group).values()) + state.spec.progress_timeout_s)
+    return min(times, default=None)
+
+
+def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
+    match event:
+        case e.RankReported():
+            if (group := _current(state, event.generation)) is not None:
+                ledger.take_reports(state, group, event, now, out)
+        case e.ControllerBegan():
+            ledger.reconcile(state, event, now, out)
+            state.began = True
+        case e.AgentJoined():
+            state.agents[event.agent] = Agent(event.agent, event.host, event.slots)
+            state.requested_slots = max(0, state.requested_slots - event.slots)
+            state.failed_requests = 0
+            out.record(r.AgentHere(at=now, agent=event.agent, host=event.host, slots=event.slots))
+        case e.AgentPrepared():
+            if event.agent in state.agents:
+                state.agents[event.agent].prepared = True
+        case e.AgentLost():
+            _lose_agent(state, event, now, out)
+        case e.AgentUnavailable():
+            state.requested_slots = max(0, state.requested_slots - event.slots)
+            state.failed_requests += 1
+            state.not_before = max(state.not_before, now + forming.backoff_s(state, state.failed_requests + 1))
+            if state.failed_requests >= 3:
+                state.fatal = ("RunError", f"No agent could be started: {event.why}")
+        case e.CheckpointStored() | e.CheckpointFailed():
+            ledger.take_outcome(state, event, now, out)
+        case e.StorageLost():
+            state.fatal = (event.error_type, event.error)
+        case e.ControllerFenced():
+            state.ended = True
+            state.fatal = ("Fenced", event.why)
+            out.do(c.EndRun(status="fenced"))
+        case e.StopRequested():
+            state.stop = state.stop or event.why
+            if event.force:
+                state.pending.clear()
+                state.group = None
+        case e.TimePassed():
+            return
+        case _:
+            _take_in_worker(state, event, now)
+
+
+def _take_in_worker(state: State, event: e.Event, now: float) -> None:
+    match event:
+        case e.WorkersStarted():
+            if (group := _current(state, event.generation)) is not None:
+                group.starting.discard(event.agent)
+                group.progress_at.update(dict.fromkeys(group.progress_at, now))
+        case e.WorkerWaited():
+            if (group := _current(state, event.generation)) is not None:
+                (group.waiting.add if event.waiting else group.waiting.discard)(event.rank)
+                group.progress_at[event.rank] = now
+        case e.WorkerFinished():
+            if (group := _current(state, event.generation)) is not None:
+                group.finished.add(event.rank)
+                if event.rank == 0:
+                    group.return_value, group.return_value_error = event.value, event.value_error
+        case e.WorkerExited():
+            if (group := _current(state, event.generation)) is not None:
+                _take_failure(group, event.failure, now)
+        case e.WorkersStopped():
+            if (group := _current(state, event.generation)) is not None:
+                group.alive.discard(event.agent)
+
+
+def _current(state: State, generation: int) -> Group | None:
+    """The group, if this news is of it and not of one that is gone."""
+    return state.group if state.group is not None and state.group.generation == generation else None
+
+
+def _take_failure(group: Group, failure: r.WorkerFailure, now: float) -> None:
+    if all(known.rank != failure.rank for known in group.failures):
+        group.failures.append(failure)
+    if group.ending is None:
+        group.ending = Ending("failure", f"rank {failure.rank} {failure.cause}", now)
+
+
+def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> None:
+    agent = state.agents.pop(event.agent, None)
+    if agent is None:
+        return
+    out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why))
+    ledger.lose_agent(state, agent.name, now, out)
+    group = state.group
+    if group is None or agent.name not in group.alive:
+        return
+    group.alive.discard(agent.name)
+    for place in group.places:
+        for rank in place.ranks:
+            if place.agent == agent.name and rank not in group.finished:
+                cause = f"was lost with its node ({event.why})"
+                failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
+                _take_failure(group, failure, now)
+
+
+def _advance(state: State, now: float, out: Output) -> None:
+    group = state.group
+    if group is not None:
+        _watch(state, group, now, out)
+        ledger.complete(state, group)
+        if group.ending is not None and not group.alive:
+            _close(state, group, now, out)
+    ledger.persist_next(state, now, out)
+    if state.group is None and not state.pending:
+        _settle(state, now, out)
+    elif state.group is not None and state.group.ending is None and _all_finished(state):
+        group = state.group
+        out.record(r.RunFinished(at=now, return_value=group.return_value, return_value_error=group.return_value_error))
+        _end(state, "finished", out)
+
+
+def _all_finished(state: State) -> bool:
+    return state.group is not None and len(state.group.finished) == state.group.world_size and not state.pending
+
+
+def _watch(state: State, group: Group, now: float, out: Output) -> None:
+    """Notice what silence means, and stop the group when there is a reason to."""
+    ledger.warn_laggards(state, group, now, out)
+    if group.ending is None and state.fatal is not None:
+        group.ending = Ending("fatal", state.fatal[1], now)
+    if group.ending is None and state.stop is not None:
+        group.ending = Ending("stop", state.stop, now)
+    if group.ending is None and _hung(state, group, now):
+        silent = _watched(group)
+        oldest = min(silent.values())
+        for rank, at in silent.items():
+            if at == oldest:
+                cause = f"made no report for {state.spec.progress_timeout_s:g} s and was taken for hung"
+                group.failures.append(r.WorkerFailure(rank=rank, cause=cause, agent=group.agent_of(rank)))
+        group.ending = Ending("failure", f"no progress for {state.spec.progress_timeout_s:g} s", now)
+        _stop(group, out, dump_stacks=True)
+    elif group.ending is not None and not group.stop_sent:
+        _stop(group, out, dump_stacks=False)
+    if group.running_since is None and not group.starting and group.ending is None:
+        group.running_since = now
+        out.record(r.GenerationRunning(at=now, generation=group.generation))
+
+
+def _stop(group: Group, out: Output, *, dump_stacks: bool) -> None:
+    group.stop_sent = True
+    if group.alive:
+        agents = tuple(sorted(group.alive))
+        out.do(c.StopWorkers(generation=group.generation, agents=agents, dump_stacks=dump_stacks))
+
+
+def _watched(group: Group) -> dict[int, float]:
+    """Last sign of life of the ranks whose silence counts: those that report at all, or all while none has."""
+    unfinished = {rank: at for rank, at in group.progress_at.items() if rank not in group.finished}
+    reporting = {rank: at for rank, at in unfinished.items() if group.counts[rank] > 0}
+    return reporting or unfinished or {0: float("inf")}
+
+
+def _excused(state: State, group: Group) -> bool:
+    """While workers start, or wait for storage, silence is no sign of a hang."""
+    return bool(group.starting or group.waiting or any(p.persisting for p in state.pending.values()))
+
+
+def _hung(state: State, group: Group, now: float) -> bool:
+    timeout_s = state.spec.progress_timeout_s
+    if timeout_s is None or _excused(state, group):
+        return False
+    return now >= min(_watched(group).values()) + timeout_s
+
+
+def _close(state: State, group: Group, now: float, out: Output) -> None:
+    """The last worker of the group is gone: write down what that cost."""
+    ending = group.ending
+    assert ending is not None
+    out.record(
+        r.GenerationEnded(
+            at=now,
+            generation=group.generation,
+            why=ending.why,
+            detected_at=ending.detected_at,
+            iteration=state.durable.iteration,
+            counted=ending.kind == "failure",
+            failures=tuple(group.failures) if ending.kind == "failure" else (),
+        )
+    )
+    ledger.drop_incomplete(state, now, out)
+    state.group = None
+    if ending.kind == "failure":
+        state.not_before = now + forming.backoff_s(state, state.durable.streak)
+
+
+def _settle(state: State, now: float, out: Output) -> None:
+    """No workers, nothing in flight: end the run, or form the next group."""
+    spec, durable = state.spec, state.durable
+    if state.fatal is not None:
+        out.record(r.RunFailed(at=now, error_type=state.fatal[0], error=state.fatal[1]))
+        _end(state, "failed", out)
+    elif spec.max_failures >= 0 and durable.failures > spec.max_failures:
+        cause = root_cause(durable.last_failures)
+        error = f"rank {cause.rank} {cause.cause}"
+        out.record(r.RunFailed(at=now, error=error, failures=durable.last_failures))
+        _end(state, "failed", out)
+    elif state.stop is not None:
+        out.record(r.RunInterrupted(at=now, why=state.stop))
+        _end(state, "interrupted", out)
+    else:
+        forming.form(state, now, out)
+
+
+def _end(state: State, status: str, out: Output) -> None:
+    state.ended = True
+    out.do(c.EndRun(status=status))

@@ -1,0 +1,200 @@
+"""The records of a run's journal: what is durable. Folding them (`state.fold`) gives the run's state back.
+
+Each is one line of JSON in storage, tagged by `kind`, stamped with `at` (seconds since 1970). Views for people
+(progress, story, result files, goodput) are made from records and from nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "AgentGone",
+    "AgentHere",
+    "CheckpointAbandoned",
+    "CheckpointCommitted",
+    "CheckpointDamaged",
+    "CheckpointDeleted",
+    "ControllerStarted",
+    "GenerationEnded",
+    "GenerationRunning",
+    "GenerationStarted",
+    "RanksLagging",
+    "Record",
+    "Reported",
+    "RunFailed",
+    "RunFinished",
+    "RunInterrupted",
+    "WorkerFailure",
+]
+
+
+class _Record(msgspec.Struct, frozen=True, tag=True, tag_field="kind", omit_defaults=True):
+    pass
+
+
+class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one rank died."""
+
+    rank: int
+    cause: str
+    agent: str = ""
+    host: str = ""
+    error_type: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    signal: int | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+class ControllerStarted(_Record, frozen=True, kw_only=True):
+    """A controller took the run on; the first one starts it, later ones continue it."""
+
+    at: float
+    epoch: int
+    host: str
+    pid: int
+    workers: int
+    fingerprint: dict[str, Any] = {}
+
+
+class AgentHere(_Record, frozen=True, kw_only=True):
+    at: float
+    agent: str
+    host: str
+    slots: int
+
+
+class AgentGone(_Record, frozen=True, kw_only=True):
+    at: float
+    agent: str
+    host: str
+    why: str
+
+
+class GenerationStarted(_Record, frozen=True, kw_only=True):
+    """Workers are being started from `checkpoint`; reports beyond `iteration` are superseded from here on."""
+
+    at: float
+    generation: int
+    world_size: int
+    agents: tuple[str, ...]
+    iteration: int
+    checkpoint: str | None = None
+
+
+class GenerationRunning(_Record, frozen=True, kw_only=True):
+    """Every worker of the generation is running."""
+
+    at: float
+    generation: int
+
+
+class Reported(_Record, frozen=True, kw_only=True):
+    """One report of rank 0."""
+
+    at: float
+    generation: int
+    iteration: int
+    metrics: dict[str, Any]
+    checkpoint: bool = False
+    stall_s: float = 0.0
+
+
+class CheckpointCommitted(_Record, frozen=True, kw_only=True):
+    at: float
+    name: str
+    index: int
+    iteration: int
+    generation: int
+    metrics: dict[str, Any]
+    size_bytes: int = 0
+    uploaded_bytes: int = 0
+    elapsed_s: float = 0.0
+
+
+class CheckpointAbandoned(_Record, frozen=True, kw_only=True):
+    """A reported checkpoint that will never be committed."""
+
+    at: float
+    generation: int
+    iteration: int
+    why: str
+
+
+class CheckpointDamaged(_Record, frozen=True, kw_only=True):
+    """A committed checkpoint that does not verify: it is left where it is, and no longer used."""
+
+    at: float
+    name: str
+    why: str
+
+
+class CheckpointDeleted(_Record, frozen=True, kw_only=True):
+    """Retention let go of this checkpoint."""
+
+    at: float
+    name: str
+
+
+class RanksLagging(_Record, frozen=True, kw_only=True):
+    """A checkpoint waits for these ranks, which have not called `report` as often as the others."""
+
+    at: float
+    generation: int
+    number: int
+    ranks: tuple[int, ...]
+
+
+class GenerationEnded(_Record, frozen=True, kw_only=True):
+    """All workers of the generation are gone. `counted` says whether this spent one of the run's failures."""
+
+    at: float
+    generation: int
+    why: str
+    detected_at: float
+    iteration: int
+    """How far training had come; the next GenerationStarted tells how much of it is kept."""
+    counted: bool = False
+    failures: tuple[WorkerFailure, ...] = ()
+
+
+class RunFinished(_Record, frozen=True, kw_only=True):
+    at: float
+    return_value: Any = None
+    return_value_error: str | None = None
+
+
+class RunFailed(_Record, frozen=True, kw_only=True):
+    at: float
+    error: str
+    error_type: str = "TrainingFailedError"
+    failures: tuple[WorkerFailure, ...] = ()
+
+
+class RunInterrupted(_Record, frozen=True, kw_only=True):
+    """Stopped on purpose; the same call continues it."""
+
+    at: float
+    why: str
+
+
+Record = (
+    ControllerStarted
+    | AgentHere
+    | AgentGone
+    | GenerationStarted
+    | GenerationRunning
+    | Reported
+    | CheckpointCommitted
+    | CheckpointAbandoned
+    | CheckpointDamaged
+    | CheckpointDeleted
+    | RanksLagging
+    | GenerationEnded
+    | RunFinished
+    | RunFailed
+    | RunInterrupted
+)

@@ -1,0 +1,27 @@
+"""What the user asked of a run, reduced to what its decisions depend on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.retention import RetentionRule
+
+__all__ = ["RunSpec"]
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of the machine."""
+
+    workers_min: int
+    workers_max: int
+    max_failures: int = 0
+    """Failures that are survived; -1 is any number."""
+    progress_timeout_s: float | None = None
+    """A generation in which nothing is reported for so long is taken for hung."""
+    agents_timeout_s: float = 600.0
+    """How long to wait for enough agents before the run fails."""
+    backoff_base_s: float = 1.0
+    backoff_max_s: float = 60.0
+    lag_warning_s: float = 30.0
+    """After how long ranks that have not reported are named when a checkpoint waits for them."""
+    retention: RetentionRule = RetentionRule()

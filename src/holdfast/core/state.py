@@ -1,0 +1,182 @@
+"""The run's state: what the journal makes durable, and what lives only as long as this controller.
+
+`fold` is the only code that changes the durable part, whether a record was decided a moment ago (`machine.step`) or
+read back from storage by a new controller. The volatile part (agents, the group, pending checkpoints) is rebuilt
+from events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core import records as r
+from holdfast.core.blame import root_cause, signature
+from holdfast.core.commands import Place
+from holdfast.core.events import Stored, Ticket
+from holdfast.core.spec import RunSpec
+
+__all__ = ["Agent", "Durable", "Ending", "Group", "Pending", "State", "fold"]
+
+
+@dataclass(slots=True)
+class Durable:
+    """What survives the controller: the fold of the journal."""
+
+    epoch: int = 0
+    generation: int = 0
+    iteration: int = 0
+    metrics: dict[str, Any] | None = None
+    checkpoints: dict[str, Stored] = field(default_factory=dict)
+    next_index: int = 0
+    failures: int = 0
+    streak: int = 0
+    """How often in a row the run failed the same way without a commit in between."""
+    streak_signature: str = ""
+    progressed: bool = False
+    last_failures: tuple[r.WorkerFailure, ...] = ()
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    outcome: r.RunFinished | r.RunFailed | r.RunInterrupted | None = None
+
+    def newest(self) -> Stored | None:
+        return max(self.checkpoints.values(), key=lambda stored: (stored.index, stored.name), default=None)
+
+
+@dataclass(slots=True)
+class Agent:
+    """One node's agent, as far as decisions go."""
+
+    name: str
+    host: str
+    slots: int
+    prepared: bool = False
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why a group is being stopped: `kind` is failure, stop or fatal."""
+
+    kind: str
+    why: str
+    detected_at: float
+
+
+@dataclass(slots=True)
+class Group:
+    """One generation of workers, from StartWorkers until the last of them is gone."""
+
+    generation: int
+    places: tuple[Place, ...]
+    base_iteration: int
+    checkpoint: str | None
+    alive: set[str]
+    """Agents that may still have workers of this generation."""
+    starting: set[str]
+    """Agents that have not said yet that their workers run."""
+    counts: dict[int, int]
+    """How often each rank has reported."""
+    progress_at: dict[int, float]
+    recent: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank 0's metrics of reports that some rank has yet to reach."""
+    finished: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    failures: list[r.WorkerFailure] = field(default_factory=list)
+    running_since: float | None = None
+    ending: Ending | None = None
+    stop_sent: bool = False
+    return_value: Any = None
+    return_value_error: str | None = None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.counts)
+
+    def agent_of(self, rank: int) -> str:
+        return next(place.agent for place in self.places if rank in place.ranks)
+
+    def laggards(self, number: int) -> tuple[int, ...]:
+        """Ranks that have neither made their `number`-th report nor finished."""
+        return tuple(rank for rank, n in self.counts.items() if n < number and rank not in self.finished)
+
+
+@dataclass(slots=True)
+class Pending:
+    """A reported checkpoint that is neither committed nor given up."""
+
+    ticket: Ticket
+    iteration: int
+    since: float
+    world_size: int
+    parts: dict[int, str] = field(default_factory=dict)
+    name: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    complete: bool = False
+    persisting: bool = False
+    warned: bool = False
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the machine knows."""
+
+    spec: RunSpec
+    durable: Durable = field(default_factory=Durable)
+    began: bool = False
+    ended: bool = False
+    agents: dict[str, Agent] = field(default_factory=dict)
+    requested_slots: int = 0
+    agents_wanted_since: float | None = None
+    failed_requests: int = 0
+    group: Group | None = None
+    pending: dict[Ticket, Pending] = field(default_factory=dict)
+    not_before: float = 0.0
+    stop: str | None = None
+    fatal: tuple[str, str] | None = None
+    """(error type, message) that ends the run as failed."""
+
+
+def fold(durable: Durable, record: r.Record) -> None:
+    """Bring the durable state up to date with one record."""
+    match record:
+        case r.Reported():
+            durable.iteration = record.iteration
+            durable.metrics = record.metrics
+        case r.ControllerStarted():
+            if isinstance(durable.outcome, r.RunFailed):
+                durable.failures = durable.streak = 0  # who starts a failed run again means to try again
+            durable.epoch = record.epoch
+            durable.fingerprint = record.fingerprint
+            durable.outcome = None
+        case r.GenerationStarted():
+            durable.generation = record.generation
+            durable.iteration = record.iteration
+        case r.CheckpointCommitted():
+            durable.checkpoints[record.name] = Stored(
+                name=record.name,
+                index=record.index,
+                iteration=record.iteration,
+                generation=record.generation,
+                metrics=record.metrics,
+                size_bytes=record.size_bytes,
+            )
+            durable.next_index = max(durable.next_index, record.index + 1)
+            durable.progressed = True
+        case r.CheckpointDeleted() | r.CheckpointDamaged():
+            durable.checkpoints.pop(record.name, None)
+        case r.GenerationEnded():
+            _fold_end(durable, record)
+        case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
+            durable.outcome = record
+        case r.AgentHere() | r.AgentGone() | r.GenerationRunning() | r.CheckpointAbandoned() | r.RanksLagging():
+            return  # told for people's sake; nothing is decided by them
+
+
+def _fold_end(durable: Durable, record: r.GenerationEnded) -> None:
+    if not record.counted:
+        return
+    durable.failures += 1
+    durable.last_failures = record.failures
+    how = signature(root_cause(record.failures)) if record.failures else record.why
+    durable.streak = durable.streak + 1 if how == durable.streak_signature and not durable.progressed else 1
+    durable.streak_signature = how
+    durable.progressed = False
