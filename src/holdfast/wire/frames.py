@@ -1,0 +1,120 @@
+"""Frames: four bytes of length, then one msgpack message; the same over TCP and over socket pairs.
+
+`channel` uses `encode` and `Splitter` inside asyncio; workers and the zygote use `send` and `receive`, which block and need
+no thread. A frame is written with one `sendall`, so that a report costs its caller a system call and no more.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from holdfast.errors import WireError
+
+__all__ = ["HEADER_BYTES", "MAX_FRAME_BYTES", "Decoder", "Splitter", "encode", "receive", "send"]
+
+_LENGTH = struct.Struct(">I")
+HEADER_BYTES = _LENGTH.size
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+"""The largest message that a peer who proved itself may send."""
+
+_RECEIVE_BYTES = 256 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+
+M_co = TypeVar("M_co", covariant=True)
+
+
+class Decoder(Protocol[M_co]):
+    """What turns a frame's body into a message: a `msgspec.msgpack.Decoder` of the expected union."""
+
+    def decode(self, buf: Any, /) -> M_co: ...
+
+
+def encode(message: Any) -> bytes:
+    """The whole frame of one message, header included."""
+    buffer = bytearray(HEADER_BYTES)
+    _encoder.encode_into(message, buffer, HEADER_BYTES)
+    size_bytes = len(buffer) - HEADER_BYTES
+    if size_bytes > MAX_FRAME_BYTES:
+        raise WireError(
+            f"A {type(message).__name__} of {size_bytes} bytes is larger than the {MAX_FRAME_BYTES} that a message may have:"
+            " put large data into a checkpoint or into storage, not into metrics or a configuration."
+        )
+    _LENGTH.pack_into(buffer, 0, size_bytes)
+    return bytes(buffer)
+
+
+class Splitter:
+    """Cuts a stream of bytes into frames' bodies. Raises `WireError` as soon as a header asks for more than `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take bytes in; give out every body that is whole now."""
+        self._pending += data
+        start = 0
+        try:
+            while (end := self._end(start)) is not None:
+                body = bytes(self._pending[start + HEADER_BYTES : end])
+                start = end
+                yield body
+        finally:
+            del self._pending[:start]
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that is not whole yet: not 0 at the end of a stream means that it was cut."""
+        return len(self._pending)
+
+    def _end(self, start: int) -> int | None:
+        if len(self._pending) - start < HEADER_BYTES:
+            return None
+        (size_bytes,) = _LENGTH.unpack_from(self._pending, start)
+        if size_bytes > self.limit_bytes:
+            raise WireError(
+                f"A frame of {size_bytes} bytes is announced where at most {self.limit_bytes} are allowed."
+            )
+        end = start + HEADER_BYTES + int(size_bytes)
+        return end if end <= len(self._pending) else None
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    """Write one message to a blocking socket."""
+    connection.sendall(encode(message))
+
+
+def receive(connection: socket.socket, decoder: Decoder[M_co]) -> M_co | None:
+    """Read one message from a blocking socket; None where the peer closed it between two messages."""
+    header = _read(connection, HEADER_BYTES)
+    if not header:
+        return None
+    (size_bytes,) = _LENGTH.unpack(header)
+    if size_bytes > MAX_FRAME_BYTES:
+        raise WireError(f"A frame of {size_bytes} bytes is announced where at most {MAX_FRAME_BYTES} are allowed.")
+    body = _read(connection, size_bytes)
+    if len(body) < size_bytes:
+        raise WireError("The peer closed the connection in the middle of a message.")
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise WireError(f"The peer sent a message that is none of those expected: {error}.") from error
+
+
+def _read(connection: socket.socket, size_bytes: int) -> bytes:
+    """Exactly `size_bytes`; nothing at all at a clean end; `WireError` at an end in between."""
+    data = bytearray()
+    while len(data) < size_bytes:
+        block = connection.recv(min(size_bytes - len(data), _RECEIVE_BYTES))
+        if not block:
+            if data:
+                raise WireError("The peer closed the connection in the middle of a message.")
+            break
+        data += block
+    return bytes(data)
