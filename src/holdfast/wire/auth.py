@@ -4,9 +4,10 @@
     client -> server   Proof(protocol, nonce, mac over both nonces)
     server -> client   Accepted(mac over both nonces) or Refused(reason)
 
-The token itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing; the MACs
-name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's fingerprint, so
-a man in the middle with a certificate of his own cannot pass them on. Pure functions and messages: `channel` does the I/O.
+The token itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing; the
+MACs name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's
+fingerprint, so a man in the middle with a certificate of his own cannot pass them on. Pure functions and messages:
+`channel` does the I/O.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ class _Handshake(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Not part of `messages`: nobody but `channel` ever sees these."""
 
 
-class Challenge(_Handshake, kw_only=True):
+class Challenge(_Handshake, frozen=True, kw_only=True):
     protocol: int
     nonce: bytes
 
 
-class Proof(_Handshake, kw_only=True):
+class Proof(_Handshake, frozen=True, kw_only=True):
     protocol: int
     nonce: bytes
     mac: bytes
 
 
-class Accepted(_Handshake, kw_only=True):
+class Accepted(_Handshake, frozen=True, kw_only=True):
     mac: bytes
 
 
-class Refused(_Handshake, kw_only=True):
+class Refused(_Handshake, frozen=True, kw_only=True):
     reason: str
 
 
@@ -73,9 +74,7 @@ def make_challenge() -> Challenge:
 def prove(challenge: Challenge, token: str, fingerprint: str) -> Proof:
     """The client's answer; `fingerprint` is the certificate that it sees, or "" without TLS."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    return Proof(
-        protocol=PROTOCOL, nonce=nonce, mac=_mac(token, b"client", challenge.nonce, nonce, fingerprint)
-    )
+    return Proof(protocol=PROTOCOL, nonce=nonce, mac=_mac(token, b"client", challenge.nonce, nonce, fingerprint))
 
 
 def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str) -> Accepted | Refused:

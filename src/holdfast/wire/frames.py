@@ -1,14 +1,13 @@
 """Frames: four bytes of length, then one msgpack message; the same over TCP and over socket pairs.
 
-`channel` uses `encode` and `Splitter` inside asyncio; workers and the zygote use `send` and `receive`, which block and need
-no thread. A frame is written with one `sendall`, so that a report costs its caller a system call and no more.
+`channel` uses `encode` and `Splitter` inside asyncio; workers and the zygote use `send` and `receive`, which block and
+need no thread. A frame is written with one `sendall`, so that a report costs its caller a system call and no more.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -42,7 +41,7 @@ def encode(message: Any) -> bytes:
     size_bytes = len(buffer) - HEADER_BYTES
     if size_bytes > MAX_FRAME_BYTES:
         raise WireError(
-            f"A {type(message).__name__} of {size_bytes} bytes is larger than the {MAX_FRAME_BYTES} that a message may have:"
+            f"A {type(message).__name__} of {size_bytes} bytes is more than the {MAX_FRAME_BYTES} that are allowed:"
             " put large data into a checkpoint or into storage, not into metrics or a configuration."
         )
     _LENGTH.pack_into(buffer, 0, size_bytes)
@@ -50,23 +49,23 @@ def encode(message: Any) -> bytes:
 
 
 class Splitter:
-    """Cuts a stream of bytes into frames' bodies. Raises `WireError` as soon as a header asks for more than `limit_bytes`."""
+    """Cuts a stream into frames' bodies. Raises `WireError` as soon as a header announces more than `limit_bytes`."""
 
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self._pending = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """Take bytes in; give out every body that is whole now."""
         self._pending += data
+        bodies: list[bytes] = []
         start = 0
-        try:
+        with memoryview(self._pending) as view:
             while (end := self._end(start)) is not None:
-                body = bytes(self._pending[start + HEADER_BYTES : end])
+                bodies.append(bytes(view[start + HEADER_BYTES : end]))
                 start = end
-                yield body
-        finally:
-            del self._pending[:start]
+        del self._pending[:start]
+        return bodies
 
     @property
     def pending_bytes(self) -> int:
@@ -78,9 +77,7 @@ class Splitter:
             return None
         (size_bytes,) = _LENGTH.unpack_from(self._pending, start)
         if size_bytes > self.limit_bytes:
-            raise WireError(
-                f"A frame of {size_bytes} bytes is announced where at most {self.limit_bytes} are allowed."
-            )
+            raise WireError(f"A frame of {size_bytes} bytes is announced where at most {self.limit_bytes} are allowed.")
         end = start + HEADER_BYTES + int(size_bytes)
         return end if end <= len(self._pending) else None
 

@@ -1,4 +1,4 @@
-"""TLS for everything off loopback, without a certificate authority: one self-made certificate a run, known by its fingerprint.
+"""TLS off loopback without a certificate authority: one self-made certificate a run, known by its fingerprint.
 
 The controller makes a certificate when it starts and hands its SHA-256 fingerprint to agents together with the token;
 an agent talks to nothing else. `cryptography` (the `cluster` extra) is imported here only, and only to make one.
@@ -32,13 +32,11 @@ class Identity:
 def make_identity() -> Identity:
     """A fresh self-signed certificate on P-256. It lives in memory only."""
     try:
-        from cryptography import x509  # noqa: PLC0415
-        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
-        raise MissingExtra(
-            "Agents on other machines need TLS; run: pip install 'holdfast[cluster]'"
-        ) from error
+        raise MissingExtra("Agents on other machines need TLS; run: pip install 'holdfast[cluster]'") from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "holdfast")])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,275 @@
+"""One connection between controller and agent, after both proved themselves; and how it comes about at either end.
+
+`serve` is the controller's door and `connect` the agent's way in. A `Channel` decodes only the messages of its own
+direction. A peer that sends garbage, too much, or nothing during the handshake loses its connection and is logged once;
+nobody else notices. `frames` cuts the stream, `auth` judges the peer, `tls` hides the talk where it leaves the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.errors import WireError
+from holdfast.wire import auth
+from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
+from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
+from holdfast.wire.tls import Identity, client_context, fingerprint_of, server_context
+
+__all__ = ["HANDSHAKE_TIMEOUT_S", "Channel", "Server", "connect", "serve"]
+
+HANDSHAKE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 2.0
+_READ_BYTES = 256 * 1024
+_DRAIN_BYTES = 1024 * 1024
+_log = logging.getLogger(__name__)
+
+In = TypeVar("In")
+_agent_messages: Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)
+_controller_messages: Decoder[ControllerMessage] = msgspec.msgpack.Decoder(ControllerMessage)
+_client_handshake: Decoder[auth.Proof] = msgspec.msgpack.Decoder(auth.Proof)
+_server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Refused] = msgspec.msgpack.Decoder(
+    auth.Challenge | auth.Accepted | auth.Refused
+)
+
+
+class Channel(Generic[In]):
+    """Messages of type `In` come out; anything goes in. Used from one event loop, read by one task."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[In], limit_bytes: int
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = decoder
+        self._splitter = Splitter(limit_bytes)
+        self._bodies: deque[bytes] = deque()
+        self._unsent: list[bytes] = []
+        self._closed = False
+        name = writer.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "a socket")
+
+    def send_nowait(self, message: Any) -> None:
+        """Queue one message; all that one turn of the event loop queued goes out together. Dropped when closed."""
+        if self._closed:
+            return
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(encode(message))
+
+    async def send(self, message: Any) -> None:
+        """Queue one message, and wait where the peer reads too slowly."""
+        self.send_nowait(message)
+        if self.backlog_bytes > _DRAIN_BYTES:
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Wait until the peer's side of the pipe has room for what was queued."""
+        self._flush()
+        try:
+            await self._writer.drain()
+        except (ConnectionError, ssl.SSLError):
+            self._closed = True
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What was queued and the kernel has not taken yet: how far the peer lags."""
+        return sum(map(len, self._unsent)) + self._writer.transport.get_write_buffer_size()
+
+    async def recv(self) -> In | None:
+        """The next message, or None when the connection is over: closed, cut, or given up for nonsense."""
+        while not self._bodies:
+            if not await self._fill():
+                return None
+        try:
+            return self._decoder.decode(self._bodies.popleft())
+        except (msgspec.DecodeError, RecursionError) as error:
+            self._give_up(f"It sent a message that is none of those expected ({error}).")
+            return None
+
+    async def close(self) -> None:
+        """Send what is queued, then end the connection. Closing twice is fine."""
+        self._flush()
+        self._closed = True
+        self._bodies.clear()
+        self._writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._writer.wait_closed()
+        except (OSError, ssl.SSLError):  # a TimeoutError is an OSError too
+            self._writer.transport.abort()
+
+    def abort(self) -> None:
+        """End the connection at once, unsent messages included."""
+        self._closed = True
+        self._bodies.clear()
+        self._writer.transport.abort()
+
+    async def _fill(self) -> bool:
+        try:
+            data = await self._reader.read(_READ_BYTES)
+        except (OSError, ssl.SSLError):
+            data = b""
+        if not data or self._closed:
+            self._closed = True
+            return False
+        try:
+            self._bodies.extend(self._splitter.feed(data))
+        except WireError as error:
+            self._give_up(str(error))
+            return False
+        return True
+
+    def _flush(self) -> None:
+        if self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            if not self._closed:
+                self._writer.write(data)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._closed:
+            _log.warning("The connection of %s is closed: %s", self.peer, reason)
+        self.abort()
+
+    def _upgrade(self, decoder: Decoder[Any], limit_bytes: int) -> None:
+        """The peer proved itself: from here on it may say more, and other things."""
+        self._decoder = decoder
+        self._splitter.limit_bytes = limit_bytes
+
+
+OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
+
+
+class Server:
+    """The controller's door: accepts agents until closed."""
+
+    def __init__(self, token: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
+        self._token = token
+        self._on_agent = on_agent
+        self._fingerprint = tls.fingerprint if tls else ""
+        self._limit_bytes = limit_bytes
+        self._listener: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening, and end every connection with the tasks that serve them."""
+        if self._listener is not None:
+            self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _listen(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
+        options = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S} if context else {}
+        self._listener = await asyncio.start_server(self._accept, host, port, **options)  # type: ignore[arg-type]
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._welcome(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A task that was cancelled before its first step closes nothing itself.
+        task.add_done_callback(lambda _: writer.transport.abort())
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = Channel[Any](reader, writer, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                if not await self._judge(channel):
+                    return
+            await self._on_agent(channel)
+        except TimeoutError:
+            _log.warning("The connection of %s is closed: it kept silent during the handshake", channel.peer)
+        finally:
+            await channel.close()
+
+    async def _judge(self, channel: Channel[Any]) -> bool:
+        challenge = auth.make_challenge()
+        channel.send_nowait(challenge)
+        proof = await channel.recv()
+        if proof is None:
+            return False
+        verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint)
+        if isinstance(verdict, auth.Refused):
+            _log.warning("The agent at %s is refused: %s", channel.peer, verdict.reason)
+            await channel.send(verdict)
+            return False
+        channel._upgrade(_agent_messages, self._limit_bytes)
+        await channel.send(verdict)
+        return True
+
+
+async def serve(
+    host: str,
+    port: int,
+    token: str,
+    on_agent: OnAgent,
+    tls: Identity | None = None,
+    limit_bytes: int = MAX_FRAME_BYTES,
+) -> Server:
+    """Listen for agents; `on_agent` is awaited for each that proved itself, and its connection ends with it."""
+    server = Server(token, on_agent, tls, limit_bytes)
+    await server._listen(host, port, server_context(tls) if tls else None)
+    return server
+
+
+async def connect(
+    address: str, token: str, tls_fingerprint: str | None = None, limit_bytes: int = MAX_FRAME_BYTES
+) -> Channel[ControllerMessage]:
+    """Dial a controller at `host:port`. Raises `WireError` with the one sentence that says why not."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise WireError(f"The controller's address {address!r} is not of the form host:port.")
+    context = client_context() if tls_fingerprint else None
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+            channel = Channel[Any](reader, writer, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+            try:
+                _check_fingerprint(writer, tls_fingerprint)
+                await _introduce(channel, token, tls_fingerprint or "")
+            except BaseException:
+                channel.abort()
+                raise
+    except TimeoutError:
+        raise WireError(f"The controller at {address} did not answer within {HANDSHAKE_TIMEOUT_S:g} s.") from None
+    except (OSError, ssl.SSLError) as error:
+        raise WireError(f"The controller at {address} cannot be reached: {error}.") from error
+    channel._upgrade(_controller_messages, limit_bytes)
+    return channel
+
+
+def _check_fingerprint(writer: asyncio.StreamWriter, expected: str | None) -> None:
+    if expected is None:
+        return
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    if fingerprint_of(certificate) != expected.lower():
+        raise WireError(
+            "The controller's certificate is not the one whose fingerprint was given: someone else answers there."
+        )
+
+
+async def _introduce(channel: Channel[Any], token: str, fingerprint: str) -> None:
+    challenge = await channel.recv()
+    if not isinstance(challenge, auth.Challenge):
+        raise WireError("The controller hung up before the handshake: it may want TLS, or be no controller at all.")
+    proof = auth.prove(challenge, token, fingerprint)
+    await channel.send(proof)
+    answer = await channel.recv()
+    if isinstance(answer, auth.Refused):
+        raise WireError(answer.reason)
+    if not isinstance(answer, auth.Accepted):
+        raise WireError(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
+    if not auth.check_accepted(challenge, proof, answer, token, fingerprint):
+        raise WireError("The controller does not know this agent's token: it is not the run that was meant.")

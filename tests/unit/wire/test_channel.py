@@ -1,0 +1,294 @@
+"""The channel over real sockets: honest peers talk; strangers lose their connection and harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import WireError
+from holdfast.wire import auth, channel
+from holdfast.wire.channel import Channel, connect, serve
+from holdfast.wire.frames import HEADER_BYTES, Splitter, encode
+from holdfast.wire.messages import (
+    AgentMessage,
+    Collected,
+    Report,
+    Reports,
+    Settled,
+    Shutdown,
+    Stopped,
+    Welcome,
+)
+from holdfast.wire.tls import make_identity
+
+TOKEN = "correct horse"
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+class Door:
+    """A controller that collects what agents say and answers with a greeting."""
+
+    def __init__(self) -> None:
+        self.got: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
+
+    async def __call__(self, agent: Channel[AgentMessage]) -> None:
+        agent.send_nowait(Welcome(protocol=1, run="r", epoch=1))
+        while (message := await agent.recv()) is not None:
+            self.got.put_nowait(message)
+        self.got.put_nowait(None)
+
+
+async def raw_challenge(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, auth.Challenge]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    header = await reader.readexactly(HEADER_BYTES)
+    body = await reader.readexactly(int.from_bytes(header, "big"))
+    return reader, writer, msgspec.msgpack.decode(body, type=auth.Challenge)
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_both_directions_and_the_end(with_tls: bool) -> None:
+    async def test() -> None:
+        identity = make_identity() if with_tls else None
+        door = Door()
+        server = await serve("127.0.0.1", 0, TOKEN, door, identity)
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, identity.fingerprint if identity else None)
+        assert await agent.recv() == Welcome(protocol=1, run="r", epoch=1)
+        for generation in range(1000):
+            await agent.send(Stopped(generation=generation, master_port=1))
+        for generation in range(1000):
+            assert await door.got.get() == Stopped(generation=generation, master_port=1)
+        await agent.close()
+        assert await door.got.get() is None
+        await server.close()
+
+    run(test)
+
+
+def test_large_messages_pass_and_a_limit_closes(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        door = Door()
+        server = await serve("127.0.0.1", 0, TOKEN, door, limit_bytes=3_000_000)
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        large = Reports(generation=1, rank=0, reports=[Report(number=1, at=0.0, metrics={"x": "y" * 2_000_000})])
+        await agent.send(large)
+        assert await door.got.get() == large
+        await agent.send(
+            Reports(generation=1, rank=0, reports=[Report(number=1, at=0.0, metrics={"x": "y" * 4_000_000})])
+        )
+        assert await door.got.get() is None
+        await agent.recv()
+        assert await agent.recv() is None
+        await server.close()
+
+    run(test)
+    assert [r.message for r in caplog.records if "at most 3000000" in r.message]
+
+
+def test_a_wrong_token_is_refused_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        with pytest.raises(WireError, match="token is not this run's"):
+            await connect(f"127.0.0.1:{server.port}", "wrong")
+        await server.close()
+
+    run(test)
+    assert len(caplog.records) == 1
+
+
+def test_another_protocol_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        honest = auth.prove
+        monkeypatch.setattr(auth, "prove", lambda *a: msgspec.structs.replace(honest(*a), protocol=99))
+        with pytest.raises(WireError, match="protocol 1 and the agent protocol 99"):
+            await connect(f"127.0.0.1:{server.port}", TOKEN)
+        await server.close()
+
+    run(test)
+
+
+def test_a_controller_that_does_not_know_the_token_is_found_out() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode(auth.make_challenge()))
+        await reader.readexactly(HEADER_BYTES)
+        writer.write(encode(auth.Accepted(mac=b"x" * 32)))
+        await writer.drain()
+        writer.close()
+
+    async def test() -> None:
+        listener = await asyncio.start_server(impostor, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(WireError, match="does not know this agent's token"):
+            await connect(f"127.0.0.1:{port}", TOKEN)
+        listener.close()
+
+    run(test)
+
+
+def test_a_recorded_proof_is_worth_nothing() -> None:
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        _, first, challenge = await raw_challenge(server.port)
+        recorded = encode(auth.prove(challenge, TOKEN, ""))
+        first.write(recorded)
+        reader, second, _ = await raw_challenge(server.port)
+        second.write(recorded)
+        answer = Splitter().feed(await reader.read())[0]
+        assert msgspec.msgpack.decode(answer)["type"] == "Refused"
+        first.close()
+        second.close()
+        await server.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\0\0\0\x05hello", b"\0\0\x10\x01", encode({"type": "Proof"})],
+)
+def test_garbage_closes_that_connection_and_nothing_else(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        door = Door()
+        server = await serve("127.0.0.1", 0, TOKEN, door)
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        reader, stranger, _ = await raw_challenge(server.port)
+        stranger.write(garbage)
+        with suppress(ConnectionError):  # a reset is an end too
+            assert await reader.read() == b""
+        stranger.close()
+        await agent.send(Stopped(generation=7, master_port=1))
+        assert await door.got.get() == Stopped(generation=7, master_port=1)
+        await agent.close()
+        await server.close()
+
+    run(test)
+    assert len(caplog.records) == 1
+
+
+def test_a_message_of_the_wrong_direction_ends_the_channel() -> None:
+    async def test() -> None:
+        door = Door()
+        server = await serve("127.0.0.1", 0, TOKEN, door)
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        await agent.send(Shutdown())
+        assert await door.got.get() is None
+        await agent.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.05)
+
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        reader, writer, _ = await raw_challenge(server.port)
+        assert await reader.read() == b""
+        writer.close()
+        await server.close()
+
+    run(test)
+    assert "kept silent" in caplog.text
+
+
+def test_a_controller_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.05)
+
+    async def test() -> None:
+        writers = []
+        listener = await asyncio.start_server(lambda r, w: writers.append(w), "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(WireError, match="did not answer"):
+            await connect(f"127.0.0.1:{port}", TOKEN)
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        listener.close()
+
+    run(test)
+
+
+def test_another_certificate_is_not_talked_to() -> None:
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), make_identity())
+        with pytest.raises(WireError, match="someone else answers"):
+            await connect(f"127.0.0.1:{server.port}", TOKEN, make_identity().fingerprint)
+        with pytest.raises(WireError):
+            await connect(f"127.0.0.1:{server.port}", TOKEN)
+        await server.close()
+
+    run(test)
+
+
+def test_a_proof_made_for_another_certificate_does_not_count() -> None:
+    challenge = auth.make_challenge()
+    proof = auth.prove(challenge, TOKEN, "the attacker's certificate")
+    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the controller's"), auth.Refused)
+    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the attacker's certificate"), auth.Accepted)
+
+
+def test_nothing_listens_there() -> None:
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        port = server.port
+        await server.close()
+        with pytest.raises(WireError, match="cannot be reached"):
+            await connect(f"127.0.0.1:{port}", TOKEN)
+        with pytest.raises(WireError, match="host:port"):
+            await connect("nowhere", TOKEN)
+
+    run(test)
+
+
+def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does() -> None:
+    async def test() -> None:
+        reading = asyncio.Event()
+        ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def slow(agent: Channel[AgentMessage]) -> None:
+            await reading.wait()
+            ended.set_result([await agent.recv() for _ in range(200)][-1])
+
+        server = await serve("127.0.0.1", 0, TOKEN, slow)
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        text = "x" * 100_000
+        for number in range(200):
+            agent.send_nowait(
+                Reports(generation=1, rank=number, reports=[Report(number=1, at=0.0, metrics={"t": text})])
+            )
+        assert agent.backlog_bytes > 10_000_000
+        reading.set()
+        assert (await ended).rank == 199
+        await agent.drain()
+        assert agent.backlog_bytes < 1_000_000
+        await agent.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_closed_channel_takes_messages_without_complaint() -> None:
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        await agent.close()
+        await agent.send(Collected(generation=1, sequence=1))
+        agent.send_nowait(Settled(generation=1, number=1, name=None))
+        assert await agent.recv() is None
+        await agent.close()
+        await server.close()
+
+    run(test)
+
+
+def test_tokens_differ() -> None:
+    assert len({auth.make_token() for _ in range(10)}) == 10

@@ -1,0 +1,73 @@
+"""Frames over a real socket pair: whole messages in, the same messages out, whatever the cuts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import WireError
+from holdfast.wire import frames
+from holdfast.wire.messages import Collected, Settled, ToWorker
+
+_decoder: frames.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+def test_messages_arrive_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    sent = [Settled(generation=1, number=n, name=f"checkpoint_{n}") for n in range(50)]
+    for message in sent:
+        frames.send(left, message)
+    assert [frames.receive(right, _decoder) for _ in sent] == sent
+    left.close()
+    assert frames.receive(right, _decoder) is None
+
+
+def test_a_cut_message_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    left.sendall(frames.encode(Collected(generation=1, sequence=1))[:-1])
+    left.close()
+    with pytest.raises(WireError, match="in the middle"):
+        frames.receive(right, _decoder)
+
+
+def test_another_message_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    frames.send(left, {"type": "Nonsense"})
+    with pytest.raises(WireError, match="none of those expected"):
+        frames.receive(right, _decoder)
+
+
+def test_a_huge_announcement_is_refused_before_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    left.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(WireError, match="at most"):
+        frames.receive(right, _decoder)
+    with pytest.raises(WireError, match="at most 10"):
+        frames.Splitter(limit_bytes=10).feed(b"\0\0\0\x0b")
+
+
+@given(bodies=st.lists(st.binary(max_size=200), max_size=20), cuts=st.lists(st.integers(1, 300), min_size=1))
+def test_the_splitter_does_not_care_where_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    splitter = frames.Splitter()
+    out: list[bytes] = []
+    turn = 0
+    while stream:
+        step = cuts[turn % len(cuts)]
+        turn += 1
+        out += splitter.feed(stream[:step])
+        stream = stream[step:]
+    assert out == bodies
+    assert splitter.pending_bytes == 0
