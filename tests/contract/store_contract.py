@@ -23,10 +23,10 @@ import pytest
 from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.contract.store_race import StoreRaces
 
 from holdfast.errors import AlreadyExists, HoldfastError, NotFound, StorageError
 from holdfast.storage.store import Digest, Entry, Store
-from tests.contract.store_race import StoreRaces
 
 __all__ = ["StoreContract"]
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.contract.store_contract import StoreContract
 
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Store
-from tests.contract.store_contract import StoreContract
 
 
 class TestDisk(StoreContract):

@@ -44,13 +44,9 @@ def translate(error: OSError, path: str | os.PathLike[str]) -> StorageError:
     where, code = os.fspath(path), error.errno
     reason = error.strerror or str(error)
     if code in _SPACE:
-        return OutOfSpace(
-            f"No space is left to write {where} ({reason}): free some, or choose another storage path."
-        )
+        return OutOfSpace(f"No space is left to write {where} ({reason}): free some, or choose another storage path.")
     if code == errno.EROFS:
-        return AccessDenied(
-            f"{where} is on a read-only filesystem: choose a storage path that may be written."
-        )
+        return AccessDenied(f"{where} is on a read-only filesystem: choose a storage path that may be written.")
     if code in _DENIED:
         return AccessDenied(f"Access to {where} was refused ({reason}): check its owner and permissions.")
     if code == errno.ENOENT:
@@ -58,9 +54,7 @@ def translate(error: OSError, path: str | os.PathLike[str]) -> StorageError:
     if code == errno.EEXIST:
         return AlreadyExists(f"{where} exists already: choose another name.")
     if code in _LATER:
-        return Unavailable(
-            f"{where} cannot be reached at the moment ({reason}): check the disk or the mount."
-        )
+        return Unavailable(f"{where} cannot be reached at the moment ({reason}): check the disk or the mount.")
     if code == errno.ENOTDIR:
         return StorageError(f"{where} lies below a file, not a directory: choose another path.")
     if code == errno.EISDIR:

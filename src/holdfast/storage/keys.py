@@ -22,7 +22,7 @@ def check_key(key: str) -> str:
     parts = key.split("/")
     if "" in parts or "." in parts or ".." in parts or "\0" in key:
         raise InvalidURI(
-            f"The key {key!r} is refused: write a relative path with '/' between its parts, none of them empty, '.' or '..'."
+            f"The key {key!r} is refused: write a relative path whose parts, between '/', are not empty, '.' or '..'."
         )
     if any(_TEMPORARY.match(part) for part in parts):
         raise InvalidURI(

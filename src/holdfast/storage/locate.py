@@ -40,7 +40,7 @@ def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -
     if filesystem is not None:
         if match:
             raise InvalidURI(
-                f"The storage path {redact(text)} has a scheme although a filesystem is given: write it without {match[0]}."
+                f"The storage path {redact(text)} has a scheme beside a filesystem: write it without {match[0]}."
             )
         return _open_arrow(text, filesystem)
     if match is None:
@@ -97,15 +97,13 @@ def redact(uri: str) -> str:
     # In Azure's URIs what stands before the @ is the container, unless a password follows it.
     keep = at and parts.scheme.lower() in _AZURE
     netloc = f"{user.partition(':')[0]}@{host}" if keep else host
-    pairs = [
-        (k, redact(v)) for k, v in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(k)
-    ]
+    pairs = [(k, redact(v)) for k, v in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(k)]
     return urlunsplit((parts.scheme, netloc, parts.path, urlencode(pairs, safe=":/"), parts.fragment))
 
 
 def _open_objects(uri: str, scheme: str) -> Store:
     try:
-        from holdfast.storage.objects import open_objects  # noqa: PLC0415
+        from holdfast.storage.objects import open_objects
 
         store: Store = open_objects(uri)
     except MissingExtra:
@@ -119,7 +117,7 @@ def _open_objects(uri: str, scheme: str) -> Store:
 
 def _open_arrow(path: str, filesystem: object | None) -> Store:
     try:
-        from holdfast.storage.arrow import open_arrow  # noqa: PLC0415
+        from holdfast.storage.arrow import open_arrow
 
         store: Store = open_arrow(path, filesystem)
     except MissingExtra:
@@ -145,29 +143,22 @@ def _local_path(text: str) -> Path:
 
 def _file_path(uri: str) -> Path:
     parts = urlsplit(uri)
-    if (
-        parts.netloc not in ("", "localhost")
-        or not parts.path.startswith("/")
-        or parts.query
-        or parts.fragment
-    ):
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
         raise InvalidURI(
-            f"The storage path {redact(uri)} is no file URI: write file:///directory, with %3F for ? and %23 for # in names."
+            f"The storage path {redact(uri)} is no file URI: write file:///directory, and %3F for ? or %23 for #."
         )
     return Path(unquote(parts.path, errors="strict"))
 
 
 def _check_encoding(uri: str) -> None:
-    if bad := _BAD_PERCENT.search(uri):
+    if _BAD_PERCENT.search(uri):
         raise InvalidURI(
-            f"The storage path {redact(uri)} has a % without two hexadecimal digits ({uri[bad.start() :][:3]!r}): write %25 for %."
+            f"The storage path {redact(uri)} has a % without two hexadecimal digits: write %25 for a % of its own."
         )
     try:
         unquote(uri, errors="strict")
     except UnicodeDecodeError:
-        raise InvalidURI(
-            f"The storage path {redact(uri)} holds percent-encoded bytes that are not UTF-8."
-        ) from None
+        raise InvalidURI(f"The storage path {redact(uri)} holds percent-encoded bytes that are not UTF-8.") from None
 
 
 def _check_bucket(uri: str, scheme: str) -> None:

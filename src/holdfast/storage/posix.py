@@ -1,36 +1,47 @@
 """Keys as plain files below a directory: local disks, NFS, Lustre, and FUSE mounts of anything.
 
-What is written appears whole: a temporary in the same directory, fsync, then rename (or link, for exclusive creation),
-then fsync of the directory. FUSE mounts differ: there a bulk upload goes straight to its final name, since close, not
-fsync, finalises a file and a rename may copy it. `files` holds the steps, `transfer` the fast way through them,
-`failures` the errors; `tests/contract` holds this backend to the protocol in `store`.
+What is written appears whole: a `draft` in the same directory, fsync, then link or rename, then fsync of the directory.
+FUSE mounts differ: there an upload goes straight to its final name, since close, not fsync, finalises a file, and a
+rename may copy it; where hard links are missing, too, `create` writes in place, and a crash can leave a torn file
+there, so callers seal what they create. `directories` makes directories, `transfer` moves bulk bytes, `failures` words
+the errors; `tests/contract` holds this backend to the protocol in `store`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from holdfast.errors import AlreadyExists, NotFound, Unavailable
-from holdfast.storage import files
+from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
+from holdfast.storage.directories import Directories
+from holdfast.storage.draft import Draft, discard, link_open_file, sync, write_all
 from holdfast.storage.failures import translate, translated
-from holdfast.storage.hashing import blocks, new_hasher
+from holdfast.storage.files import copy_bytes, is_fuse, landing, reflink
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.store import Digest, Entry, OnBytes
+from holdfast.storage.transfer import pump
 
 __all__ = ["PosixStore"]
 
+_T = TypeVar("_T")
+
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOENT}
+_TRIES = 100
+
 
 class _Shared:
-    """What a store and its `sub` views know together: the probes' answers, and which directories are durable."""
+    """What a store and its `sub` views find out once for all of them."""
 
     def __init__(self) -> None:
+        self.directories = Directories()
         self.exclusive: bool | None = None
         self.fuse: bool | None = None
-        self.durable: set[Path] = set()
+        self.links = True
 
 
 class PosixStore:
@@ -39,6 +50,9 @@ class PosixStore:
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))  # noqa: PTH100  keeps symlinks, unlike resolve()
         self._shared = _Shared()
+
+    def __repr__(self) -> str:
+        return f"PosixStore({str(self._root)!r})"
 
     @property
     def uri(self) -> str:
@@ -50,17 +64,24 @@ class PosixStore:
 
     @property
     def exclusive(self) -> bool:
+        """On a network mount this tells of this machine's view: two mounts of one bucket may not see each other."""
         if self._shared.exclusive is None:
             self._shared.exclusive = self._probe()
         return self._shared.exclusive
 
     def put(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        self._in_directory(path, lambda directory: self._replace(directory, path.name, _writing(data)))
+
+        def replace(directory: int) -> None:
+            with translated(path), Draft(directory) as draft:
+                write_all(draft.fd, data)
+                draft.replace(path.name)
+
+        self._in_directory(path, replace)
 
     def create(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        self._in_directory(path, lambda directory: self._create(directory, path.name, data))
+        self._in_directory(path, lambda directory: self._create(directory, path, data))
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
@@ -86,8 +107,8 @@ class PosixStore:
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
     def list(self, prefix: str = "") -> list[Entry]:
-        start = self._root / check_prefix(prefix)
-        return sorted(_walk(start, prefix + "/" if prefix else ""))
+        found = _walk(self._root / check_prefix(prefix), prefix + "/" if prefix else "")
+        return sorted(entry for entry in found if not is_temporary(entry.key.rpartition("/")[2]))
 
     def delete(self, keys: Iterable[str]) -> None:
         parents: set[Path] = set()
@@ -98,56 +119,41 @@ class PosixStore:
             with translated(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 path.unlink()
         for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
-            self._settle_deletion(parent)
+            with translated(parent):
+                self._shared.directories.settle_deletion(parent, self._root)
 
     def copy(self, source: str, target: str) -> None:
         origin, path = self._path(source), self._path(target)
-        with _reading(origin):
-            fd = os.open(origin, os.O_RDONLY | os.O_CLOEXEC)
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                os.close(fd)
+        with _reading(origin), origin.open("rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise NotFound(f"{origin} is not a file: check the path.")
-        try:
-            self._in_directory(path, lambda directory: self._copy(directory, path.name, origin, fd))
-        finally:
-            os.close(fd)
+            sync(file.fileno())
+            self._in_directory(path, lambda directory: _copy(file.fileno(), directory, path))
 
     def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
-        path, hasher = self._path(key), new_hasher()
-        size_bytes = 0
-        with self._directory(path) as directory:
-            name = new_temporary()
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
-            try:
-                with os.fdopen(fd, "wb", buffering=0):
-                    for block in blocks(source, hasher, on_bytes):
-                        with translated(path):
-                            files.write_all(fd, block)
-                        size_bytes += len(block)
-                    with translated(path):
-                        os.fsync(fd)
+        path = self._path(key)
+
+        def send(directory: int) -> Digest:
+            if self._fuse():
+                return _upload_in_place(directory, path, source, on_bytes)
+            with translated(path):
+                draft = Draft(directory)
+            with draft:
+                digest = pump(source, draft.fd, path, on_bytes, direct=True)
                 with translated(path):
-                    os.rename(name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-                    files.fsync_directory(directory)
-            finally:
-                _discard(name, directory)
-        return Digest(size_bytes, hasher.hexdigest())
+                    draft.replace(path.name)
+            return digest
+
+        return self._in_directory(path, send)
 
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
-        path, hasher = self._path(key), new_hasher()
-        size_bytes = 0
-        with _reading(path):
-            if not path.is_file():
-                raise NotFound(f"{path} does not exist: check the path.")
-        with files.landing(target) as file:
-            for block in blocks(path, hasher, on_bytes):
-                with translated(target):
-                    files.write_all(file.fileno(), block)
-                size_bytes += len(block)
-        return Digest(size_bytes, hasher.hexdigest())
+        path = self._path(key)
+        self.size(key)  # NotFound before anything is made at the target
+        with _reading(path), landing(target) as file:
+            return pump(path, file.fileno(), target, on_bytes)
 
     def sub(self, prefix: str) -> PosixStore:
-        view = PosixStore(self._root / check_prefix(prefix))
+        view = PosixStore(self._root / check_key(prefix))
         view._shared = self._shared
         return view
 
@@ -157,144 +163,107 @@ class PosixStore:
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
-    # -- writing ------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _directory(self, path: Path) -> Iterator[int]:
-        """The directory of `path`, made if need be and durable itself, as a descriptor."""
-        with translated(path):
-            fd = self._open_directory(path.parent)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    def _open_directory(self, directory: Path) -> int:
-        while True:
+    def _in_directory(self, path: Path, action: Callable[[int], _T]) -> _T:
+        """Run `action` on the directory of `path`; again, if a concurrent `delete` pruned that directory underfoot."""
+        for _ in range(_TRIES):
+            with translated(path):
+                directory = self._shared.directories.open(path.parent, self._root)
             try:
-                if directory not in self._shared.durable:
-                    self._make_durable(directory)
-                return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                # Somebody pruned it between the two; make it again.
-                self._shared.durable.discard(directory)
+                return action(directory)
+            except NotFound:
+                self._shared.directories.forget(path.parent)
+            finally:
+                os.close(directory)
+        raise Unavailable(f"{path.parent} keeps vanishing: find out what else deletes there.")
 
-    def _make_durable(self, directory: Path) -> None:
-        """Make the directory and what is missing above it, and see to it that their names survive a crash."""
-        step = directory
-        made: list[Path] = []
-        while True:
-            try:
-                step.mkdir()
-            except FileExistsError:
-                if not step.is_dir():
-                    raise NotADirectoryError(20, os.strerror(20), str(step)) from None
-                break
-            except FileNotFoundError:
-                made.append(step)
-                step = step.parent
-                continue
-            break
-        for missing in reversed(made):
-            missing.mkdir(exist_ok=True)
-        self._shared.durable.add(directory)
-
-    def _in_directory(self, path: Path, action: Callable[[int], None]) -> None:
-        """Run `action` in the directory of `path`; again, if a concurrent `delete` pruned the directory underfoot."""
-        for _ in range(1000):
-            with self._directory(path) as directory:
+    def _create(self, directory: int, path: Path, data: bytes) -> None:
+        if self._shared.links:
+            with translated(path), Draft(directory) as draft:
+                write_all(draft.fd, data)
                 try:
-                    with translated(path):
-                        action(directory)
-                        files.fsync_directory(directory)
-                    return
-                except NotFound:
-                    self._shared.durable.discard(path.parent)
-        raise Unavailable(f"{path.parent} keeps vanishing: check what else deletes there.")
+                    return draft.create(path.name)
+                except OSError as error:
+                    if error.errno not in _NO_LINKS - {errno.ENOENT}:
+                        raise
+                    self._shared.links = False
+        with translated(path):
+            fd = os.open(path.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        with _in_place(fd, path, directory), translated(path):
+            write_all(fd, data)
 
-    def _replace(self, directory: int, name: str, write: Callable[[int], None]) -> None:
-        temporary = new_temporary()
-        try:
-            self._write_file(directory, temporary, write)
-            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-        finally:
-            _discard(temporary, directory)
-
-    def _create(self, directory: int, name: str, data: bytes) -> None:
-        temporary = new_temporary()
-        try:
-            self._write_file(directory, temporary, _writing(data))
-            os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError as error:
-            if error.errno not in files.NO_LINKS:
-                raise
-            self._write_file(directory, name, _writing(data))
-        finally:
-            _discard(temporary, directory)
-
-    def _write_file(self, directory: int, name: str, write: Callable[[int], None]) -> None:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
-        try:
-            try:
-                write(fd)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except BaseException:
-            _discard(name, directory)
-            raise
-
-    def _copy(self, directory: int, name: str, origin: Path, source: int) -> None:
-        temporary = new_temporary()
-        try:
-            os.link(origin, temporary, dst_dir_fd=directory)
-        except OSError as error:
-            if error.errno not in files.NO_LINKS:
-                raise
-            self._write_file(directory, temporary, lambda fd: files.copy_bytes(source, fd))
-        try:
-            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-        finally:
-            _discard(temporary, directory)
-
-    def _settle_deletion(self, directory: Path) -> None:
-        """Make deletions in a directory durable, and remove it and those above it that are empty now."""
-        with translated(directory), suppress(FileNotFoundError, NotADirectoryError):
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                files.fsync_directory(fd)
-            finally:
-                os.close(fd)
-        while directory != self._root and self._root in directory.parents:
-            try:
-                directory.rmdir()
-            except FileNotFoundError:
-                pass
-            except OSError:
-                return
-            self._shared.durable.discard(directory)
-            directory = directory.parent
+    def _fuse(self) -> bool:
+        if self._shared.fuse is None:
+            self._shared.fuse = is_fuse(self._root)
+        return self._shared.fuse
 
     def _probe(self) -> bool:
-        name = new_temporary()
-        path = self._root / name
+        path = self._root / new_temporary()
         try:
-            self._in_directory(path, lambda directory: self._create(directory, name, b"one"))
-            self._in_directory(path, lambda directory: self._create(directory, name, b"two"))
+            self._in_directory(path, lambda directory: self._create(directory, path, b"first"))
+            self._in_directory(path, lambda directory: self._create(directory, path, b"second"))
         except AlreadyExists:
             return True
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
         return False
 
 
-def _writing(data: bytes) -> Callable[[int], None]:
-    return lambda fd: files.write_all(fd, data)
+@contextmanager
+def _in_place(fd: int, path: Path, directory: int) -> Iterator[None]:
+    """Finish the file at its final name, which on FUSE only close does, or take it away again."""
+    try:
+        yield
+        with translated(path):
+            sync(fd)
+    except BaseException:
+        with suppress(OSError):
+            os.close(fd)
+        discard(path.name, directory)
+        raise
+    try:
+        with translated(path):
+            os.close(fd)
+            sync(directory)
+    except StorageError:
+        discard(path.name, directory)
+        raise
 
 
-def _discard(name: str, directory: int) -> None:
-    with suppress(OSError):
-        os.unlink(name, dir_fd=directory)  # noqa: PTH108  relative to a descriptor
+def _upload_in_place(directory: int, path: Path, source: Path, on_bytes: OnBytes | None) -> Digest:
+    with translated(path):
+        fd = os.open(path.name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    with _in_place(fd, path, directory):
+        digest = pump(source, fd, path, on_bytes)
+    with translated(path):
+        found_bytes = os.stat(path.name, dir_fd=directory).st_size
+    if found_bytes != digest.size_bytes:
+        discard(path.name, directory)
+        raise Unavailable(f"{path} holds {found_bytes} of {digest.size_bytes} bytes after its upload: check the mount.")
+    return digest
+
+
+def _copy(source: int, directory: int, path: Path) -> None:
+    """Share the blocks, else the whole file, else copy the bytes."""
+    with translated(path), Draft(directory) as draft:
+        if not reflink(source, draft.fd):
+            try:
+                return _hard_link(source, directory, path.name)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+            copy_bytes(source, draft.fd)
+        draft.replace(path.name)
+
+
+def _hard_link(source: int, directory: int, name: str) -> None:
+    temporary = new_temporary()
+    link_open_file(source, temporary, directory)
+    try:
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        sync(directory)
+    finally:
+        discard(temporary, directory)  # a rename onto another name of the same file does nothing
 
 
 @contextmanager
@@ -309,20 +278,17 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _scan(directory: Path) -> list[os.DirEntry[str]]:
-    with (
-        translated(directory),
-        suppress(FileNotFoundError, NotADirectoryError),
-        os.scandir(directory) as entries,
-    ):
+    with translated(directory), suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         return list(entries)
     return []
 
 
 def _walk(directory: Path, prefix: str) -> Iterator[Entry]:
+    """Every file below, temporaries included. Symlinked directories are not entered: they may lead round in circles."""
     for entry in _scan(directory):
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(directory / entry.name, f"{prefix}{entry.name}/")
-        elif not is_temporary(entry.name):
+        else:
             with translated(entry.path), suppress(FileNotFoundError):
                 found = entry.stat()
                 if stat.S_ISREG(found.st_mode):

@@ -125,9 +125,7 @@ class RetryingStore:
         except NotFound:
             return False
         if found != data:
-            raise AlreadyExists(
-                f"{key} in {self.uri} exists already, written by another: choose another name."
-            )
+            raise AlreadyExists(f"{key} in {self.uri} exists already, written by another: choose another name.")
         return True
 
     def _retry(self, action: Callable[[], _T]) -> _T:
