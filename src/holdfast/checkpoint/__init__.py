@@ -1,1 +1,2 @@
-"""TODO"""
+"""Checkpoints that are whole or invisible: how they are reserved, committed, listed, restored, checked and
+expired."""

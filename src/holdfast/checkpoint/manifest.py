@@ -1,29 +1,35 @@
 """The manifest: the small file whose presence commits a checkpoint, and its codec.
 
-`.manifest.json` is one JSON object on one line whose last member, `self`, is the BLAKE3 of the same text without that
-member. So it is plain JSON to every tool, and a reader can tell a whole manifest from a torn one without knowing
-how any library orders keys. docs/store-format.md is the specification; `commit` writes these, `restore` and `verify`
-trust nothing else.
+`.manifest.json` is one JSON object on one line whose last member, `self`, is the BLAKE3 of the same text
+without that member. So it is plain JSON to every tool, and a reader can tell a whole manifest from a torn one
+without knowing how any library orders keys. docs/store-format.md is the specification; `commit` writes these,
+`catalog`, `restore` and `verify` trust nothing else. What a manifest says comes from storage, so it is
+checked here before anyone joins its paths to a directory.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from blake3 import blake3
 
+from holdfast.checkpoint.layout import is_sidecar
 from holdfast.core.parts import FileEntry
-from holdfast.errors import Damaged, UnsupportedFormat
+from holdfast.errors import ConfigError, Damaged, InvalidURI, UnsupportedFormat
+from holdfast.storage.keys import check_key
 
-__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "Manifest", "decode", "encode"]
+__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "Manifest", "check_metrics", "decode", "encode", "is_torn"]
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
 
-_SEAL = re.compile(rb',"self":"([0-9a-f]{64})"\}\n?\Z')
+_SEAL = re.compile(rb',"self":"([0-9a-f]{64})"\}\n\Z')
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
+_FORMAT = re.compile(r"holdfast\.checkpoint/([0-9]{1,9})\.([0-9]{1,9})\Z")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,52 +57,109 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def size_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.files)
 
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sorts checkpoints of one run from the oldest to the newest."""
+        return self.index, self.name
+
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest's bytes as they lie in storage."""
-    plain = msgspec.structs.replace(manifest, metrics=_tag_floats(manifest.metrics))
+    plain = msgspec.structs.replace(manifest, metrics=_tagged(manifest.metrics))
     body = msgspec.json.encode(plain)
     return body[:-1] + b',"self":"' + blake3(body).hexdigest().encode() + b'"}\n'
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """Read a manifest; `where` names it in errors. Raises `Damaged` or `UnsupportedFormat`, never anything else."""
+    """Read a manifest; `where` names it in errors. Raises `Damaged` or `UnsupportedFormat`, never anything
+    else."""
     seal = _SEAL.search(data)
     if seal is None or blake3(data[: seal.start()] + b"}").hexdigest().encode() != seal[1]:
         raise Damaged(f"{where}: the manifest is torn or altered (its seal does not match).")
     try:
-        version = msgspec.json.decode(data, type=_Header).format.rpartition("/")[2]
-        major = int(version.partition(".")[0])
-        if major > FORMAT_MAJOR:
-            raise UnsupportedFormat(
-                f"{where}: written in format {major}, this holdfast reads up to {FORMAT_MAJOR}; upgrade holdfast to read it."
-            )
+        _check_version(msgspec.json.decode(data, type=_Header).format, where)
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, ValueError) as error:
+        _check_files(manifest.files)
+        return msgspec.structs.replace(manifest, metrics=_untagged(manifest.metrics))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Damaged(f"{where}: the manifest does not follow the format ({error}).") from error
-    return msgspec.structs.replace(manifest, metrics=_untag_floats(manifest.metrics))
+
+
+def is_torn(data: bytes) -> bool:
+    """Whether this is a manifest that was never finished, rather than one that was altered afterwards.
+
+    Only filesystems without links and atomic renames (some FUSE mounts) can leave one, when a writer dies in
+    `create`.
+    """
+    return _SEAL.search(data) is None
+
+
+def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metrics as a manifest can hold them, or a `ConfigError` that says what JSON has no word for."""
+    plain = dict(metrics or {})
+    try:
+        msgspec.json.encode(_tagged(plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"metrics must be numbers, strings, lists and dicts, so that any reader can read them: {error}."
+        ) from error
+    return plain
 
 
 class _Header(msgspec.Struct):
     format: str
 
 
-def _tag_floats(value: Any) -> Any:
-    """JSON has no NaN or infinities: they travel as {"$float": "nan"}."""
+def _check_version(text: str, where: str) -> None:
+    """A newer minor version only adds fields, which are ignored; a newer major one may mean anything."""
+    version = _FORMAT.match(text)
+    if version is None:
+        raise ValueError(f"format is {text!r}")
+    if int(version[1]) > FORMAT_MAJOR:
+        raise UnsupportedFormat(
+            f"{where} is written in format {version[1]}, and this holdfast reads up to {FORMAT_MAJOR}:"
+            " upgrade holdfast to read it."
+        )
+
+
+def _check_files(files: tuple[FileEntry, ...]) -> None:
+    seen: set[str] = set()
+    for entry in files:
+        try:
+            check_key(entry.path)
+        except InvalidURI:
+            raise ValueError(f"path {entry.path!r} leaves the directory") from None
+        if is_sidecar(entry.path) or entry.path in seen:
+            raise ValueError(f"path {entry.path!r} is reserved or listed twice")
+        if entry.size_bytes < 0 or not _HASH.match(entry.blake3):
+            raise ValueError(f"size or hash of {entry.path!r}")
+        seen.add(entry.path)
+
+
+def _tagged(value: Any) -> Any:
+    """JSON has no NaN or infinities: they travel as {"$float": "nan"}. A user's own dict with one such key
+    gets one more `$`, so that it comes back as it was."""
     if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
+        return {"$float": repr(float(value))}
     if isinstance(value, dict):
-        return {key: _tag_floats(item) for key, item in value.items()}
+        return {
+            ("$" + key if len(value) == 1 and isinstance(key, str) and key.startswith("$") else key): _tagged(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_tag_floats(item) for item in value]
+        return [_tagged(item) for item in value]
     return value
 
 
-def _untag_floats(value: Any) -> Any:
+def _untagged(value: Any) -> Any:
     if isinstance(value, dict):
-        if value.keys() == {"$float"}:
-            return float(value["$float"])
-        return {key: _untag_floats(item) for key, item in value.items()}
+        if len(value) == 1:
+            [(key, item)] = value.items()
+            if key == "$float":
+                return float(item)
+            if key.startswith("$$"):
+                return {key[1:]: _untagged(item)}
+        return {key: _untagged(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_untag_floats(item) for item in value]
+        return [_untagged(item) for item in value]
     return value

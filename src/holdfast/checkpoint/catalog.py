@@ -1,0 +1,241 @@
+"""What a run's directory holds: which checkpoints are committed, void or damaged, and what crashed writers
+left.
+
+This is the only reader of manifests that others need: `reserve` asks it for the next index and the parent,
+`restore` for the newest, `verify` for everything. A checkpoint is committed if its manifest is whole, is not
+void, and no later controller's floor (see `epochs`) shuts it out. Directories without any file of ours are
+the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.epochs import Fences, read_fences
+from holdfast.checkpoint.erase import erase_files
+from holdfast.checkpoint.manifest import Manifest, decode, is_torn
+from holdfast.checkpoint.reservation import Reservation, decode_reservation, entomb
+from holdfast.checkpoint.writer import is_dead
+from holdfast.errors import Damaged, NotCommitted, NotFound
+from holdfast.storage.store import Entry, Store
+
+__all__ = ["Catalog", "Leftover", "Look", "Survey", "visible"]
+
+_THREADS = 16
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one directory's manifest says: a manifest, or a problem with it, or neither where there is
+    none."""
+
+    name: str
+    manifest: Manifest | None = None
+    problem: str | None = None
+    torn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A directory that a writer reserved (or claimed) and never committed."""
+
+    name: str
+    reservation: Reservation | None
+    entries: tuple[Entry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def index(self) -> int | None:
+        named = layout.parse_index(self.name)
+        return named if named is not None or self.reservation is None else self.reservation.index
+
+
+class Catalog:
+    """The checkpoints of the run whose directory is the store's root. Every call looks anew."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def names(self) -> list[str]:
+        """The directories that may be checkpoints."""
+        return [name for name in self._store.children() if layout.is_checkpoint_like(name)]
+
+    def look(self, name: str) -> Look:
+        """Read one directory's manifest, whatever state it is in. A newer major format raises."""
+        key = layout.key_of(name, layout.MANIFEST)
+        try:
+            data = self._store.get(key)
+        except NotFound:
+            return Look(name)
+        try:
+            return Look(name, manifest=decode(data, f"{self._store.uri}: {key}"))
+        except Damaged as error:
+            return Look(name, problem=str(error), torn=is_torn(data))
+
+    def looks(self) -> list[Look]:
+        """A look at every directory, in parallel."""
+        return self._each(self.names(), self.look)
+
+    def fences(self) -> Fences:
+        return read_fences(self._store)
+
+    def floors(self) -> dict[int, int | None]:
+        """Each controller's epoch with its floor, None where it has not settled one."""
+        return dict(self.fences().floors)
+
+    def committed(self) -> list[Manifest]:
+        """Every committed checkpoint, oldest first."""
+        # Fences last: one that came up while we looked must count.
+        looks = self.looks()
+        fences = self.fences()
+        return sorted(
+            (found for look in looks if (found := visible(look, fences)) is not None),
+            key=lambda manifest: manifest.order,
+        )
+
+    def void(self) -> list[Manifest]:
+        """Tombstones, and what fenced controllers committed too late."""
+        looks = self.looks()
+        fences = self.fences()
+        return [look.manifest for look in looks if look.manifest is not None and visible(look, fences) is None]
+
+    def damaged(self) -> list[tuple[str, str]]:
+        """Names with a manifest that was altered, and what is wrong with it."""
+        return [(look.name, look.problem) for look in self.looks() if look.problem is not None and not look.torn]
+
+    def get(self, name: str) -> Manifest:
+        """One committed checkpoint by name; `NotCommitted` or `Damaged` otherwise."""
+        look = self.look(layout.check_name(name))
+        if look.problem is not None and not look.torn:
+            raise Damaged(look.problem)
+        found = visible(look, self.fences())
+        if found is None:
+            raise NotCommitted(
+                f"{self._store.uri} holds no committed checkpoint {name!r}: `holdfast ckpt ls` shows those there are."
+            )
+        return found
+
+    def newest(self) -> Manifest | None:
+        """The newest committed checkpoint, or None."""
+        return next(self.newest_first(), None)
+
+    def newest_first(self, on_problem: Callable[[str, str], None] | None = None) -> Iterator[Manifest]:
+        """Committed checkpoints from the newest on, read one by one: the first costs one look, not a
+        thousand.
+
+        `on_problem` is told of each damaged manifest on the way, by name and problem.
+        """
+        return self.survey().newest_first(on_problem)
+
+    def survey(self) -> Survey:
+        """What `newest_first` and the next index need, in as few trips as possible."""
+        names = self.names()
+        custom = self._each([name for name in names if layout.parse_index(name) is None], self.look)
+        return Survey(self, names, custom, self.fences())
+
+    def leftovers(self) -> list[Leftover]:
+        """What writers that never committed left, or are still writing."""
+        bare = [look.name for look in self.looks() if look.manifest is None and (look.problem is None or look.torn)]
+        return [found for found in self._each(bare, self.leftover) if found is not None]
+
+    def leftover(self, name: str) -> Leftover | None:
+        """The unfinished draft in a directory without a valid manifest; None if nobody reserved or claimed
+        it."""
+        entries = self._store.list(name)
+        prefix = layout.key_of(name, "")
+        signs = [entry.key for entry in entries if entry.key == prefix + layout.RESERVED]
+        signs += [entry.key for entry in entries if entry.key.startswith(prefix + layout.CLAIM_PREFIX)]
+        if not signs:
+            return None
+        try:
+            reservation = decode_reservation(self._store.get(signs[0]))
+        except NotFound:
+            return None  # it was withdrawn, or removed, while we looked
+        return Leftover(name, reservation, tuple(entries))
+
+    def seal(self, epoch: int, floor: int) -> list[str]:
+        """Shut every unfinished reservation of earlier controllers below `floor`, so that no late writer can
+        commit there, and delete what it had uploaded. The index stays burnt. Returns the names that were
+        shut."""
+        shut: list[str] = []
+        for found in self.leftovers():
+            owner = found.reservation
+            if found.index is None or found.index >= floor or owner is None or owner.epoch >= epoch:
+                continue
+            dead = is_dead(owner.writer) is True
+            if not entomb(self._store, found.name, index=found.index, epoch=epoch, token=owner.token):
+                continue
+            shut.append(found.name)
+            if self._store.exclusive or dead:
+                # Where creation refuses nothing, a late writer might still replace the tombstone: leave it whole.
+                erase_files(self._store, found.name)
+        return shut
+
+    def _each(self, items: Iterable[_T], action: Callable[[_T], _R]) -> list[_R]:
+        """The answers in order; in parallel where each one is a trip over the network."""
+        work = list(items)
+        if len(work) < 2 or self._store.local_root is not None:
+            return [action(item) for item in work]
+        with ThreadPoolExecutor(min(_THREADS, len(work)), "catalog") as pool:
+            return list(pool.map(action, work))
+
+
+class Survey:
+    """One look at a run: the names that are there, the manifests of custom names, and the fences."""
+
+    def __init__(self, catalog: Catalog, names: list[str], custom: list[Look], fences: Fences) -> None:
+        self._catalog = catalog
+        self._names = names
+        self._custom = custom
+        self.fences = fences
+
+    def newest_first(self, on_problem: Callable[[str, str], None] | None = None) -> Iterator[Manifest]:
+        """See `Catalog.newest_first`."""
+        numbered = sorted((index, name) for name in self._names if (index := layout.parse_index(name)) is not None)
+        pending = sorted(
+            (found for look in self._custom if (found := visible(look, self.fences)) is not None),
+            key=lambda manifest: manifest.order,
+        )
+        for look in self._custom:
+            _tell(look, on_problem)
+        for order in reversed(numbered):
+            while pending and pending[-1].order > order:
+                yield pending.pop()
+            look = self._catalog.look(order[1])
+            _tell(look, on_problem)
+            if (found := visible(look, self.fences)) is not None:
+                yield found
+        yield from reversed(pending)
+
+    def next_index(self, at_least: int = 0) -> int:
+        """The smallest index above all that are taken by a directory that is still there, finished or not."""
+        taken = [index for name in self._names if (index := layout.parse_index(name)) is not None]
+        for look in self._custom:
+            if look.manifest is not None:
+                taken.append(look.manifest.index)
+            elif (unfinished := self._catalog.leftover(look.name)) is not None and unfinished.index is not None:
+                taken.append(unfinished.index)
+        return max([at_least, *(index + 1 for index in taken)])
+
+
+def visible(look: Look, fences: Fences) -> Manifest | None:
+    """The manifest if the checkpoint is committed. A copy under another name is its owner's, not the
+    run's."""
+    found = look.manifest
+    if found is None or found.void or found.name != look.name or fences.voids(found.epoch, found.index):
+        return None
+    return found
+
+
+def _tell(look: Look, on_problem: Callable[[str, str], None] | None) -> None:
+    if on_problem is not None and look.problem is not None and not look.torn:
+        on_problem(look.name, look.problem)

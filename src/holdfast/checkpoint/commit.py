@@ -1,0 +1,141 @@
+"""From a directory to a committed checkpoint: reserve, upload, commit.
+
+The three steps are separate calls, since in a training run they happen in different processes: the controller
+reserves and commits, each rank's agent uploads (see `reserve` and `upload`). `commit_directory` is all of
+them in one call. Whatever happens between them, readers see the checkpoint from the instant its manifest is
+there, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.epochs import read_fences
+from holdfast.checkpoint.erase import erase_files, erase_sealed
+from holdfast.checkpoint.manifest import Manifest, check_metrics, encode
+from holdfast.checkpoint.reservation import entomb, now_text, place, read_reservation
+from holdfast.checkpoint.reserve import reserve as reserve
+from holdfast.checkpoint.upload import merge_parts as merge_parts
+from holdfast.checkpoint.upload import reference_existing as reference_existing
+from holdfast.checkpoint.upload import upload_part as upload_part
+from holdfast.checkpoint.writer import describe, this_process
+from holdfast.core.parts import Draft as Draft
+from holdfast.core.parts import FileEntry
+from holdfast.errors import ConfigError, Fenced, OutOfSpace, StorageError
+from holdfast.storage.store import OnBytes, Store
+
+__all__ = ["abandon", "commit", "commit_directory"]
+
+
+def commit(
+    store: Store,
+    draft: Draft,
+    files: Sequence[FileEntry],
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    world_size: int = 1,
+    generation: int = 0,
+    iteration: int = 0,
+    created_at: str | None = None,
+) -> Manifest:
+    """Make the draft visible: create its manifest, exclusively. Raises `Fenced` if this writer's time is
+    over.
+
+    Calling it again after an unknown outcome (`Unavailable`) is safe: the token tells our own manifest.
+    """
+    manifest = Manifest(
+        name=draft.name,
+        index=draft.index,
+        epoch=draft.epoch,
+        token=draft.token,
+        created_at=created_at or now_text(),
+        writer=describe(this_process()),
+        world_size=world_size,
+        generation=generation,
+        iteration=iteration,
+        parent=draft.parent,
+        metrics=check_metrics(metrics),
+        files=tuple(sorted(files, key=lambda entry: entry.path)),
+    )
+    reservation = read_reservation(store, draft.name)
+    if reservation is None or reservation.token != draft.token:
+        raise Fenced(f"{store.uri}: the reservation of {draft.name} was cleared away by somebody who took us for dead.")
+    if not place(store, layout.key_of(draft.name, layout.MANIFEST), encode(manifest)):
+        manifest = _settle(store, draft)
+    if read_fences(store).may_void(draft.epoch, draft.index):
+        raise Fenced(f"{store.uri}: a newer controller took the run over before {draft.name} was committed.")
+    return manifest
+
+
+def abandon(store: Store, draft: Draft) -> None:
+    """Delete what an uncommitted draft has uploaded, as far as the storage lets us; it is invisible in any
+    case.
+
+    A generated name stays burnt, since ranks may still be uploading to it; a custom one is free again. A
+    draft that turns out to be committed (its answer was lost) is left alone.
+    """
+    with suppress(StorageError):
+        _abandon(store, draft, free=layout.parse_index(draft.name) is None)
+
+
+def commit_directory(
+    store: Store,
+    directory: Path,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    on_bytes: OnBytes | None = None,
+) -> Manifest:
+    """Commit a local directory as the run's next checkpoint, or under a name of the user's own."""
+    plain = check_metrics(metrics)
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not a directory: give one that holds the checkpoint's files.")
+    draft = reserve(store, name=name)
+    try:
+        files = upload_part(
+            store, draft, directory, rank=0, parent_files=_parent_files(store, draft), on_bytes=on_bytes
+        )
+        return commit(store, draft, files, metrics=plain)
+    except BaseException:
+        with suppress(StorageError):
+            _abandon(store, draft, free=True)
+        raise
+
+
+def _parent_files(store: Store, draft: Draft) -> tuple[FileEntry, ...]:
+    """What may be copied rather than uploaded; nothing, if the parent was expired meanwhile."""
+    if draft.parent is None:
+        return ()
+    found = Catalog(store).look(draft.parent).manifest
+    return found.files if found is not None else ()
+
+
+def _settle(store: Store, draft: Draft) -> Manifest:
+    """There is a manifest already: it is ours if an answer was lost, and otherwise somebody shut us out."""
+    look = Catalog(store).look(draft.name)
+    if look.manifest is not None and look.manifest.token == draft.token and not look.manifest.void:
+        return look.manifest
+    raise Fenced(f"{store.uri}: {draft.name} was shut by a newer controller before it was committed.")
+
+
+def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
+    owner = read_reservation(store, draft.name)
+    if owner is None or owner.token != draft.token:
+        return  # cleared away already, and perhaps another's by now
+    try:
+        if not entomb(store, draft.name, index=draft.index, epoch=draft.epoch, token=draft.token):
+            found = Catalog(store).look(draft.name).manifest
+            if found is None or not found.void:
+                return
+    except OutOfSpace:
+        # Deleting is what makes room. Nobody but us commits this draft, and we no longer will.
+        erase_files(store, draft.name)
+    if free:
+        erase_sealed(store, draft.name)
+    else:
+        erase_files(store, draft.name)

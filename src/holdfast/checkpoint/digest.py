@@ -1,0 +1,95 @@
+"""Reading stored files again: what they hash to, and whether a checkpoint's are what its manifest says.
+
+`restore` asks before it trusts the newest checkpoint, `verify` asks of all of them, `upload` of files that
+were put there by others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.core.parts import FileEntry
+from holdfast.errors import NotFound
+from holdfast.storage.hashing import BLOCK_BYTES, blocks, new_hasher
+from holdfast.storage.store import Digest, OnBytes, Store
+
+__all__ = ["check_files", "digest_stored", "mismatch"]
+
+_buffers = threading.local()
+
+
+def digest_stored(store: Store, key: str, on_bytes: OnBytes | None = None) -> Digest:
+    """Size and BLAKE3 of a stored file, read as it lies there; `NotFound` if it does not."""
+    hasher = new_hasher()
+    if store.local_root is not None:
+        store.size(key)  # NotFound rather than an OSError
+        size_bytes = sum(len(block) for block in blocks(store.local_root / key, hasher, on_bytes, buffer=_buffer))
+        return Digest(size_bytes, hasher.hexdigest())
+    size_bytes = 0
+    for block in _remote_blocks(store, key):
+        hasher.update(block)
+        size_bytes += len(block)
+        if on_bytes is not None:
+            on_bytes(len(block))
+    return Digest(size_bytes, hasher.hexdigest())
+
+
+def check_files(
+    store: Store, manifest: Manifest, *, name: str, deep: bool, threads: int = 4, on_bytes: OnBytes | None = None
+) -> list[str]:
+    """What is wrong with a committed checkpoint's files, one sentence each; empty if nothing is.
+
+    Presence and size always; the hash of every byte if `deep`.
+    """
+    prefix = layout.key_of(name, "")
+    sizes = {entry.key.removeprefix(prefix): entry.size_bytes for entry in store.list(name)}
+    problems: list[str] = []
+    sound: list[FileEntry] = []
+    for entry in manifest.files:
+        size_bytes = sizes.get(entry.path)
+        if size_bytes is None:
+            problems.append(f"{entry.path} is missing")
+        elif size_bytes != entry.size_bytes:
+            problems.append(f"{entry.path} has {size_bytes} bytes instead of {entry.size_bytes}")
+        else:
+            sound.append(entry)
+    if not deep:
+        return problems
+
+    def check(entry: FileEntry) -> str | None:
+        try:
+            return mismatch(entry, digest_stored(store, prefix + entry.path, on_bytes))
+        except NotFound:
+            return f"{entry.path} is missing"
+
+    with ThreadPoolExecutor(max(1, min(threads, len(sound))), "verify") as pool:
+        problems += [problem for problem in pool.map(check, sound) if problem is not None]
+    return problems
+
+
+def mismatch(entry: FileEntry, found: Digest) -> str | None:
+    """What differs between a file and its entry in the manifest, or None."""
+    if found.size_bytes != entry.size_bytes:
+        return f"{entry.path} has {found.size_bytes} bytes instead of {entry.size_bytes}"
+    if found.blake3 != entry.blake3:
+        ours, theirs = found.blake3[:12], entry.blake3[:12]
+        return f"{entry.path} holds other bytes than were committed (BLAKE3 {ours}… instead of {theirs}…)"
+    return None
+
+
+def _remote_blocks(store: Store, key: str) -> Iterator[bytes]:
+    size_bytes = store.size(key)
+    for start in range(0, size_bytes, BLOCK_BYTES):
+        yield store.get_range(key, start, min(BLOCK_BYTES, size_bytes - start))
+
+
+def _buffer() -> memoryview:
+    """This thread's one block, used again for each read."""
+    if not hasattr(_buffers, "block"):
+        _buffers.block = memoryview(bytearray(BLOCK_BYTES))
+    block: memoryview = _buffers.block
+    return block

@@ -1,0 +1,77 @@
+"""Deleting a checkpoint's directory in an order that a crash may interrupt anywhere.
+
+The manifest goes first, so that readers stop seeing the checkpoint before its first file is gone; the
+reservation goes last, so that the name stays taken, and the rest recognisable as ours, until nothing is left.
+`expire`, `abandon`, `reserve` and `repair` all delete through here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.checkpoint import layout
+from holdfast.storage.keys import is_temporary
+from holdfast.storage.store import Store
+
+__all__ = ["erase", "erase_files", "erase_sealed", "erase_temporaries"]
+
+
+def erase(store: Store, name: str) -> None:
+    """Delete everything: the manifest, then the files, then the reservation."""
+    store.delete([layout.key_of(name, layout.MANIFEST)])
+    _finish(store, name)
+
+
+def erase_sealed(store: Store, name: str) -> None:
+    """Delete everything where the manifest is a tombstone: that goes after the files, for it holds late
+    writers off."""
+    erase_files(store, name)
+    _finish(store, name)
+
+
+def erase_files(store: Store, name: str) -> None:
+    """Delete all but the reservation and the manifest (a tombstone)."""
+    keep = {layout.key_of(name, layout.RESERVED), layout.key_of(name, layout.MANIFEST)}
+    store.delete([entry.key for entry in store.list(name) if entry.key not in keep])
+    erase_temporaries(store, name)
+
+
+def erase_temporaries(store: Store, name: str, older_than_s: float = 0.0, now_s: float = 0.0) -> list[str]:
+    """Delete unfinished writes, which a killed process leaves where keys are files: no `list` names them.
+
+    Returns their paths below the store's root. `older_than_s` spares what was written to since `now_s` minus
+    that.
+    """
+    if store.local_root is None:
+        return []
+    gone: list[str] = []
+    newest_s = time.time() - older_than_s
+    top = store.local_root / name
+    for folder, _, names in os.walk(top):
+        for found in filter(is_temporary, names):
+            path = Path(folder, found)
+            with suppress(FileNotFoundError):
+                if older_than_s and path.stat().st_mtime > newest_s:
+                    continue
+                path.unlink()
+                gone.append(str(path.relative_to(store.local_root)))
+                _prune(path.parent, store.local_root)
+    return gone
+
+
+def _prune(folder: Path, root: Path) -> None:
+    """Remove a directory that is empty now, and those above it that become so."""
+    with suppress(OSError):
+        while folder != root:
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _finish(store: Store, name: str) -> None:
+    reserved = layout.key_of(name, layout.RESERVED)
+    store.delete([entry.key for entry in store.list(name) if entry.key != reserved])
+    erase_temporaries(store, name)
+    store.delete([reserved])

@@ -1,0 +1,95 @@
+"""The reservation: the file that is created first, exclusively, and makes a name one writer's own.
+
+`reserve` makes them, `commit` checks that its own is still there, `catalog` and `verify` read who was at
+work. The tombstone, a void manifest in the place of the one that never came, shuts a reservation for good.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.manifest import Manifest, encode
+from holdfast.checkpoint.writer import Writer, describe, this_process
+from holdfast.errors import AlreadyExists, NotFound
+from holdfast.storage.store import Store
+
+__all__ = ["Reservation", "age_s", "decode_reservation", "entomb", "now_text", "place", "read_reservation"]
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose a name is, and since when."""
+
+    format: str = "holdfast.reservation/1.0"
+    token: str
+    index: int
+    epoch: int
+    created_at: str
+    writer: Writer
+
+
+def decode_reservation(data: bytes) -> Reservation | None:
+    """Read a reservation or a claim; None if it is torn or somebody else's file."""
+    try:
+        return msgspec.json.decode(data, type=Reservation)
+    except msgspec.MsgspecError:
+        return None
+
+
+def read_reservation(store: Store, name: str) -> Reservation | None:
+    """The reservation of a checkpoint's directory; None if there is none that can be read."""
+    try:
+        return decode_reservation(store.get(layout.key_of(name, layout.RESERVED)))
+    except NotFound:
+        return None
+
+
+def entomb(store: Store, name: str, *, index: int, epoch: int, token: str) -> bool:
+    """Put a void manifest where the missing one would go. False if a manifest is there: the writer was
+    faster."""
+    tombstone = Manifest(
+        name=name,
+        index=index,
+        epoch=epoch,
+        token=token,
+        created_at=now_text(),
+        writer=describe(this_process()),
+        world_size=0,
+        void=True,
+    )
+    return place(store, layout.key_of(name, layout.MANIFEST), encode(tombstone))
+
+
+def place(store: Store, key: str, data: bytes) -> bool:
+    """Create a key that must not be there; False if it is. Where creation refuses nothing, at least look
+    first."""
+    if not store.exclusive:
+        try:
+            store.size(key)
+        except NotFound:
+            store.put(key, data)
+            return True
+        return False
+    try:
+        store.create(key, data)
+    except AlreadyExists:
+        return False
+    return True
+
+
+def now_text() -> str:
+    """The time as it stands in every file: UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def age_s(created_at: str) -> float:
+    """Seconds since a `created_at`; 0 where it cannot be read, which lets nobody call it old."""
+    try:
+        then = datetime.fromisoformat(created_at)
+    except ValueError:
+        return 0.0
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=UTC)
+    return (datetime.now(UTC) - then).total_seconds()

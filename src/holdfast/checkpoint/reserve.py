@@ -1,0 +1,200 @@
+"""The first step of a commit: make one name this writer's own.
+
+Generated names count upwards, and a lost race means the next index. A custom name is had or not had; what a
+crashed or fenced writer left under it is cleared away first, so that a resumed run may use the name again.
+Where the storage cannot create exclusively, writers announce and look (`_claim`). The next steps are in
+`upload` and `commit`.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.catalog import Catalog, visible
+from holdfast.checkpoint.erase import erase, erase_sealed
+from holdfast.checkpoint.reservation import (
+    Reservation,
+    decode_reservation,
+    entomb,
+    now_text,
+    read_reservation,
+)
+from holdfast.checkpoint.writer import describe, is_dead, this_process
+from holdfast.core.parts import Draft
+from holdfast.errors import AlreadyExists, ConfigError, NameTaken, NotFound, Unavailable
+from holdfast.storage.store import Store
+
+__all__ = ["reserve"]
+
+_ATTEMPTS = 200
+_BACKOFF_S = 0.01
+_MAX_BACKOFF_S = 0.5
+
+
+def reserve(
+    store: Store,
+    *,
+    epoch: int | None = None,
+    name: str | None = None,
+    at_least: int = 0,
+    adopt: bool = False,
+) -> Draft:
+    """Take a name for a new checkpoint.
+
+    `epoch` is the controller's (the highest there is, where nobody says); `name` is a custom one, which
+    raises `NameTaken` if a checkpoint has it; `at_least` is the smallest index allowed. `adopt` lets a custom
+    name have files in it already: the user's own, put there by other means (see `upload.reference_existing`).
+    """
+    if name is not None:
+        layout.check_name(name)
+    catalog = Catalog(store)
+    survey = catalog.survey()
+    epoch = survey.fences.highest if epoch is None else epoch
+    newest = next(survey.newest_first(), None)
+    parent = newest.name if newest is not None else None
+    if name is None:
+        first = survey.next_index(at_least)
+        return _reserve_next(store, first, Draft(name="", index=0, epoch=epoch, token="", parent=parent))
+    index = layout.parse_index(name)
+    if index is None:
+        index = survey.next_index(at_least)
+    elif newest is not None and index <= newest.index and name != newest.name:
+        raise ConfigError(
+            f"The checkpoint name {name!r} is refused: numbered names count upwards, and {newest.name} is there;"
+            f" choose {layout.checkpoint_name(survey.next_index(at_least))} or a name without a number."
+        )
+    draft = Draft(name=name, index=index, epoch=epoch, token=_new_token(), parent=parent)
+    _reserve_named(store, catalog, draft, adopt)
+    return draft
+
+
+def _reserve_next(store: Store, first: int, blank: Draft) -> Draft:
+    """Fill in the first free index from `first` on."""
+    take = _create if store.exclusive else _claim
+    index = first
+    for attempt in range(_ATTEMPTS):
+        draft = msgspec.structs.replace(blank, name=layout.checkpoint_name(index), index=index, token=_new_token())
+        if take(store, draft):
+            return draft
+        if store.exclusive:
+            index += 1
+        else:
+            _back_off(attempt)
+            index = Catalog(store).survey().next_index(first)
+    raise Unavailable(
+        f"{store.uri}: no checkpoint name could be had in {_ATTEMPTS} tries; let fewer writers commit at once."
+    )
+
+
+def _reserve_named(store: Store, catalog: Catalog, draft: Draft, adopt: bool) -> None:
+    take = _create if store.exclusive else _claim
+    for attempt in range(4):
+        if not adopt and not _only_ours(store, draft.name):
+            raise NameTaken(f"{store.uri} has a directory {draft.name!r} with other files in it: choose another name.")
+        if take(store, draft):
+            return
+        if not _reclaim(store, catalog, draft) and store.exclusive:
+            break
+        _back_off(attempt)
+    owner = read_reservation(store, draft.name)
+    by = f" (taken by {describe(owner.writer)})" if owner is not None else ""
+    raise NameTaken(f"{store.uri} has a checkpoint {draft.name!r} already{by}: choose another name.")
+
+
+def _create(store: Store, draft: Draft) -> bool:
+    try:
+        store.create(layout.key_of(draft.name, layout.RESERVED), _signed(draft))
+    except AlreadyExists:
+        return False
+    return True
+
+
+def _claim(store: Store, draft: Draft) -> bool:
+    """Announce, then look: whoever sees nobody else has the name. With puts and lists that see each other, at
+    most one does; when two meet, both withdraw, and chance decides the next round."""
+    claim = layout.key_of(draft.name, f"{layout.CLAIM_PREFIX}{draft.token}.json")
+    store.put(claim, _signed(draft))
+    try:
+        # Twice, since a list is not one instant: the winner may put its reservation and delete its claim during it.
+        if not (_alone(store, draft.name, claim) and _alone(store, draft.name, claim)):
+            return False
+        store.put(layout.key_of(draft.name, layout.RESERVED), _signed(draft))
+        return True
+    finally:
+        store.delete([claim])
+
+
+def _alone(store: Store, name: str, claim: str) -> bool:
+    prefix = layout.key_of(name, "")
+    for entry in store.list(name):
+        path = entry.key.removeprefix(prefix)
+        if path in (layout.RESERVED, layout.MANIFEST):
+            return False
+        if path.startswith(layout.CLAIM_PREFIX) and entry.key != claim and not _is_stale(store, entry.key):
+            return False
+    return True
+
+
+def _is_stale(store: Store, claim: str) -> bool:
+    """Whether a claim's maker died with it. One that was withdrawn meanwhile still counts as seen."""
+    try:
+        found = decode_reservation(store.get(claim))
+    except NotFound:
+        return False
+    return found is not None and is_dead(found.writer) is True
+
+
+def _only_ours(store: Store, name: str) -> bool:
+    """Whether a directory is empty, or somebody reserved it; anything else is the user's own."""
+    prefix = layout.key_of(name, "")
+    paths = [entry.key.removeprefix(prefix) for entry in store.list(name)]
+    signs = (layout.RESERVED, layout.MANIFEST)
+    return not paths or any(path in signs or path.startswith(layout.CLAIM_PREFIX) for path in paths)
+
+
+def _reclaim(store: Store, catalog: Catalog, draft: Draft) -> bool:
+    """Clear a name whose writer is certainly gone and never committed; False if it is not ours to clear."""
+    look = catalog.look(draft.name)
+    if visible(look, catalog.fences()) is not None or (look.problem is not None and not look.torn):
+        return False
+    owner = read_reservation(store, draft.name)
+    if owner is None:
+        return look.manifest is None and look.problem is None  # it was being removed: try again
+    dead = is_dead(owner.writer) is True
+    if not dead and owner.epoch >= draft.epoch:
+        return False
+    if look.manifest is None and not look.torn:
+        if not entomb(store, draft.name, index=owner.index, epoch=draft.epoch, token=owner.token):
+            return False
+        erase_sealed(store, draft.name)
+    elif look.manifest is not None and look.manifest.void:
+        erase_sealed(store, draft.name)
+    else:
+        erase(store, draft.name)
+    return True
+
+
+def _signed(draft: Draft) -> bytes:
+    return msgspec.json.encode(
+        Reservation(
+            token=draft.token,
+            index=draft.index,
+            epoch=draft.epoch,
+            created_at=now_text(),
+            writer=this_process(),
+        )
+    )
+
+
+def _new_token() -> str:
+    return secrets.token_hex(16)
+
+
+def _back_off(attempt: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    sleep(random.uniform(0, min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))))

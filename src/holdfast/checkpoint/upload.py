@@ -1,0 +1,229 @@
+"""The second step of a commit: bring the files to where the draft says, in parallel, and say what was
+brought.
+
+Any number of ranks may each add a directory to one draft, from processes that know nothing of each other;
+`commit` merges what they return. A file that the parent checkpoint has already is copied inside the storage.
+What is returned always describes the bytes that are stored, even if the user's file changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.digest import digest_stored
+from holdfast.checkpoint.manifest import decode
+from holdfast.checkpoint.reservation import decode_reservation
+from holdfast.core.parts import Draft, FileEntry
+from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
+from holdfast.storage.hashing import digest_file
+from holdfast.storage.store import Digest, OnBytes, Store
+
+__all__ = ["merge_parts", "reference_existing", "upload_part"]
+
+
+def upload_part(
+    store: Store,
+    draft: Draft,
+    directory: Path,
+    *,
+    rank: int,
+    parent_files: Sequence[FileEntry] | None,
+    only: Iterable[str] | None = None,
+    threads: int = 4,
+    on_bytes: OnBytes | None = None,
+) -> list[FileEntry]:
+    """Upload one rank's directory to a draft; the entries are sorted by path.
+
+    `parent_files` are those of the checkpoint `draft.parent`, `only` limits the upload to these paths.
+    `on_bytes` is told of copied bytes too, since they count as done.
+    """
+    files = _files_below(directory)
+    metadata = files.pop(layout.METADATA, None)
+    if only is not None:
+        wanted = set(only)
+        if missing := sorted(wanted - files.keys()):
+            raise ConfigError(f"{directory} has no file {missing[0]!r}: check what the checkpoint should hold.")
+        files = {path: source for path, source in files.items() if path in wanted}
+    part = _Part(store, draft, rank, parent_files or (), on_bytes)
+    entries = part.run(files, threads)
+    if metadata is not None:
+        _carry_metadata(store, draft, metadata, rank)
+    return entries
+
+
+def merge_parts(parts: Mapping[int, Sequence[FileEntry]]) -> tuple[FileEntry, ...]:
+    """All ranks' files in one list, sorted by path; `DuplicateFile` if two ranks gave the same one."""
+    merged: dict[str, FileEntry] = {}
+    for rank in sorted(parts):
+        for entry in parts[rank]:
+            if (other := merged.get(entry.path)) is not None:
+                raise DuplicateFile(
+                    f"Ranks {other.rank} and {entry.rank} both reported a file {entry.path!r}: give each rank's file"
+                    " a name of its own, for example with the rank in it."
+                )
+            merged[entry.path] = entry
+    return tuple(merged[path] for path in sorted(merged))
+
+
+def reference_existing(store: Store, name: str, *, on_bytes: OnBytes | None = None) -> list[FileEntry]:
+    """Entries for files that the user has put below `name` by other means, read through once to hash them."""
+    prefix = layout.key_of(name, "")
+    entries: list[FileEntry] = []
+    for entry in store.list(name):
+        path = entry.key.removeprefix(prefix)
+        if not layout.is_sidecar(path):
+            found = digest_stored(store, entry.key, on_bytes)
+            entries.append(FileEntry(path=path, size_bytes=found.size_bytes, blake3=found.blake3))
+    return entries
+
+
+class _Part:
+    """One rank's upload: what all its threads share."""
+
+    def __init__(
+        self,
+        store: Store,
+        draft: Draft,
+        rank: int,
+        parent_files: Sequence[FileEntry],
+        on_bytes: OnBytes | None,
+    ) -> None:
+        self._store = store
+        self._draft = draft
+        self._rank = rank
+        self._on_bytes = on_bytes
+        self._failed = threading.Event()
+        self._known: dict[Digest, str] = {}
+        if draft.parent is not None:
+            for entry in parent_files:
+                self._known[Digest(entry.size_bytes, entry.blake3)] = layout.key_of(draft.parent, entry.path)
+        self._known_sizes = {digest.size_bytes for digest in self._known}
+
+    def run(self, files: Mapping[str, Path], threads: int) -> list[FileEntry]:
+        """Biggest first, so that no thread is left alone with a big one at the end."""
+        order = sorted(files.items(), key=lambda item: item[1].stat().st_size, reverse=True)
+        if threads < 2 or len(order) < 2:
+            return sorted((self._one(*item) for item in order), key=lambda entry: entry.path)
+        with ThreadPoolExecutor(min(threads, len(order)), "upload") as pool:
+            futures = [pool.submit(self._guarded, *item) for item in order]
+            try:
+                entries = [future.result() for future in futures]
+            except BaseException:
+                self._failed.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return sorted(entries, key=lambda entry: entry.path)
+
+    def _guarded(self, path: str, source: Path) -> FileEntry:
+        try:
+            return self._one(path, source)
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _one(self, path: str, source: Path) -> FileEntry:
+        key = layout.key_of(self._draft.name, path)
+        try:
+            digest = self._copied(key, source) or self._store.upload(key, source, self._progress)
+        except OSError as error:
+            raise CheckpointError(
+                f"{source} could not be read ({error.strerror}): keep it until report returns."
+            ) from error
+        return FileEntry(path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, rank=self._rank)
+
+    def _copied(self, key: str, source: Path) -> Digest | None:
+        """The file's digest if the parent had the same bytes and they are under `key` now; None to upload."""
+        if source.stat().st_size not in self._known_sizes:
+            return None
+        digest = digest_file(source)
+        origin = self._known.get(digest)
+        if origin is None:
+            return None
+        try:
+            self._store.copy(origin, key)
+            if self._store.size(key) != digest.size_bytes:
+                return None  # the parent's file was damaged; ours need not be
+        except NotFound:
+            return None  # the parent was expired meanwhile
+        self._progress(digest.size_bytes)
+        return digest
+
+    def _progress(self, count: int) -> None:
+        if self._failed.is_set():
+            raise CheckpointError("This upload was abandoned, since another file's failed.")
+        if self._on_bytes is not None:
+            self._on_bytes(count)
+
+
+def _carry_metadata(store: Store, draft: Draft, source: Path, rank: int) -> None:
+    """The directory's own metadata becomes the checkpoint's. Rank 0's word is final, others fill in where it
+    is silent."""
+    key = layout.key_of(draft.name, layout.METADATA)
+    data = source.read_bytes()
+    if rank == 0:
+        store.put(key, data)
+        return
+    try:
+        store.create(key, data)
+    except AlreadyExists:
+        return
+
+
+def _files_below(directory: Path) -> dict[str, Path]:
+    """Every file below a directory by its `/`-separated path. Symlinks are followed."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not a directory: give one that holds the checkpoint's files.")
+    found: dict[str, Path] = {}
+    _walk(directory, "", (), found)
+    for path in [path for path in found if layout.is_sidecar(path) and path != layout.METADATA]:
+        if not _is_ours(path, found[path]):
+            raise ConfigError(f"{found[path]} has a name that holdfast keeps for itself: rename the file.")
+        del found[path]  # the directory is itself a checkpoint, or a copy of one: the new one gets its own
+    return found
+
+
+def _walk(directory: Path, prefix: str, above: tuple[tuple[int, int], ...], found: dict[str, Path]) -> None:
+    here = directory.stat()
+    identity = (here.st_dev, here.st_ino)
+    if identity in above:
+        raise ConfigError(f"{directory} is a symbolic link to a directory above it: remove the link.")
+    for entry in _entries(directory):
+        path = prefix + entry.name
+        try:
+            path.encode()
+            mode = entry.stat().st_mode
+        except UnicodeEncodeError:
+            raise ConfigError(f"{directory} has a file name that is not valid Unicode ({path!r}): rename it.") from None
+        except FileNotFoundError:
+            raise ConfigError(f"{entry.path} is a symbolic link to nothing: remove it, or mend its target.") from None
+        if stat.S_ISDIR(mode):
+            _walk(Path(entry.path), path + "/", (*above, identity), found)
+        elif stat.S_ISREG(mode):
+            found[path] = Path(entry.path)
+        else:
+            raise ConfigError(
+                f"{entry.path} is no plain file (a socket, pipe or device): remove it from the checkpoint."
+            )
+
+
+def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        yield from sorted(entries, key=lambda entry: entry.name)
+
+
+def _is_ours(path: str, source: Path) -> bool:
+    """Whether a file of a reserved name really is one of our sidecars."""
+    checks: dict[str, Callable[[bytes], object]] = {
+        layout.MANIFEST: lambda data: decode(data, path),
+        layout.PINNED: lambda data: True,
+    }
+    try:
+        return bool(checks.get(path, decode_reservation)(source.read_bytes()))
+    except Damaged:
+        return False

@@ -1,0 +1,140 @@
+"""Is everything that is committed still what was committed, and what lies around besides?
+
+`verify` reads and reports; `repair` deletes what crashed writers left, and only that: damaged checkpoints and the
+user's own directories are never touched. The command line's `holdfast ckpt verify [--repair]` is made of the two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.catalog import Catalog, Leftover, Look, visible
+from holdfast.checkpoint.digest import check_files
+from holdfast.checkpoint.epochs import Fences
+from holdfast.checkpoint.erase import erase, erase_files, erase_sealed, erase_temporaries
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.reservation import age_s, entomb, read_reservation
+from holdfast.checkpoint.writer import is_dead
+from holdfast.errors import NotCommitted
+from holdfast.storage.store import OnBytes, Store
+
+__all__ = ["Report", "repair", "verify"]
+
+_DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found; `damaged` maps a name to its problems."""
+
+    ok: list[Manifest] = field(default_factory=list)
+    damaged: dict[str, list[str]] = field(default_factory=dict)
+    leftovers: list[Leftover] = field(default_factory=list)
+    void: list[Manifest] = field(default_factory=list)
+
+    @property
+    def intact(self) -> bool:
+        """Whether every committed checkpoint is whole; leftovers do no harm."""
+        return not self.damaged
+
+
+def verify(
+    store: Store,
+    names: Iterable[str] | None = None,
+    deep: bool = True,
+    on_bytes: OnBytes | None = None,
+    threads: int = 4,
+) -> Report:
+    """Check these checkpoints, or all there are. `deep` reads every byte; otherwise presence and sizes count."""
+    catalog = Catalog(store)
+    looks = catalog.looks() if names is None else [catalog.look(layout.check_name(name)) for name in names]
+    fences = catalog.fences()
+    report = Report()
+    for look in looks:
+        if (found := visible(look, fences)) is not None:
+            problems = check_files(store, found, name=look.name, deep=deep, threads=threads, on_bytes=on_bytes)
+            if problems and catalog.look(look.name).manifest is None:
+                continue  # it was removed while we read
+            if problems:
+                report.damaged[look.name] = problems
+            else:
+                report.ok.append(found)
+        elif look.manifest is not None:
+            if look.manifest.name == look.name:
+                report.void.append(look.manifest)
+        elif look.problem is not None and not look.torn:
+            report.damaged[look.name] = [look.problem]
+        elif (leftover := catalog.leftover(look.name)) is not None:
+            report.leftovers.append(leftover)
+        elif names is not None:
+            raise NotCommitted(
+                f"{store.uri} holds no checkpoint {look.name!r}: `holdfast ckpt ls` shows those there are."
+            )
+    report.ok.sort(key=lambda manifest: manifest.order)
+    return report
+
+
+def repair(store: Store, report: Report, older_than_s: float = _DAY_S) -> list[str]:
+    """Delete leftovers whose writer is certainly gone, or which are older than this; returns what was removed.
+
+    Gone is: it died on this machine, or its controller was replaced. Where it may merely be slow, a tombstone shuts it
+    out first and stays behind, tiny, until a later repair finds that old as well.
+    """
+    fences = Catalog(store).fences()
+    removed = [found.name for found in report.leftovers if _repair_leftover(store, found, fences, older_than_s)]
+    removed += [found.name for found in report.void if _repair_void(store, found, older_than_s)]
+    return removed + erase_temporaries(store, "", older_than_s)
+
+
+def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s: float) -> bool:
+    look = Catalog(store).look(seen.name)
+    found = Catalog(store).leftover(seen.name) if _unfinished(look) else None
+    if found is None:
+        return False  # it was committed, or removed, since the report
+    owner = found.reservation
+    if owner is None:
+        if _file_age_s(store, found) < older_than_s:
+            return False
+        erase(store, found.name)
+        return True
+    if is_dead(owner.writer) is True:
+        erase(store, found.name)
+        return True
+    if owner.epoch >= fences.highest and age_s(owner.created_at) < older_than_s:
+        return False
+    if look.torn:
+        store.delete([layout.key_of(found.name, layout.MANIFEST)])
+    if not entomb(store, found.name, index=owner.index, epoch=fences.highest, token=owner.token):
+        return False
+    erase_files(store, found.name)
+    return True
+
+
+def _repair_void(store: Store, seen: Manifest, older_than_s: float) -> bool:
+    owner = read_reservation(store, seen.name)
+    gone = owner is not None and is_dead(owner.writer) is True
+    if not gone and age_s(seen.created_at) < older_than_s:
+        return False
+    now = Catalog(store).look(seen.name).manifest
+    if now is None or (now.token, now.void) != (seen.token, seen.void):
+        return False
+    if now.void:
+        erase_sealed(store, seen.name)
+    else:
+        erase(store, seen.name)
+    return True
+
+
+def _unfinished(look: Look) -> bool:
+    return look.manifest is None and (look.problem is None or look.torn)
+
+
+def _file_age_s(store: Store, leftover: Leftover) -> float:
+    """How long ago a directory with an unreadable reservation was last written to; 0 where nobody can tell."""
+    if store.local_root is None:
+        return 0.0
+    written = [(store.local_root / entry.key).stat().st_mtime for entry in leftover.entries]
+    return time.time() - max(written, default=time.time())
