@@ -343,9 +343,7 @@ _keys = st.builds(
     st.lists(st.sampled_from(["d1", "d 2"]), max_size=2),
     st.sampled_from(["f1", "f%2", "f3"]),
 )
-_operations = st.tuples(
-    st.sampled_from(["put", "create", "delete", "copy"]), _keys, _keys, st.binary(max_size=6)
-)
+_operations = st.tuples(st.sampled_from(["put", "create", "delete", "copy"]), _keys, _keys, st.binary(max_size=6))
 
 
 def _compare_with_dict(store: Store, history: list[tuple[str, str, str, bytes]], exclusive: bool) -> None:
@@ -374,9 +372,7 @@ def _compare_with_dict(store: Store, history: list[tuple[str, str, str, bytes]],
     assert {entry.key: store.get(entry.key) for entry in store.list()} == model
     for prefix in ("", "d1", "d 2", "d1/d1"):
         below = [
-            key[len(prefix) + 1 :] if prefix else key
-            for key in model
-            if key.startswith(f"{prefix}/" if prefix else "")
+            key[len(prefix) + 1 :] if prefix else key for key in model if key.startswith(f"{prefix}/" if prefix else "")
         ]
         assert store.children(prefix) == sorted({key.split("/")[0] for key in below if "/" in key})
         assert len(store.list(prefix)) == len(below)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -43,6 +44,9 @@ class StoreRaces:
     supports_exclusive: ClassVar[bool] = True
     processes_find_it: ClassVar[bool] = False
     """Whether `open_store(store.uri)` in another process finds the same storage."""
+    atomic_overwrite: ClassVar[bool] = True
+    """False where the kernel caches sizes and pages of what was replaced (FUSE mounts): a reader at the very moment of
+    an overwrite may see a mixture there, so what is overwritten must be sealed."""
 
     def test_of_many_threads_one_creates(self, store: Store) -> None:
         if not self.supports_exclusive:
@@ -57,7 +61,7 @@ class StoreRaces:
                     return False
                 return True
 
-            won = _at_once([lambda token=token: create(token) for token in range(THREADS)])
+            won = _at_once([partial(create, token) for token in range(THREADS)])
             assert won.count(True) == 1
             assert store.get(key) == f"token {won.index(True)}".encode()
             assert [entry.key for entry in store.list(f"race {number}")] == [key]
@@ -87,6 +91,8 @@ class StoreRaces:
                 racer.communicate()
 
     def test_readers_never_see_a_mixture(self, store: Store) -> None:
+        if not self.atomic_overwrite:
+            pytest.skip("this storage's caches mix what is replaced with what replaces it")
         contents = [bytes([65 + number]) * (30_000 + number * 7_000) for number in range(3)]
         store.put("k", contents[0])
         done = threading.Event()
@@ -120,7 +126,7 @@ class StoreRaces:
                 store.delete([key])
             return True
 
-        assert all(_at_once([lambda number=number: churn(number) for number in range(THREADS)]))
+        assert all(_at_once([partial(churn, number) for number in range(THREADS)]))
         with pytest.raises(NotFound):
             store.get("shared/deep/0")
         assert store.list() == []

@@ -1,7 +1,7 @@
 """What others need of local files: a way for a download to arrive whole, cheap copies, and the kind of a mount.
 
 `landing` serves every backend's `download`; `reflink` and `copy_bytes` copy for `posix` and for the worker's staging;
-`is_fuse` tells `posix` where other rules hold.
+`mount_kind` tells `posix` and `locate` where other rules hold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.storage.draft import write_all
 from holdfast.storage.failures import translated
 from holdfast.storage.keys import new_temporary
 
-__all__ = ["copy_bytes", "is_fuse", "landing", "reflink"]
+__all__ = ["copy_bytes", "landing", "mount_kind", "reflink"]
 
 _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF, errno.EIO}
 _FICLONE = 0x40049409
@@ -43,22 +43,23 @@ def landing(target: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def is_fuse(directory: Path) -> bool:
-    """Whether this directory, or the nearest one above that exists, is on a FUSE mount."""
+def mount_kind(directory: Path) -> str:
+    """The type of the filesystem (ext4, nfs4, fuse.rclone ...) that holds this directory, or the nearest one above it
+    that exists; empty where the kernel does not tell."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     try:
         device = directory.stat().st_dev
         mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
-        return False
+        return ""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():
         # 36 35 98:0 /root /mount/point options... - type source options
         place, _, kind = line.partition(" - ")
         if place.split(" ")[2] == wanted:
-            return kind.startswith("fuse")
-    return False
+            return kind.partition(" ")[0]
+    return ""
 
 
 def reflink(source: int, target: int) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from holdfast.errors import ConfigError, InvalidURI, MissingExtra
+from holdfast.storage.files import mount_kind
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
@@ -26,6 +27,7 @@ _SECRET = re.compile(
     r"secret|token|passw|credential|signature|\bsig\b|sas|auth|access_?key|account_?key|api_?key|^key$", re.I
 )
 _OBJECT_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_NETWORK_MOUNTS = ("fuse", "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "glusterfs")
 _AZURE = {"az", "abfs", "abfss"}
 
 
@@ -44,11 +46,11 @@ def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -
             )
         return _open_arrow(text, filesystem)
     if match is None:
-        return PosixStore(_local_path(text))
+        return _open_directory(_local_path(text))
     scheme = match[1].lower()
     _check_encoding(text)
     if scheme == "file":
-        return PosixStore(_file_path(text))
+        return _open_directory(_file_path(text))
     if scheme in _OBJECT_EXTRAS:
         _check_bucket(text, scheme)
         return _open_objects(text, scheme)
@@ -99,6 +101,12 @@ def redact(uri: str) -> str:
     netloc = f"{user.partition(':')[0]}@{host}" if keep else host
     pairs = [(k, redact(v)) for k, v in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(k)]
     return urlunsplit((parts.scheme, netloc, parts.path, urlencode(pairs, safe=":/"), parts.fragment))
+
+
+def _open_directory(path: Path) -> Store:
+    store = PosixStore(path)
+    # A disk that fails will fail again; a mount over a network may not.
+    return RetryingStore(store) if mount_kind(Path(store.uri)).startswith(_NETWORK_MOUNTS) else store
 
 
 def _open_objects(uri: str, scheme: str) -> Store:

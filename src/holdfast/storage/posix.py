@@ -3,7 +3,8 @@
 What is written appears whole: a `draft` in the same directory, fsync, then link or rename, then fsync of the directory.
 FUSE mounts differ: there an upload goes straight to its final name, since close, not fsync, finalises a file, and a
 rename may copy it; where hard links are missing, too, `create` writes in place, and a crash can leave a torn file
-there, so callers seal what they create. `directories` makes directories, `transfer` moves bulk bytes, `failures` words
+there. The kernel caches sizes and pages of a FUSE file for a second or so, so a reader at the moment of an overwrite
+may see a mixture. Hence callers seal what they create or overwrite. `directories` makes directories, `transfer` moves bulk bytes, `failures` words
 the errors; `tests/contract` holds this backend to the protocol in `store`.
 """
 
@@ -21,7 +22,7 @@ from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.directories import Directories
 from holdfast.storage.draft import Draft, discard, link_open_file, sync, write_all
 from holdfast.storage.failures import translate, translated
-from holdfast.storage.files import copy_bytes, is_fuse, landing, reflink
+from holdfast.storage.files import copy_bytes, landing, mount_kind, reflink
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.store import Digest, Entry, OnBytes
 from holdfast.storage.transfer import pump
@@ -193,7 +194,7 @@ class PosixStore:
 
     def _fuse(self) -> bool:
         if self._shared.fuse is None:
-            self._shared.fuse = is_fuse(self._root)
+            self._shared.fuse = mount_kind(self._root).startswith("fuse")
         return self._shared.fuse
 
     def _probe(self) -> bool:

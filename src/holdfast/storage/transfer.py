@@ -23,8 +23,8 @@ from holdfast.storage.store import Digest, OnBytes
 
 __all__ = ["pump"]
 
-_BLOCK_BYTES = 4 * 1024 * 1024
-_RING = 3
+_BLOCK_BYTES = 1024 * 1024
+_RING = 4
 
 
 def pump(source: Path, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False) -> Digest:
