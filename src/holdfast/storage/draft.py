@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from holdfast.storage.keys import new_temporary
 
-__all__ = ["Draft", "discard", "link_open_file", "sync", "write_all"]
+__all__ = ["Draft", "discard", "link_open_file", "sync"]
 
 _NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF}
 _NO_UNNAMED = {errno.ENOENT, errno.EPERM, errno.EXDEV, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
@@ -111,10 +111,3 @@ def sync(fd: int) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise
-
-
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """All of `data`, however many writes that takes."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]

@@ -14,11 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.storage.draft import write_all
 from holdfast.storage.failures import translated
 from holdfast.storage.keys import new_temporary
 
-__all__ = ["copy_bytes", "landing", "mount_kind", "reflink"]
+__all__ = ["copy_bytes", "landing", "mount_kind", "reflink", "write_all"]
 
 _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF, errno.EIO}
 _FICLONE = 0x40049409
@@ -85,3 +84,10 @@ def copy_bytes(source: int, target: int) -> None:
     while block := os.pread(source, 1 << 20, start):
         write_all(target, block)
         start += len(block)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """All of `data`, however many writes that takes."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

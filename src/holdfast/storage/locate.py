@@ -114,9 +114,8 @@ def _open_objects(uri: str, scheme: str) -> Store:
         from holdfast.storage.objects import open_objects
 
         store: Store = open_objects(uri)
-    except MissingExtra:
-        raise
     except ImportError as error:
+        _only_missing("obstore", error)
         raise MissingExtra(
             f"{scheme}:// needs the object-store client; run: pip install 'holdfast[{_OBJECT_EXTRAS[scheme]}]'"
         ) from error
@@ -128,12 +127,17 @@ def _open_arrow(path: str, filesystem: object | None) -> Store:
         from holdfast.storage.arrow import open_arrow
 
         store: Store = open_arrow(path, filesystem)
-    except MissingExtra:
-        raise
     except ImportError as error:
+        _only_missing("pyarrow", error)
         what = "hdfs://" if filesystem is None else "A filesystem"
         raise MissingExtra(f"{what} needs pyarrow; run: pip install 'holdfast[arrow]'") from error
     return RetryingStore(store)
+
+
+def _only_missing(package: str, error: ImportError) -> None:
+    """Raise `error` itself unless it says that this very package is not installed."""
+    if isinstance(error, MissingExtra) or (error.name or "").partition(".")[0] != package:
+        raise error
 
 
 def _local_path(text: str) -> Path:

@@ -4,8 +4,8 @@ What is written appears whole: a `draft` in the same directory, fsync, then link
 FUSE mounts differ: there an upload goes straight to its final name, since close, not fsync, finalises a file, and a
 rename may copy it; where hard links are missing, too, `create` writes in place, and a crash can leave a torn file
 there. The kernel caches sizes and pages of a FUSE file for a second or so, so a reader at the moment of an overwrite
-may see a mixture. Hence callers seal what they create or overwrite. `directories` makes directories, `transfer` moves bulk bytes, `failures` words
-the errors; `tests/contract` holds this backend to the protocol in `store`.
+may see a mixture. Hence callers seal what they create or overwrite. `directories` makes directories, `transfer` moves
+bulk bytes, `failures` words the errors; `tests/contract` holds this backend to the protocol in `store`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.directories import Directories
-from holdfast.storage.draft import Draft, discard, link_open_file, sync, write_all
+from holdfast.storage.draft import Draft, discard, link_open_file, sync
 from holdfast.storage.failures import translate, translated
-from holdfast.storage.files import copy_bytes, landing, mount_kind, reflink
+from holdfast.storage.files import copy_bytes, landing, mount_kind, reflink, write_all
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.store import Digest, Entry, OnBytes
 from holdfast.storage.transfer import pump
@@ -133,6 +133,7 @@ class PosixStore:
 
     def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
         path = self._path(key)
+        source.stat()  # a missing source fails before anything is made in the store
 
         def send(directory: int) -> Digest:
             if self._fuse():

@@ -16,8 +16,8 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast.storage.draft import write_all
 from holdfast.storage.failures import translated
+from holdfast.storage.files import write_all
 from holdfast.storage.hashing import blocks, new_hasher
 from holdfast.storage.store import Digest, OnBytes
 
