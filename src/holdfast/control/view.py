@@ -59,7 +59,10 @@ class RunView:
     return_value: Any = None
     error: ErrorView | None = None
     params: dict[str, Any] | None = None
-    """The training function's configuration as params.json holds it."""
+    """What params.json holds."""
+    score_attribute: str | None = None
+    score_order: Literal["max", "min"] = "max"
+    """By what the run ranks its checkpoints (`CheckpointConfig`)."""
     recoveries: int = 0
     goodput: float | None = None
     """Share of the wall time spent on training that was kept, 0 to 1."""
