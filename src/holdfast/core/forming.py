@@ -8,13 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core import commands as c
+from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.state import Group, State
 
 if TYPE_CHECKING:
     from holdfast.core.machine import Output
 
-__all__ = ["backoff_s", "deadlines", "form", "place"]
+__all__ = ["backoff_s", "deadlines", "form", "place", "take_refusal"]
+
+_REFUSALS_LIMIT = 3
+"""So many times in a row the engine may fail to start an agent that the run cannot do without."""
 
 
 def backoff_s(state: State, streak: int) -> float:
@@ -26,10 +30,22 @@ def backoff_s(state: State, streak: int) -> float:
 
 
 def deadlines(state: State) -> list[float]:
-    times = [] if state.agents_wanted_since is None else [state.agents_wanted_since + state.spec.agents_timeout_s]
+    if state.pending:
+        return []  # an outcome comes first
     if state.not_before > 0:
-        times.append(state.not_before)
-    return times
+        return [state.not_before]
+    return [] if state.agents_wanted_since is None else [state.agents_wanted_since + state.spec.agents_timeout_s]
+
+
+def take_refusal(state: State, event: e.AgentUnavailable, now: float) -> None:
+    """The engine could not start an agent: ask again later, unless it fails again and again."""
+    state.requested_slots = max(0, state.requested_slots - event.slots)
+    if state.group is not None or _ready_slots(state) >= state.spec.workers_min:
+        return  # the run can do without
+    state.failed_requests += 1
+    state.not_before = max(state.not_before, now + backoff_s(state, state.failed_requests + 1))
+    if state.failed_requests >= _REFUSALS_LIMIT:
+        state.fatal = ("RunError", f"No agent could be started: {event.why}")
 
 
 def form(state: State, now: float, out: Output) -> None:
@@ -37,8 +53,7 @@ def form(state: State, now: float, out: Output) -> None:
     if now < state.not_before:
         return
     state.not_before = 0.0
-    ready = [agent for agent in state.agents.values() if agent.prepared]
-    if sum(agent.slots for agent in ready) < state.spec.workers_min:
+    if _ready_slots(state) < state.spec.workers_min:
         _want_agents(state, now, out)
         return
     state.agents_wanted_since = None
@@ -93,13 +108,17 @@ def place(state: State) -> tuple[c.Place, ...]:
     return tuple(places)
 
 
+def _ready_slots(state: State) -> int:
+    return sum(agent.slots for agent in state.agents.values() if agent.prepared)
+
+
 def _want_agents(state: State, now: float, out: Output) -> None:
     if state.agents_wanted_since is None:
         state.agents_wanted_since = now
     coming = sum(agent.slots for agent in state.agents.values()) + state.requested_slots
     missing = state.spec.workers_max - coming
     if now >= state.agents_wanted_since + state.spec.agents_timeout_s:
-        have = sum(agent.slots for agent in state.agents.values() if agent.prepared)
+        have = _ready_slots(state)
         state.fatal = (
             "RunError",
             f"Only {have} of the {state.spec.workers_min} workers that the run needs could be placed within "

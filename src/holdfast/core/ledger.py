@@ -51,7 +51,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
     for name, why in event.damaged:
         out.record(r.CheckpointDamaged(at=now, name=name, why=why))
     for name in [name for name in durable.checkpoints if name not in known]:
-        durable.checkpoints.pop(name)
+        out.record(r.CheckpointDamaged(at=now, name=name, why="it is not in storage any more"))
     for stored in event.stored:
         if stored.name not in durable.checkpoints:
             out.record(_committed(stored, now))
@@ -103,7 +103,8 @@ def _take_part(state: State, group: Group, rank: int, item: e.ReportItem, iterat
 def complete(state: State, group: Group) -> None:
     """Mark the tickets that every rank has reached."""
     for ticket, pending in state.pending.items():
-        if not pending.complete and ticket.generation == group.generation and not group.laggards(ticket.number):
+        reachable = not pending.complete and pending.lost is None and ticket.generation == group.generation
+        if reachable and not group.laggards(ticket.number):
             pending.complete = True
             pending.metrics = pending.metrics or group.recent.get(ticket.number) or state.durable.metrics or {}
     if group.recent:
@@ -136,38 +137,56 @@ def persist_next(state: State, now: float, out: Output) -> None:
     )
 
 
-def take_outcome(state: State, event: e.CheckpointStored | e.CheckpointFailed, now: float, out: Output) -> None:
+def take_outcome(
+    state: State, event: e.CheckpointStored | e.CheckpointFailed, now: float, out: Output
+) -> dict[int, str]:
+    """The ticket is done with. Says which ranks' parts (rank to agent) were lost with their agents, if any were."""
     pending = state.pending.pop(event.ticket, None)
     if pending is None:
-        return
+        return {}
+    if state.group is not None:
+        state.group.saw_progress(now)  # workers may have been waiting for this
     if isinstance(event, e.CheckpointStored):
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
         _tell(state, pending, event.stored.name, out)
         _expire(state, now, out)
-        return
+        return {}
     _give_up(state, pending, event.error, now, out)
     if event.fatal:
         state.fatal = state.fatal or (event.error_type, event.error)
+    return {rank: agent for rank, agent in pending.parts.items() if agent not in state.agents}
 
 
 def drop_incomplete(state: State, now: float, out: Output) -> None:
     """The group is gone: what not every rank had reported never will be."""
     for pending in [pending for pending in state.pending.values() if not pending.complete]:
         state.pending.pop(pending.ticket)
-        _give_up(state, pending, "the workers stopped before every rank had reported it", now, out)
+        why = pending.lost or "the workers stopped before every rank had reported it"
+        _give_up(state, pending, why, now, out)
 
 
-def lose_agent(state: State, agent: str, now: float, out: Output) -> None:
-    """Parts staged on a lost agent are lost with it. What is being persisted is left to its own outcome."""
+def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
+    """Parts staged on a lost agent are lost with it; says whose. What is being persisted is left to its own outcome,
+    and what is not complete to the end of its group: another rank's part may still come, and must not make it whole.
+    """
+    bereft: set[int] = set()
     for pending in list(state.pending.values()):
-        if not pending.persisting and agent in pending.parts.values():
+        ranks = {rank for rank, holder in pending.parts.items() if holder == agent}
+        if not ranks or pending.persisting:
+            continue
+        bereft |= ranks
+        why = f"agent {agent} was lost with its part"
+        if pending.complete:
             state.pending.pop(pending.ticket)
-            _give_up(state, pending, f"agent {agent} was lost with its part", now, out)
+            _give_up(state, pending, why, now, out)
+        else:
+            pending.lost = why
+    return bereft
 
 
 def warn_laggards(state: State, group: Group, now: float, out: Output) -> None:
     for pending in state.pending.values():
-        if not pending.complete and not pending.warned and now >= pending.since + state.spec.lag_warning_s:
+        if _may_lag(pending) and now >= pending.since + state.spec.lag_warning_s:
             pending.warned = True
             ranks = group.laggards(pending.ticket.number)
             number = pending.ticket.number
@@ -178,8 +197,12 @@ def deadlines(state: State) -> list[float]:
     return [
         pending.since + state.spec.lag_warning_s
         for pending in state.pending.values()
-        if not pending.complete and not pending.warned and state.group is not None
+        if _may_lag(pending) and state.group is not None
     ]
+
+
+def _may_lag(pending: Pending) -> bool:
+    return not pending.complete and not pending.warned and pending.lost is None
 
 
 def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) -> None:

@@ -49,7 +49,7 @@ def step(state: State, event: e.Event, now: float) -> Step:
     out = Output(state)
     if not state.ended:
         _take_in(state, event, now, out)
-        if state.began:
+        if state.began and not state.ended:
             _advance(state, now, out)
     return Step(out.records, out.commands)
 
@@ -73,6 +73,9 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
             if (group := _current(state, event.generation)) is not None:
                 ledger.take_reports(state, group, event, now, out)
         case e.ControllerBegan():
+            if isinstance(state.durable.outcome, r.RunFinished):
+                _end(state, "finished", out)  # complete already: nothing to add, not even a record
+                return
             ledger.reconcile(state, event, now, out)
             state.began = True
         case e.AgentJoined():
@@ -86,13 +89,13 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.AgentLost():
             _lose_agent(state, event, now, out)
         case e.AgentUnavailable():
-            state.requested_slots = max(0, state.requested_slots - event.slots)
-            state.failed_requests += 1
-            state.not_before = max(state.not_before, now + forming.backoff_s(state, state.failed_requests + 1))
-            if state.failed_requests >= 3:
-                state.fatal = ("RunError", f"No agent could be started: {event.why}")
+            forming.take_refusal(state, event, now)
         case e.CheckpointStored() | e.CheckpointFailed():
-            ledger.take_outcome(state, event, now, out)
+            lost = ledger.take_outcome(state, event, now, out)
+            if (group := _current(state, event.ticket.generation)) is not None:
+                for rank, agent in lost.items():
+                    cause = "lost a checkpoint that it had reported with its node"
+                    _take_failure(group, r.WorkerFailure(rank=rank, cause=cause, agent=agent), now)
         case e.StorageLost():
             state.fatal = (event.error_type, event.error)
         case e.ControllerFenced():
@@ -115,11 +118,11 @@ def _take_in_worker(state: State, event: e.Event, now: float) -> None:
         case e.WorkersStarted():
             if (group := _current(state, event.generation)) is not None:
                 group.starting.discard(event.agent)
-                group.progress_at.update(dict.fromkeys(group.progress_at, now))
+                group.saw_progress(now)
         case e.WorkerWaited():
             if (group := _current(state, event.generation)) is not None:
                 (group.waiting.add if event.waiting else group.waiting.discard)(event.rank)
-                group.progress_at[event.rank] = now
+                group.saw_progress(now)  # its peers may have been waiting for it
         case e.WorkerFinished():
             if (group := _current(state, event.generation)) is not None:
                 group.finished.add(event.rank)
@@ -150,14 +153,15 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     if agent is None:
         return
     out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why))
-    ledger.lose_agent(state, agent.name, now, out)
+    bereft = ledger.lose_agent(state, agent.name, now, out)
     group = state.group
     if group is None or agent.name not in group.alive:
         return
     group.alive.discard(agent.name)
     for place in group.places:
         for rank in place.ranks:
-            if place.agent == agent.name and rank not in group.finished:
+            # A rank that has finished is lost all the same if a checkpoint that it reported is lost with it.
+            if place.agent == agent.name and (rank not in group.finished or rank in bereft):
                 cause = f"was lost with its node ({event.why})"
                 failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
                 _take_failure(group, failure, now)
@@ -166,8 +170,8 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
 def _advance(state: State, now: float, out: Output) -> None:
     group = state.group
     if group is not None:
-        _watch(state, group, now, out)
         ledger.complete(state, group)
+        _watch(state, group, now, out)
         if group.ending is not None and not group.alive:
             _close(state, group, now, out)
     ledger.persist_next(state, now, out)
@@ -257,8 +261,7 @@ def _settle(state: State, now: float, out: Output) -> None:
     """No workers, nothing in flight: end the run, or form the next group."""
     spec, durable = state.spec, state.durable
     if state.fatal is not None:
-        out.record(r.RunFailed(at=now, error_type=state.fatal[0], error=state.fatal[1]))
-        _end(state, "failed", out)
+        _fail(state, state.fatal, now, out)
     elif spec.max_failures >= 0 and durable.failures > spec.max_failures:
         cause = root_cause(durable.last_failures)
         error = f"rank {cause.rank} {cause.cause}"
@@ -269,6 +272,13 @@ def _settle(state: State, now: float, out: Output) -> None:
         _end(state, "interrupted", out)
     else:
         forming.form(state, now, out)
+        if state.fatal is not None:  # there is no way to form one, now or later
+            _fail(state, state.fatal, now, out)
+
+
+def _fail(state: State, fatal: tuple[str, str], now: float, out: Output) -> None:
+    out.record(r.RunFailed(at=now, error_type=fatal[0], error=fatal[1]))
+    _end(state, "failed", out)
 
 
 def _end(state: State, status: str, out: Output) -> None:

@@ -91,6 +91,10 @@ class Group:
     def world_size(self) -> int:
         return len(self.counts)
 
+    def saw_progress(self, now: float) -> None:
+        """Whatever kept the group from reporting is over: every rank's silence counts from here."""
+        self.progress_at.update(dict.fromkeys(self.progress_at, now))
+
     def agent_of(self, rank: int) -> str:
         return next(place.agent for place in self.places if rank in place.ranks)
 
@@ -113,6 +117,8 @@ class Pending:
     complete: bool = False
     persisting: bool = False
     warned: bool = False
+    lost: str | None = None
+    """Why it can never be complete: a part of it is gone. It ends with its group."""
 
 
 @dataclass(slots=True)

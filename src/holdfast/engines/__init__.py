@@ -1,1 +1,1 @@
-"""TODO"""
+"""Engines start and stop agents and tell which there are, nothing else."""

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from holdfast.errors import ConfigError, InvalidURI, MissingExtra
 from holdfast.storage.files import mount_kind
@@ -18,7 +18,7 @@ from holdfast.storage.posix import PosixStore
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 
-__all__ = ["default_storage_path", "local_cache_dir", "open_store", "redact"]
+__all__ = ["default_storage_path", "join", "local_cache_dir", "open_store", "redact"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NEARLY = re.compile(r"(s3|gs|gcs|az|abfs|abfss|hdfs|file):", re.IGNORECASE)
@@ -60,6 +60,14 @@ def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -
         f"The storage path {redact(text)} has the unknown scheme {scheme}://: use a directory, file://, s3://, gs://, az://,"
         " abfs:// or hdfs://, or give a filesystem."
     )
+
+
+def join(path: str, name: str) -> str:
+    """The path or URI of `name` below `path`; a URI keeps its query."""
+    if not _SCHEME.match(path):
+        return f"{path.rstrip('/')}/{name}"
+    before, mark, query = path.partition("?")
+    return f"{before.rstrip('/')}/{quote(name)}{mark}{query}"
 
 
 def default_storage_path() -> str:

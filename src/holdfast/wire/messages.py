@@ -27,6 +27,8 @@ __all__ = [
     "Imported",
     "LogLine",
     "Logs",
+    "Ping",
+    "Pong",
     "Prepare",
     "Prepared",
     "Report",
@@ -189,6 +191,10 @@ class Stacks(_Message, frozen=True, kw_only=True):
     text: str
 
 
+class Pong(_Message, frozen=True, kw_only=True):
+    """Still here."""
+
+
 class Collect(_Message, frozen=True, kw_only=True):
     """A rank entered a collective (`barrier`, `broadcast`); the `sequence`-th of this generation."""
 
@@ -286,6 +292,10 @@ class Collected(_Message, frozen=True, kw_only=True):
     data: Any = None
 
 
+class Ping(_Message, frozen=True, kw_only=True):
+    """Are you there? Answered by `Pong`, so that a stopped agent or a dead network is noticed."""
+
+
 class Shutdown(_Message, frozen=True, kw_only=True):
     """Kill everything, remove everything, exit."""
 
@@ -323,6 +333,6 @@ AgentMessage = (
     | UploadFailed
     | Logs
     | Stacks
-    | Collect
+    | Collect | Pong
 )
-ControllerMessage = Welcome | Prepare | Start | Stop | Upload | Settled | Collected | Shutdown
+ControllerMessage = Welcome | Prepare | Start | Stop | Upload | Settled | Collected | Ping | Shutdown

@@ -1,0 +1,80 @@
+"""One connected agent, seen from the controller: its channel, and what its messages mean as events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from holdfast.core import events as e
+from holdfast.core.records import WorkerFailure
+from holdfast.wire import messages as m
+from holdfast.wire.channel import Channel
+
+__all__ = ["AgentLink", "translate"]
+
+
+class AgentLink:
+    """An agent that said hello and was taken in."""
+
+    def __init__(self, channel: Channel[m.AgentMessage], hello: m.AgentHello) -> None:
+        self._channel = channel
+        self.name = hello.agent
+        self.host = hello.host
+        self.address = hello.address
+        self.slots = hello.slots
+        self.master_port = hello.master_port
+        self.gone = asyncio.Event()
+        self.heard_at = 0.0
+
+    def send(self, message: m.ControllerMessage) -> None:
+        self._channel.send_nowait(message)
+
+    def cut(self) -> None:
+        """End the connection without another word."""
+        self._channel.abort()
+
+
+def translate(message: Any, link: AgentLink) -> e.Event | None:
+    """The event that a message amounts to; None if the core has no business with it."""
+    match message:
+        case m.Reports(generation=generation, rank=rank, reports=reports):
+            items = tuple(
+                e.ReportItem(
+                    number=report.number,
+                    at=report.at,
+                    metrics=report.metrics,
+                    checkpoint=report.checkpoint,
+                    checkpoint_dir_name=report.checkpoint_dir_name,
+                    stall_s=report.stall_s,
+                )
+                for report in reports
+            )
+            return e.RankReported(generation=generation, rank=rank, items=items)
+        case m.Prepared():
+            return e.AgentPrepared(agent=link.name)
+        case m.Started():
+            return e.WorkersStarted(generation=message.generation, agent=link.name)
+        case m.Waiting():
+            return e.WorkerWaited(generation=message.generation, rank=message.rank, waiting=message.waiting)
+        case m.Finished(generation=generation, rank=rank, value=value, value_error=value_error):
+            return e.WorkerFinished(generation=generation, rank=rank, value=value, value_error=value_error)
+        case m.Exited():
+            return e.WorkerExited(generation=message.generation, failure=_failure(message, link))
+        case m.Stopped():
+            return e.WorkersStopped(generation=message.generation, agent=link.name)
+        case _:
+            return None
+
+
+def _failure(message: m.Exited, link: AgentLink) -> WorkerFailure:
+    return WorkerFailure(
+        rank=message.rank,
+        cause=message.cause,
+        agent=link.name,
+        host=link.host,
+        error_type=message.error_type,
+        error=message.error,
+        traceback=message.traceback,
+        signal=message.signal,
+        last_lines=tuple(message.last_lines),
+    )

@@ -1,0 +1,156 @@
+"""The lease: at most one controller's decisions count.
+
+Each controller creates `epochs/<n>.json` exclusively; the highest number is the one that counts, and everybody
+below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `journal` their late records). A living holder
+is recognised by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
+few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.layout import EPOCHS
+from holdfast.checkpoint.reservation import now_text, place
+from holdfast.checkpoint.writer import Writer, describe, is_dead, this_process
+from holdfast.control.journal import Position, position
+from holdfast.errors import Fenced, NotFound, RunBusy
+from holdfast.storage.store import Store
+
+__all__ = ["TIME_TO_LIVE_S", "EpochFile", "Lease", "acquire", "read_epochs"]
+
+TIME_TO_LIVE_S = 15.0
+
+
+class EpochFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a controller declares when it takes a run on."""
+
+    epoch: int
+    holder: Writer
+    started_at: str
+    time_to_live_s: float = TIME_TO_LIVE_S
+    floor: int | None = None
+    journal: Position | None = None
+
+
+class _Beat(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    at: str
+    released: bool = False
+
+
+class Lease:
+    """A held lease. `beat` from time to time, `release` at the end."""
+
+    def __init__(self, store: Store, own: EpochFile) -> None:
+        self._store = store
+        self._own = own
+        self._number = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._own.epoch
+
+    @property
+    def floor(self) -> int:
+        return self._own.floor or 0
+
+    def beat(self) -> None:
+        """Show that this controller lives, and find out whether it still counts: `Fenced` if not."""
+        newer = [epoch for epoch in _numbers(self._store) if epoch > self.epoch]
+        if newer:
+            other = _read(self._store, max(newer))
+            raise Fenced(
+                f"{self._store.uri} was taken over by {describe(other.holder)} at {other.started_at}; "
+                "what this controller does no longer counts."
+            )
+        self._number += 1
+        self._put(released=False)
+
+    def release(self) -> None:
+        """Let the next controller in without a wait."""
+        self._number += 1
+        self._put(released=True)
+
+    def _put(self, *, released: bool) -> None:
+        beat = _Beat(number=self._number, at=now_text(), released=released)
+        self._store.put(_beat_key(self.epoch), msgspec.json.encode(beat))
+
+
+def acquire(
+    store: Store,
+    *,
+    takeover: bool = False,
+    time_to_live_s: float = TIME_TO_LIVE_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lease:
+    """Become the run's controller; `RunBusy` names who holds it otherwise."""
+    numbers = _numbers(store)
+    if numbers and not takeover:
+        holder = _read(store, max(numbers))
+        if _is_alive(store, holder, sleep):
+            raise RunBusy(
+                f"{store.uri} is held by {describe(holder.holder)} since {holder.started_at}; wait for it, stop it, "
+                "or pass RunConfig(takeover=True) to fence it off."
+            )
+    epoch = max(numbers, default=0) + 1
+    own = EpochFile(epoch=epoch, holder=this_process(), started_at=now_text(), time_to_live_s=time_to_live_s)
+    if not place(store, _key(epoch), msgspec.json.encode(own)):
+        raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
+    # The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
+    end = position(store)
+    floor = Catalog(store).next_index()
+    own = msgspec.structs.replace(own, floor=floor, journal=end)
+    store.put(_key(epoch), msgspec.json.encode(own))
+    lease = Lease(store, own)
+    lease.beat()
+    return lease
+
+
+def read_epochs(store: Store) -> list[EpochFile]:
+    """Every controller that the run has had, in order."""
+    return [_read(store, number) for number in _numbers(store)]
+
+
+def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -> bool:
+    first = _read_beat(store, holder.epoch)
+    if first is not None and first.released:
+        return False
+    dead = is_dead(holder.holder)
+    if dead is not None:
+        return not dead
+    waited_s, pause_s = 0.0, holder.time_to_live_s / 10
+    while waited_s <= holder.time_to_live_s:
+        sleep(pause_s)
+        waited_s += pause_s
+        if _read_beat(store, holder.epoch) != first:
+            return True
+    return False
+
+
+def _numbers(store: Store) -> list[int]:
+    keys = [entry.key.removeprefix(EPOCHS + "/") for entry in store.list(EPOCHS)]
+    return sorted(int(key.removesuffix(".json")) for key in keys if key.endswith(".json"))
+
+
+def _read(store: Store, epoch: int) -> EpochFile:
+    return msgspec.json.decode(store.get(_key(epoch)), type=EpochFile)
+
+
+def _read_beat(store: Store, epoch: int) -> _Beat | None:
+    try:
+        return msgspec.json.decode(store.get(_beat_key(epoch)), type=_Beat)
+    except (NotFound, msgspec.MsgspecError):
+        return None
+
+
+def _key(epoch: int) -> str:
+    return f"{EPOCHS}/{epoch:06d}.json"
+
+
+def _beat_key(epoch: int) -> str:
+    return f"{EPOCHS}/{epoch:06d}.beat"

@@ -1,0 +1,343 @@
+"""The controller's shell: turns messages, timers and signals into events, and commands into I/O.
+
+All decisions are `core.machine`'s. This loop feeds it one event at a time, makes the records durable, shows them to
+the observers, and only then carries the commands out. Events that arrive during a flush are taken together, so a
+busy run pays one flush for many. Runs in its own thread (see `control.run`), on its own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint import expire
+from holdfast.control.agents import AgentLink, translate
+from holdfast.control.collectives import Collectives
+from holdfast.control.journal import Journal
+from holdfast.control.lease import Lease
+from holdfast.control.observer import Observer
+from holdfast.control.persist import Persister
+from holdfast.control.publish import Publisher
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core.machine import deadline, step
+from holdfast.core.state import State
+from holdfast.engines.engine import Engine, Meeting, OnGone
+from holdfast.errors import Fenced, StorageError
+from holdfast.storage.store import Store
+from holdfast.wire import messages as m
+from holdfast.wire.channel import Channel, Server, serve
+
+__all__ = ["Controller", "MakeEngine", "Plan", "Settings"]
+
+_log = logging.getLogger(__name__)
+
+MakeEngine = Callable[[Meeting, OnGone], Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The shell's own times; the core's are in `RunSpec`."""
+
+    flush_s: float = 0.25
+    """How long a record without a command may wait for its flush."""
+    storage_patience_s: float = 300.0
+    """How long storage may fail before the run does."""
+    beat_s: float = 5.0
+    agent_silence_s: float = 30.0
+    """An agent that says nothing for so long, pings included, is lost."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a controller is given to start from."""
+
+    store: Store
+    state: State
+    began: e.ControllerBegan
+    prepare: m.Prepare
+    make_engine: MakeEngine
+    observers: Sequence[Observer] = ()
+    settings: Settings = field(default_factory=Settings)
+    max_restarts: int = 0
+
+
+class Controller:
+    """Drives one run from `ControllerBegan` to `EndRun`."""
+
+    def __init__(self, plan: Plan, lease: Lease, journal: Journal) -> None:
+        self._plan = plan
+        self._state = plan.state
+        self._lease = lease
+        self._journal = journal
+        self._settings = plan.settings
+        self._events: deque[e.Event] = deque()
+        self._wake = asyncio.Event()
+        self._links: dict[str, AgentLink] = {}
+        self._collectives = Collectives()
+        self._publisher = Publisher(plan.observers)
+        patience_s = plan.settings.storage_patience_s
+        self._persister = Persister(plan.store, lease.epoch, self._links, patience_s)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._engine: Engine | None = None
+        self._status: str | None = None
+        self._started = (time.time(), time.monotonic())
+        self._loop = asyncio.get_running_loop()
+
+    # ------------------------------------------------------------ events in
+
+    def post(self, event: e.Event) -> None:
+        """Queue an event; from the loop's own thread."""
+        self._events.append(event)
+        self._wake.set()
+
+    def post_threadsafe(self, event: e.Event) -> None:
+        """Queue an event from any thread or signal handler."""
+        self._loop.call_soon_threadsafe(self.post, event)
+
+    def _now(self) -> float:
+        """Wall time that never goes backwards while this controller lives."""
+        wall, monotonic = self._started
+        return wall + time.monotonic() - monotonic
+
+    # ------------------------------------------------------------ the loop
+
+    async def run(self) -> str:
+        """Until the core says `EndRun`: returns finished, failed, interrupted or fenced."""
+        token = secrets.token_urlsafe(32)
+        server = await serve("127.0.0.1", 0, token, self._serve_agent)
+        meeting = Meeting(f"127.0.0.1:{server.port}", token)
+        self._engine = self._plan.make_engine(meeting, self._agent_process_gone)
+        self._spawn(self._keep_lease())
+        self._spawn(self._watch_agents())
+        self.post(self._plan.began)
+        try:
+            while self._status is None:
+                await self._wait()
+                await self._turn()
+        finally:
+            await self._close(server)
+        return self._status
+
+    async def _wait(self) -> None:
+        """Until there is an event, a deadline of the core, or a flush to be made."""
+        if self._events:
+            return
+        self._wake.clear()
+        due = deadline(self._state)
+        waits = [self._settings.flush_s] if self._journal.dirty else []
+        if due is not None:
+            waits.append(max(0.0, due - self._now()))
+        try:
+            async with asyncio.timeout(min(waits, default=None)):
+                await self._wake.wait()
+        except TimeoutError:
+            if due is not None and self._now() >= due:
+                self._events.append(e.TimePassed())
+
+    async def _turn(self) -> None:
+        """Take in all queued events, make what was decided durable, then do it."""
+        commands: list[c.Command] = []
+        idle = not self._events
+        while self._events:
+            decided = step(self._state, self._events.popleft(), self._now())
+            self._journal.append(decided.records)
+            self._publisher.hold(decided.records)
+            commands.extend(decided.commands)
+        fenced = any(isinstance(command, c.EndRun) and command.status == "fenced" for command in commands)
+        if (commands or idle) and not fenced:
+            await self._make_durable()
+        for command in commands:
+            self._do(command)
+
+    async def _make_durable(self) -> None:
+        give_up_at = self._loop.time() + self._settings.storage_patience_s
+        pause_s = 0.2
+        while self._journal.dirty:
+            try:
+                if self._journal.quick:
+                    self._journal.flush()
+                else:
+                    await asyncio.to_thread(self._journal.flush)
+            except StorageError as error:
+                if self._loop.time() + pause_s > give_up_at or self._state.ended:
+                    self._events.append(e.StorageLost(error=str(error), error_type=type(error).__name__))
+                    return
+                if pause_s == 0.2:
+                    _log.warning("The journal cannot be written; trying again: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, 10.0)
+        self._publisher.release()
+
+    # ------------------------------------------------------------ commands out
+
+    def _do(self, command: c.Command) -> None:
+        match command:
+            case c.RequestAgents(slots=slots):
+                self._request_agents(slots)
+            case c.StartWorkers():
+                self._start_workers(command)
+            case c.StopWorkers(generation=generation, agents=agents, dump_stacks=dump_stacks):
+                self._send(agents, m.Stop(generation=generation, dump_stacks=dump_stacks))
+            case c.PersistCheckpoint():
+                self._spawn(self._persist(command))
+            case c.SettleCheckpoint(ticket=ticket, name=name, agents=agents):
+                self._send(agents, m.Settled(generation=ticket.generation, number=ticket.number, name=name))
+            case c.DeleteCheckpoint(name=name):
+                self._spawn(self._delete(name))
+            case c.EndRun(status=status):
+                self._status = status
+
+    def _request_agents(self, slots: int) -> None:
+        assert self._engine is not None
+        try:
+            self._engine.start(slots)
+        except OSError as error:
+            self.post(e.AgentUnavailable(slots=slots, why=str(error)))
+
+    def _start_workers(self, command: c.StartWorkers) -> None:
+        self._collectives.begin(command.generation, command.world_size)
+        first = self._links.get(command.places[0].agent)
+        checkpoints = sorted(self._state.durable.checkpoints.values(), key=lambda stored: (stored.index, stored.name))
+        for place in command.places:
+            link = self._links.get(place.agent)
+            if link is None or first is None:
+                continue  # its loss is on its way to the core
+            link.send(
+                m.Start(
+                    generation=command.generation,
+                    ranks=list(place.ranks),
+                    world_size=command.world_size,
+                    local_world_size=len(place.ranks),
+                    node_rank=place.node_rank,
+                    node_count=len(command.places),
+                    master_address=first.address,
+                    master_port=first.master_port,
+                    restart_count=command.restart_count,
+                    max_restarts=self._plan.max_restarts,
+                    checkpoint=command.checkpoint,
+                    checkpoints=[(stored.name, stored.metrics) for stored in checkpoints],
+                    iteration=command.iteration,
+                )
+            )
+
+    def _send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
+        for agent in agents:
+            link = self._links.get(agent)
+            if link is not None:
+                link.send(message)
+
+    async def _persist(self, command: c.PersistCheckpoint) -> None:
+        self.post(await self._persister.persist(command))
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await asyncio.to_thread(expire.remove, self._plan.store, name)
+        except StorageError as error:
+            _log.warning("%s could not be removed now; the next start of the run will: %s", name, error)
+
+    # ------------------------------------------------------------ agents
+
+    async def _serve_agent(self, channel: Channel[m.AgentMessage]) -> None:
+        hello = await channel.recv()
+        if not isinstance(hello, m.AgentHello):
+            return
+        link = AgentLink(channel, hello)
+        link.heard_at = self._loop.time()
+        self._links[link.name] = link
+        link.send(m.Welcome(protocol=m.PROTOCOL, run=self._plan.prepare.experiment, epoch=self._lease.epoch))
+        self.post(e.AgentJoined(agent=link.name, host=link.host, slots=link.slots))
+        link.send(self._plan.prepare)
+        try:
+            while (message := await channel.recv()) is not None:
+                link.heard_at = self._loop.time()
+                self._take(message, link)
+        finally:
+            self._lose(link.name, "its connection closed")
+
+    def _take(self, message: m.AgentMessage, link: AgentLink) -> None:
+        event = translate(message, link)
+        if event is not None:
+            if isinstance(message, m.Stopped):
+                link.master_port = message.master_port
+            self.post(event)
+            return
+        match message:
+            case m.Uploaded() | m.UploadFailed():
+                self._persister.deliver(message)
+            case m.Logs(generation=generation, lines=lines):
+                self._publisher.logs(generation, lines)
+            case m.Stacks(generation=generation, rank=rank, text=text):
+                lines = [m.LogLine(rank, "stderr", line) for line in text.splitlines()]
+                self._publisher.logs(generation, lines)
+            case m.Collect():
+                answer = self._collectives.arrive(message)
+                if answer is not None:
+                    self._send(list(self._links), answer)
+
+    def _lose(self, agent: str, why: str) -> None:
+        link = self._links.pop(agent, None)
+        if link is not None:
+            link.gone.set()
+            link.cut()
+            self.post(e.AgentLost(agent=agent, why=why))
+
+    def _agent_process_gone(self, agent: str, why: str) -> None:
+        if agent in self._links:
+            self._lose(agent, why)
+        elif self._status is None:
+            self.post(e.AgentUnavailable(slots=0, why=why))
+
+    async def _watch_agents(self) -> None:
+        """Silence for too long (a stopped process, a dead network) is a loss as well."""
+        assert self._engine is not None
+        while True:
+            await asyncio.sleep(self._settings.agent_silence_s / 4)
+            for link in list(self._links.values()):
+                if self._loop.time() - link.heard_at > self._settings.agent_silence_s:
+                    self._lose(link.name, f"it was silent for {self._settings.agent_silence_s:g} s")
+                    self._engine.kill(link.name)
+                else:
+                    link.send(m.Ping())
+
+    # ------------------------------------------------------------ the rest
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.beat_s)
+            try:
+                await asyncio.to_thread(self._lease.beat)
+            except Fenced as error:
+                self.post(e.ControllerFenced(why=str(error)))
+                return
+            except StorageError as error:
+                _log.info("The lease could not be renewed this time: %s", error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("A part of the controller failed; the run is stopped.", exc_info=error)
+            self.post(e.StorageLost(error=f"internal error: {error!r}", error_type="RunError"))
+
+    async def _close(self, server: Server) -> None:
+        """Everything down, in the order that loses nothing."""
+        for link in self._links.values():
+            link.send(m.Shutdown())
+        assert self._engine is not None
+        await self._engine.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await server.close()
+        self._publisher.close()

@@ -1,0 +1,90 @@
+"""The embedded engine: agents as child processes on this machine.
+
+One agent is the rule; several stand in for nodes. An agent dies with the controller's process (the kernel sees to
+that, and so does its closed connection), and its death is known at once, through a pidfd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+from holdfast.engines.engine import Meeting, OnGone
+
+__all__ = ["LocalEngine"]
+
+_GRACE_S = 5.0
+
+
+class LocalEngine:
+    """Starts `python -m holdfast.agent` processes, `slots_per_agent` workers each."""
+
+    def __init__(self, meeting: Meeting, slots_per_agent: int, on_gone: OnGone) -> None:
+        self._meeting = meeting
+        self._slots_per_agent = slots_per_agent
+        self._on_gone = on_gone
+        self._numbers = itertools.count()
+        self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._emptied = asyncio.Event()
+
+    def start(self, slots: int) -> list[str]:
+        names: list[str] = []
+        while slots > 0:
+            share = min(slots, self._slots_per_agent)
+            names.append(self._spawn(f"local-{os.getpid()}-{next(self._numbers)}", share))
+            slots -= share
+        return names
+
+    def pid(self, agent: str) -> int | None:
+        """The process of a running agent."""
+        found = self._running.get(agent)
+        return found[0].pid if found else None
+
+    def kill(self, agent: str) -> None:
+        found = self._running.get(agent)
+        if found is not None:
+            found[0].kill()
+
+    async def close(self) -> None:
+        """The controller has told the agents to shut down; those that take too long are killed."""
+        if self._running:
+            self._emptied.clear()
+            try:
+                async with asyncio.timeout(_GRACE_S):
+                    await self._emptied.wait()
+            except TimeoutError:
+                for process, _ in self._running.values():
+                    process.kill()
+                await self._emptied.wait()
+
+    def _spawn(self, name: str, slots: int) -> str:
+        arguments = ["--connect", self._meeting.address, "--agent-id", name, "--slots", str(slots)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.agent", *arguments],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "HOLDFAST_TOKEN": self._meeting.token},
+            start_new_session=True,
+        )
+        pidfd = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(pidfd, self._gone, name)
+        self._running[name] = (process, pidfd)
+        return name
+
+    def _gone(self, name: str) -> None:
+        process, pidfd = self._running.pop(name)
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        code = process.wait()
+        if not self._running:
+            self._emptied.set()
+        self._on_gone(name, _how(code))
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"its agent was killed by {signal.Signals(-code).name}"
+    return f"its agent exited with code {code}"
