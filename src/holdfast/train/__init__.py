@@ -1,1 +1,90 @@
-"""TODO"""
+"""The public training API: what a script imports, under the names that users of Ray Train know.
+
+Every name is resolved on first use, so that importing this package costs next to nothing and brings in neither torch
+nor pyarrow. In the driver: the trainers, the configurations, `Result`. In the training function: `report`,
+`get_checkpoint`, `get_context`, `collective`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint as Checkpoint
+    from holdfast.errors import TrainingFailedError as TrainingFailedError
+    from holdfast.train import collective as collective
+    from holdfast.train import torch as torch
+    from holdfast.train.callbacks import UserCallback as UserCallback
+    from holdfast.train.config import CheckpointConfig as CheckpointConfig
+    from holdfast.train.config import FailureConfig as FailureConfig
+    from holdfast.train.config import RunConfig as RunConfig
+    from holdfast.train.config import ScalingConfig as ScalingConfig
+    from holdfast.train.config import SyncConfig as SyncConfig
+    from holdfast.train.functions import get_all_reported_checkpoints as get_all_reported_checkpoints
+    from holdfast.train.functions import get_checkpoint as get_checkpoint
+    from holdfast.train.functions import get_context as get_context
+    from holdfast.train.functions import report as report
+    from holdfast.train.result import Result as Result
+    from holdfast.train.trainer import DataParallelTrainer as DataParallelTrainer
+    from holdfast.worker.context import TrainContext as TrainContext
+    from holdfast.worker.session import CheckpointUploadMode as CheckpointUploadMode
+    from holdfast.worker.session import ReportedCheckpoint as ReportedCheckpoint
+
+_HOMES = {
+    "Checkpoint": "holdfast.checkpoint.handle",
+    "CheckpointConfig": "holdfast.train.config",
+    "CheckpointUploadMode": "holdfast.worker.session",
+    "DataParallelTrainer": "holdfast.train.trainer",
+    "FailureConfig": "holdfast.train.config",
+    "ReportedCheckpoint": "holdfast.worker.session",
+    "Result": "holdfast.train.result",
+    "RunConfig": "holdfast.train.config",
+    "ScalingConfig": "holdfast.train.config",
+    "SyncConfig": "holdfast.train.config",
+    "TrainContext": "holdfast.worker.context",
+    "TrainingFailedError": "holdfast.errors",
+    "UserCallback": "holdfast.train.callbacks",
+    "get_all_reported_checkpoints": "holdfast.train.functions",
+    "get_checkpoint": "holdfast.train.functions",
+    "get_context": "holdfast.train.functions",
+    "report": "holdfast.train.functions",
+}
+_SUBMODULES = ("collective", "torch")
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointConfig",
+    "CheckpointUploadMode",
+    "DataParallelTrainer",
+    "FailureConfig",
+    "ReportedCheckpoint",
+    "Result",
+    "RunConfig",
+    "ScalingConfig",
+    "SyncConfig",
+    "TrainContext",
+    "TrainingFailedError",
+    "UserCallback",
+    "collective",
+    "get_all_reported_checkpoints",
+    "get_checkpoint",
+    "get_context",
+    "report",
+    "torch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

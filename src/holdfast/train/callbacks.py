@@ -1,0 +1,33 @@
+"""`UserCallback`: the user's own code, called by the controller in the driver's process while a run goes on.
+
+Derive from it, override what is needed, and give instances to `RunConfig(callbacks=[...])`. The controller
+(`holdfast.control`) calls the hooks in order, one at a time; an exception in a hook is logged and never harms the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.control.request import RunContext
+
+__all__ = ["UserCallback"]
+
+
+class UserCallback:
+    """Every hook does nothing until it is overridden."""
+
+    def after_run_start(self, run_context: RunContext) -> None:
+        """The controller holds the run; no worker has started yet."""
+
+    def after_report(
+        self, run_context: RunContext, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        """A report counts. `metrics` has one element, rank 0's; `checkpoint` is there once it is committed."""
+
+    def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, Exception]) -> None:
+        """Workers failed, by rank; whether the run goes on is decided afterwards."""
+
+    def after_run_end(self, run_context: RunContext, status: str) -> None:
+        """The run is over: "finished", "failed" or "interrupted"."""

@@ -1,0 +1,126 @@
+"""The sentences that bad settings get: one per kind of mistake, naming the field and the way out.
+
+`config` and `trainer` call these with the field's name as a user writes it, such as "RunConfig(name)".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from holdfast.errors import ConfigError
+
+__all__ = [
+    "callbacks",
+    "flag",
+    "nested",
+    "one_of",
+    "resources",
+    "run_name",
+    "runtime_environment",
+    "seconds",
+    "storage_path",
+    "whole_number",
+]
+
+_NAME_BYTES_MAX = 200
+_C = TypeVar("_C")
+
+
+def whole_number(what: str, value: Any, *, least: int, hint: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        tail = f" ({hint})" if hint else ""
+        raise ConfigError(f"{what} must be a whole number of {least} or more{tail}, not {value!r}.")
+
+
+def seconds(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0 or math.isinf(value):
+        raise ConfigError(f"{what} must be a number of seconds above 0, not {value!r}.")
+
+
+def flag(what: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} must be True or False, not {value!r}.")
+
+
+def one_of(what: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        words = ", ".join(f'"{one}"' for one in allowed)
+        raise ConfigError(f"{what} must be one of {words}, not {value!r}.")
+
+
+def resources(what: str, value: Any) -> Mapping[str, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'{what} must be a dict such as {{"CPU": 2}}, not {value!r}.')
+    for name, amount in value.items():
+        good = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < math.inf
+        if not isinstance(name, str) or not good:
+            raise ConfigError(f"{what} must map names to amounts of 0 or more; {name!r}: {amount!r} does not.")
+    return value
+
+
+def run_name(what: str, value: Any) -> None:
+    """None is a name to be made up; anything else must do as one directory's name on every storage."""
+    if value is None:
+        return
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{what} must be a non-empty string, not {value!r}; leave it out to have one made up.")
+    if "/" in value or "\\" in value:
+        raise ConfigError(f"{what} must not hold a slash, but is {value!r}: put the directories into storage_path.")
+    if value in (".", "..") or value != value.strip() or not value.isprintable():
+        raise ConfigError(f"{what} must do as a directory's name, but is {value!r}: use letters, digits, - _ and dots.")
+    if len(value.encode(errors="replace")) > _NAME_BYTES_MAX:
+        raise ConfigError(f"{what} is longer than {_NAME_BYTES_MAX} bytes: shorten it.")
+
+
+def storage_path(what: str, value: Any, filesystem: object | None) -> None:
+    """The store itself judges the path: opening writes nothing. None is fine, unless a filesystem needs it."""
+    if value is None:
+        if filesystem is not None:
+            raise ConfigError(f"{what} is needed with storage_filesystem: write the path on that filesystem.")
+        return
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{what} must be a path or a URI, not {value!r}.")
+    from holdfast.storage.locate import open_store
+
+    open_store(value, filesystem).close()
+
+
+def nested(field: str, value: Any, kind: type[_C]) -> _C:
+    """A configuration inside `RunConfig`; None is its defaults."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ConfigError(f"RunConfig({field}) must be a {kind.__name__}, not {type(value).__name__}.")
+    return value
+
+
+def callbacks(what: str, value: Any) -> list[Any]:
+    from holdfast.train.callbacks import UserCallback
+
+    if value is None:
+        return []
+    if not isinstance(value, Sequence):
+        raise ConfigError(f"{what} must be a list of UserCallback objects, not {value!r}.")
+    for one in value:
+        if not isinstance(one, UserCallback):
+            raise ConfigError(
+                f"{what} holds a {type(one).__name__}: derive it from holdfast.train.UserCallback and pass an instance."
+            )
+    return list(value)
+
+
+def runtime_environment(what: str, value: Any) -> dict[str, str]:
+    """Of a Ray runtime environment only the variables mean something to us."""
+    if value is None:
+        return {}
+    variables = value.get("env_vars", {}) if isinstance(value, Mapping) else None
+    if not isinstance(variables, Mapping) or not all(
+        isinstance(part, str) for pair in variables.items() for part in pair
+    ):
+        raise ConfigError(f'{what} must be a dict such as {{"env_vars": {{"NAME": "value"}}}}, not {value!r}.')
+    return dict(variables)

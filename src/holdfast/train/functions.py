@@ -1,0 +1,62 @@
+"""What a training function calls: `train.report` and its companions.
+
+Each finds the worker's session (`holdfast.worker.session`) and hands over; the package `holdfast.train` re-exports
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast.worker.context import TrainContext
+from holdfast.worker.session import CheckpointUploadMode, ReportedCheckpoint, current
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
+
+__all__ = ["get_all_reported_checkpoints", "get_checkpoint", "get_context", "report"]
+
+
+def report(
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | None = None,
+    delete_local_checkpoint_after_upload: bool | None = None,
+) -> None:
+    """Tell the run how it goes, and give it a checkpoint.
+
+    `metrics` are numbers, strings, booleans, None, and lists and dicts of these; rank 0's are kept, every one.
+    A `checkpoint` may come from any ranks: their files are merged into one. It is the run's own when this
+    returns, and committed soon afterwards; while an earlier one is still on its way, this waits.
+
+    `checkpoint_dir_name` names the checkpoint's directory; rank 0's value counts.
+    `checkpoint_upload_mode`: `ASYNC` returns after the copy (the default), `SYNC` after the commit, `NO_UPLOAD` takes
+    files that were written straight into the run's directory.
+    `delete_local_checkpoint_after_upload` lets the directory go, which may save the copy; it is the default where
+    `ASYNC` is asked for by name.
+    """
+    current("train.report()").report(
+        metrics,
+        checkpoint,
+        checkpoint_dir_name,
+        checkpoint_upload_mode,
+        delete_local_checkpoint_after_upload,
+    )
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The newest committed checkpoint of the run, or None where there is none yet: what to resume from."""
+    return current("train.get_checkpoint()").get_checkpoint()
+
+
+def get_all_reported_checkpoints() -> list[ReportedCheckpoint]:
+    """All committed checkpoints of the run with their metrics, oldest first; waits for the one on its way."""
+    return current("train.get_all_reported_checkpoints()").get_all_reported_checkpoints()
+
+
+def get_context() -> TrainContext:
+    """This worker's rank, the group's size, and the run's names."""
+    session = current("train.get_context()")
+    return TrainContext(session.assignment, session.filesystem)

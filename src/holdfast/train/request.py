@@ -1,0 +1,198 @@
+"""From a trainer to the controller's `TrainRequest`: every default filled in, everything that can be wrong checked.
+
+This is the last stop before processes start. The fingerprint made here is what tells a user who reuses a run's name
+by mistake what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import textwrap
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.control.request import RunContext, TrainRequest
+from holdfast.errors import ConfigError
+from holdfast.train import checks
+from holdfast.train.config import ScalingConfig
+from holdfast.train.paths import resolve_storage_path
+from holdfast.worker.job import Framework, Job
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.train.trainer import DataParallelTrainer
+
+__all__ = ["build_request", "check_function"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def check_function(function: Callable[..., Any], config: dict[str, Any] | None) -> bool:
+    """Whether the training function takes the configuration; a `ConfigError` if it is no such function."""
+    if not callable(function):
+        raise ConfigError(f"train_loop_per_worker must be a function, not {function!r}.")
+    if config is not None and not (isinstance(config, dict) and all(isinstance(key, str) for key in config)):
+        raise ConfigError("train_loop_config must be a dict with str keys, or None.")
+    parameters = inspect.signature(function).parameters.values()
+    positional = [one for one in parameters if one.kind in _POSITIONAL]
+    required = [one for one in positional if one.default is one.empty]
+    keywords = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is one.empty]
+    if len(required) > 1 or keywords:
+        names = ", ".join(one.name for one in [*required, *keywords])
+        raise ConfigError(
+            f"train_loop_per_worker takes the arguments {names}, but it is called with train_loop_config or with "
+            "nothing: put the rest into train_loop_config, or use functools.partial."
+        )
+    takes = bool(positional) or any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+    if config and not takes:
+        warnings.warn(
+            "train_loop_config is given, but train_loop_per_worker takes no argument and will not see it.",
+            stacklevel=3,
+        )
+    return takes
+
+
+def build_request(
+    trainer: DataParallelTrainer, takes_config: bool, framework: Framework | None, preload: tuple[str, ...]
+) -> TrainRequest:
+    """Everything that the controller needs to know."""
+    run, scaling = trainer.run_config, trainer.scaling_config
+    name, config = run.name or "", trainer.train_loop_config
+    local_mode = scaling.num_workers == 0
+    workers = max(1, scaling.num_workers)
+    _check_gpus(scaling, workers)
+    function = trainer.train_loop_per_worker
+    if trainer.resume_from_checkpoint is not None:
+        function = _StartsFrom(function, trainer.resume_from_checkpoint)
+    job = Job(
+        function=function,
+        config=config or ({} if takes_config else None),
+        takes_config=takes_config,
+        framework=framework,
+    )
+    storage_path = resolve_storage_path(run)
+    environment = checks.runtime_environment("RunConfig(worker_runtime_env)", run.worker_runtime_env)
+    if scaling.use_gpu:
+        environment["HOLDFAST_USE_GPU"] = "1"
+    plain_config = _json(config) if config is not None else None
+    return TrainRequest(
+        job=job,
+        trainer_name=type(trainer).__name__,
+        storage_path=storage_path,
+        filesystem=run.storage_filesystem,
+        name=name,
+        min_workers=workers,
+        max_workers=workers,
+        resources_per_worker=scaling.worker_resources,
+        use_gpu=scaling.use_gpu,
+        local_mode=local_mode,
+        nodes=1 if local_mode else _local_nodes(),
+        max_failures=run.failure_config.max_failures,
+        max_preemption_failures=run.failure_config.max_preemption_failures,
+        progress_timeout_s=run.failure_config.progress_timeout_s,
+        num_to_keep=run.checkpoint_config.num_to_keep,
+        score_attribute=run.checkpoint_config.checkpoint_score_attribute,
+        score_order=run.checkpoint_config.checkpoint_score_order,
+        takeover=run.takeover,
+        resume=run.resume,
+        sync_artifacts=run.sync_config.sync_artifacts,
+        sync_period_s=run.sync_config.sync_period,
+        sync_artifacts_on_checkpoint=run.sync_config.sync_artifacts_on_checkpoint,
+        callbacks=tuple(run.callbacks or ()),
+        run_context=RunContext(
+            name=name,
+            storage_path=storage_path,
+            trainer_name=type(trainer).__name__,
+            train_loop_config=config,
+            scaling_config=scaling,
+            run_config=run,
+        ),
+        preload=preload,
+        fingerprint=_fingerprint(trainer.train_loop_per_worker, plain_config, scaling.num_workers),
+        params={"train_loop_config": plain_config or {}},
+        verbose=1 if run.verbose is None else run.verbose,
+        environment=environment,
+    )
+
+
+class _StartsFrom:
+    """The user's function, with a checkpoint of the user's to begin with while the run has none of its own."""
+
+    def __init__(self, function: Callable[..., Any], checkpoint: Checkpoint) -> None:
+        self._function = function
+        self._checkpoint = checkpoint
+
+    def __call__(self, *arguments: Any) -> Any:
+        from holdfast.worker.session import current
+
+        current().initial_checkpoint = self._checkpoint
+        return self._function(*arguments)
+
+
+def _check_gpus(scaling: ScalingConfig, workers: int) -> None:
+    if not scaling.use_gpu:
+        return
+    wanted = scaling.worker_resources.get("GPU", 1) * workers
+    there = _count_gpus()
+    if there < wanted:
+        raise ConfigError(
+            f"ScalingConfig(use_gpu=True, num_workers={scaling.num_workers}) needs {wanted:g} GPU, but this machine "
+            f"has {there or 'none'}: set use_gpu=False, or fewer workers."
+        )
+
+
+def _count_gpus() -> int:
+    """By the devices that the kernel shows, since asking CUDA would start it in the driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        named = [one for one in visible.split(",") if one.strip()]
+        return 0 if "-1" in named or not named else len(named)
+    nvidia = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+    if nvidia:
+        return len(nvidia)
+    return len(list(Path("/dev/dri").glob("renderD*"))) if Path("/dev/kfd").exists() else 0
+
+
+def _local_nodes() -> int:
+    text = os.environ.get("HOLDFAST_LOCAL_NODES", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"HOLDFAST_LOCAL_NODES must be a whole number of 1 or more, not {text!r}.")
+    return int(text)
+
+
+def _fingerprint(function: Callable[..., Any], config: Any, num_workers: int) -> dict[str, Any]:
+    inner = getattr(function, "func", function)  # functools.partial
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    module = getattr(inner, "__module__", None) or type(inner).__module__
+    try:
+        source = textwrap.dedent(inspect.getsource(inner))
+    except (OSError, TypeError):  # Typed at a prompt, built in, or an object with __call__.
+        digest = None
+    else:
+        digest = hashlib.sha256(source.encode(errors="replace")).hexdigest()[:16]
+    return {"function": f"{module}.{name}", "source": digest, "config": config, "num_workers": num_workers}
+
+
+def _json(value: Any, depth: int = 0) -> Any:
+    """The configuration as JSON: what JSON cannot say is named by its type, never by an address in memory."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 2**63 else str(value)
+    if isinstance(value, float):
+        return value if value - value == 0 else repr(value)  # JSON has neither NaN nor infinities.
+    if depth < 32 and isinstance(value, dict):
+        return {str(key): _json(item, depth + 1) for key, item in value.items()}
+    if depth < 32 and isinstance(value, list | tuple):
+        return [_json(item, depth + 1) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((_json(item, depth + 1) for item in value), key=repr)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

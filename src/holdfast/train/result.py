@@ -1,0 +1,167 @@
+"""`Result`: what came of a run, read from its directory and nowhere else.
+
+So `fit()` and `Result.from_path` give the same, also long after, on another machine, and from storage that may only be
+read. `holdfast.control.view` folds the journal; this shapes it as users of Ray Train expect.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.handle import Checkpoint
+from holdfast.control.view import ErrorView, FailureView, RunView
+from holdfast.core.retention import Candidate, RetentionRule, ranked
+from holdfast.errors import NotFound, TrainingFailedError
+from holdfast.train.paths import join_run_path
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Result"]
+
+
+class Result:
+    """The end, or the present state, of a run."""
+
+    def __init__(self, place: Checkpoint, view: RunView) -> None:
+        """`place` is the run's directory: a handle that knows its path and its filesystem."""
+        self._place = place
+        self._view = view
+        self.error: TrainingFailedError | None = _error(view.error)
+        """What ended the run, if it failed; `worker_failures` has each rank's."""
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: object | None = None) -> Result:
+        """The result of the run at `path` (`<storage_path>/<name>`), finished or not. Writes nothing."""
+        place = Checkpoint(path, storage_filesystem)
+        store = place._open()
+        try:
+            store.size("run.json")
+        except NotFound:
+            if Catalog(store).newest() is None:
+                raise RuntimeError(f"Experiment folder {os.fspath(path)} doesn't exist.") from None
+        from holdfast.control.view import read_run
+
+        return cls(place, read_run(store))
+
+    # ------------------------------------------------------------------ what was reported
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The last report's metrics, exactly as they were reported; None if there was none."""
+        return dict(self._view.reports[-1].metrics) if self._view.reports else None
+
+    @functools.cached_property
+    def metrics_dataframe(self) -> pandas.DataFrame | None:
+        """A row for every report that counts. Nested metrics become columns `a/b`; `training_iteration` and
+        `timestamp` are added where no metric has that name. None if there was no report."""
+        if not self._view.reports:
+            return None
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {"training_iteration": row.iteration, "timestamp": row.time, **_flat(row.metrics)}
+                for row in self._view.reports
+            ]
+        )
+
+    @property
+    def return_value(self) -> Any:
+        """What rank 0's training function returned."""
+        return self._view.return_value
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """What the run was configured with, as params.json has it."""
+        return self._view.params
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest committed checkpoint."""
+        return self._handle(self._view.checkpoints[-1].name) if self._view.checkpoints else None
+
+    @property
+    def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
+        """Every checkpoint that is left, with its metrics: the best last, or the newest where no score was named."""
+        return self._ranked(self._view.score_attribute, self._view.score_order)
+
+    def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint:
+        """The checkpoint with the highest (`"max"`) or lowest (`"min"`) value of `metric`; nested ones are `a/b`."""
+        if mode not in ("max", "min"):
+            raise ValueError(f'Unsupported mode: {mode!r}. Please choose from "max" and "min".')
+        if not self._view.checkpoints:
+            raise RuntimeError("No checkpoint exists in the run directory!")
+        names = sorted({name for one in self._view.checkpoints for name in _flat(one.metrics)})
+        if not any(metric in _flat(one.metrics) or metric in one.metrics for one in self._view.checkpoints):
+            raise RuntimeError(f"Invalid metric name {metric!r}! You may choose from: {names}.")
+        return self._ranked(metric, mode)[-1][0]
+
+    def _ranked(self, attribute: str | None, order: Literal["max", "min"]) -> list[tuple[Checkpoint, dict[str, Any]]]:
+        candidates = [Candidate(one.name, one.index, one.metrics) for one in self._view.checkpoints]
+        rule = RetentionRule(score_attribute=attribute, score_order=order)
+        return [(self._handle(one.name), dict(one.metrics)) for one in ranked(candidates, rule)]
+
+    def _handle(self, name: str) -> Checkpoint:
+        place = self._place
+        if place._custom is not None:
+            return Checkpoint(join_run_path(place._given, name), place._custom)
+        return Checkpoint._from_store(place._open(), name)
+
+    # ------------------------------------------------------------------ where
+
+    @property
+    def path(self) -> str:
+        """The run's directory: a local path, or `bucket/prefix` on remote storage."""
+        return self._place.path
+
+    @property
+    def filesystem(self) -> Any:
+        """The `pyarrow.fs.FileSystem` on which `path` lies."""
+        return self._place.filesystem
+
+    def __repr__(self) -> str:
+        parts = [f"metrics={self.metrics!r}", f"path={self.path!r}", f"filesystem={self._place._kind!r}"]
+        parts.append(f"checkpoint={self.checkpoint!r}")
+        if self.error is not None:
+            parts.append(f"error={self.error!r}")
+        return "Result(\n  " + ",\n  ".join(parts) + "\n)"
+
+
+def _error(view: ErrorView | None) -> TrainingFailedError | None:
+    if view is None:
+        return None
+    return TrainingFailedError(
+        view.message, {rank: _revived(failure) for rank, failure in view.worker_failures.items()}
+    )
+
+
+def _revived(failure: FailureView) -> Exception:
+    """The exception that a rank died of, as far as text can tell: its own class where that is Python's."""
+    kind = getattr(builtins, failure.type, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        error: Exception = RuntimeError(f"{failure.type}: {failure.message}")
+    else:
+        try:
+            error = kind(failure.message)
+        except TypeError:  # Some, such as UnicodeDecodeError, take more than a message.
+            error = RuntimeError(f"{failure.type}: {failure.message}")
+    if failure.traceback:
+        error.add_note(failure.traceback)
+    return error
+
+
+def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if isinstance(value, dict) and value:
+            flat.update(_flat(value, f"{prefix}{key}/"))
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,164 @@
+"""`DataParallelTrainer`: one training function on any number of workers, and `fit()` that sees it through.
+
+It checks what the user wrote, as early as it can, and turns it into a `TrainRequest` (`request`); `holdfast.control`
+runs that. `holdfast.train.torch.TorchTrainer` adds a process group and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from holdfast.errors import ConfigError, NotFound, TrainingFailedError
+from holdfast.train.config import RunConfig, ScalingConfig
+from holdfast.train.paths import join_run_path, split_run_path
+from holdfast.train.request import build_request, check_function
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.train.result import Result
+    from holdfast.worker.job import Framework
+
+__all__ = ["DataParallelTrainer"]
+
+_T = TypeVar("_T", bound="DataParallelTrainer")
+
+
+class DataParallelTrainer:
+    """Runs `train_loop_per_worker` on every worker; it may take the configuration, or nothing.
+
+    The function reports with `holdfast.train.report` and resumes from `holdfast.train.get_checkpoint()`. `fit()` with
+    the same `RunConfig(storage_path, name)` continues where the last one ended, whatever ended it.
+    """
+
+    _preload: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        backend_config: Any = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._takes_config = check_function(train_loop_per_worker, train_loop_config)
+        if datasets or dataset_config is not None:
+            raise ConfigError(
+                f"{type(self).__name__}(datasets, dataset_config): datasets are not handed out to workers; open your "
+                "data in the training function, with a DataLoader and train.torch.prepare_data_loader()."
+            )
+        self.train_loop_per_worker = train_loop_per_worker
+        self.train_loop_config = train_loop_config
+        self.scaling_config = _given("scaling_config", scaling_config, ScalingConfig)
+        self.backend_config = backend_config
+        self.metadata = metadata
+        self.resume_from_checkpoint = resume_from_checkpoint
+        run_config = _given("run_config", run_config, RunConfig)
+        # Made up once, so that a second fit() of this very trainer continues the same run.
+        self.run_config = run_config if run_config.name else replace(run_config, name=self._made_up_name())
+
+    def fit(self) -> Result:
+        """Run, or continue, until the function has returned on every worker.
+
+        Raises `TrainingFailedError` when workers failed more often than `FailureConfig(max_failures)` allows, and
+        `KeyboardInterrupt` after Ctrl+C; the same call continues the run in both cases.
+        """
+        request = build_request(self, self._takes_config, self._framework(), self._preload)
+        from holdfast.control.run import run_training
+        from holdfast.train.result import Result
+
+        outcome = run_training(request)
+        outcome.store.close()
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        if outcome.error is not None:
+            raise outcome.error
+        result = Result.from_path(join_run_path(request.storage_path, request.name), request.filesystem)
+        if outcome.status == "failed":
+            raise result.error or TrainingFailedError(f"The run {outcome.uri} failed; error.txt there says why.")
+        return result
+
+    def _framework(self) -> Framework | None:
+        """What is set up around the function in each worker."""
+        return None
+
+    # ------------------------------------------------------------------ by path
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: object | None = None) -> bool:
+        """Whether there is a run at `path` (`<storage_path>/<name>`) that `restore` could continue."""
+        from holdfast.checkpoint.catalog import Catalog
+        from holdfast.storage.locate import open_store
+
+        store = open_store(path, storage_filesystem)
+        try:
+            try:
+                store.size("run.json")
+            except NotFound:
+                return Catalog(store).newest() is not None
+            return True
+        except NotFound:
+            return False
+        finally:
+            store.close()
+
+    @classmethod
+    def restore(
+        cls: type[_T],
+        path: str | os.PathLike[str],
+        train_loop_per_worker: Callable[..., Any] | None = None,
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        storage_filesystem: object | None = None,
+        **others: Any,
+    ) -> _T:
+        """A trainer that continues the run at `path`; `RunConfig(storage_path, name)` are taken from the path.
+
+        Nothing is unpickled from storage, so the function and the configurations must be given again.
+        """
+        if train_loop_per_worker is None:
+            raise ConfigError(
+                f"{cls.__name__}.restore() needs train_loop_per_worker: no code is kept in storage, so pass the "
+                "function again."
+            )
+        run_config = _given("run_config", run_config, RunConfig)
+        filesystem = storage_filesystem or run_config.storage_filesystem
+        parent, name = split_run_path(path)
+        if not cls.can_restore(path, filesystem):
+            raise ConfigError(
+                f"{cls.__name__}.restore(): there is no run at {os.fspath(path)}; ask "
+                f"{cls.__name__}.can_restore() first."
+            )
+        resume = "must" if run_config.resume == "auto" else run_config.resume
+        return cls(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            scaling_config=scaling_config,
+            run_config=replace(
+                run_config, name=name, storage_path=parent, storage_filesystem=filesystem, resume=resume
+            ),
+            **others,
+        )
+
+    @classmethod
+    def _made_up_name(cls) -> str:
+        return f"{cls.__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+
+
+def _given(field: str, value: Any, kind: type[Any]) -> Any:
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ConfigError(f"{field} must be a {kind.__name__}, not {type(value).__name__}.")
+    return value

@@ -1,0 +1,113 @@
+"""Where a worker stands: the answers of `train.get_context()`.
+
+A thin reading of the `Assignment` (see `job`) with the method names that users of Ray Train know; the session makes
+one on request.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.worker.job import Assignment
+
+if TYPE_CHECKING:
+    from holdfast.storage.store import Store
+
+__all__ = ["StorageContext", "TrainContext"]
+
+
+class StorageContext:
+    """Where the run lies in storage and on this node."""
+
+    def __init__(self, assignment: Assignment, filesystem: object | None = None) -> None:
+        self._assignment = assignment
+        self._filesystem = filesystem
+
+    @property
+    def uri(self) -> str:
+        """The run's directory as a path or a URI."""
+        return self._assignment.storage
+
+    @property
+    def experiment_dir_name(self) -> str:
+        return self._assignment.experiment
+
+    @property
+    def experiment_fs_path(self) -> str:
+        return self._assignment.trial_dir
+
+    @property
+    def trial_dir_name(self) -> str:
+        return _last_part(self._assignment.trial_dir)
+
+    @property
+    def trial_fs_path(self) -> str:
+        return self._assignment.trial_dir
+
+    @property
+    def trial_working_directory(self) -> str:
+        """This worker's working directory; what it writes there are the run's artifacts."""
+        return self._assignment.work_dir
+
+    def open(self) -> Store:
+        """The run's directory as a store."""
+        from holdfast.storage.locate import open_store
+
+        return open_store(self._assignment.storage, self._filesystem)
+
+    def __repr__(self) -> str:
+        return f"StorageContext(uri={self.uri!r})"
+
+
+class TrainContext:
+    """The place of this worker in the group, and the names of the run."""
+
+    def __init__(self, assignment: Assignment, filesystem: object | None = None) -> None:
+        self._assignment = assignment
+        self._filesystem = filesystem
+
+    def get_world_size(self) -> int:
+        """How many workers there are."""
+        return self._assignment.world_size
+
+    def get_world_rank(self) -> int:
+        """This worker's number among all of them, from 0."""
+        return self._assignment.rank
+
+    def get_local_rank(self) -> int:
+        """This worker's number on its node, from 0."""
+        return self._assignment.local_rank
+
+    def get_local_world_size(self) -> int:
+        """How many workers there are on this node."""
+        return self._assignment.local_world_size
+
+    def get_node_rank(self) -> int:
+        """This node's number, from 0."""
+        return self._assignment.node_rank
+
+    def get_experiment_name(self) -> str:
+        """`RunConfig(name)`, or the name that was made up for it."""
+        return self._assignment.experiment
+
+    def get_trial_name(self) -> str:
+        return _last_part(self._assignment.trial_dir)
+
+    def get_trial_id(self) -> str:
+        return self._assignment.trial_id
+
+    def get_trial_dir(self) -> str:
+        """The run's directory in storage."""
+        return self._assignment.trial_dir
+
+    def get_storage(self) -> StorageContext:
+        return StorageContext(self._assignment, self._filesystem)
+
+    def __repr__(self) -> str:
+        here = self._assignment
+        return f"TrainContext(rank={here.rank}, world_size={here.world_size}, node_rank={here.node_rank})"
+
+
+def _last_part(path: str) -> str:
+    return Path(path.partition("?")[0]).name

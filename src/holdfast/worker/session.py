@@ -1,0 +1,337 @@
+"""The training function's line to its agent: what `train.report` and its companions do inside a worker.
+
+Synchronous and without a thread: a report is one encoded frame and one `sendall`, some microseconds. A reported
+directory is staged (`staging`) before `report` returns, and at most one checkpoint of this rank is on its way at a
+time. `bootstrap` makes the session and installs it; `holdfast.train` finds it with `current()`. The agent is at the
+other end of the socket pair; if it dies, so does this process.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.checkpoint.layout import check_name
+from holdfast.errors import CheckpointError, ConfigError, WireError
+from holdfast.wire.frames import receive, send
+from holdfast.wire.messages import (
+    Collect,
+    Collected,
+    Report,
+    Settled,
+    ToWorker,
+    Waiting,
+    WorkerMessage,
+    WorkerReport,
+)
+from holdfast.worker.job import Assignment
+from holdfast.worker.plain import plain_data, plain_metrics
+from holdfast.worker.staging import stage
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.storage.store import Store
+
+__all__ = ["CheckpointUploadMode", "ReportedCheckpoint", "Session", "current", "install"]
+
+_DRAIN_EVERY = 64
+"""A rank that gives no checkpoints still hears of others' and must read that now and then. A power of two."""
+_DECODER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_AGENT_GONE = "The agent of this worker is gone, and so the run has moved on without it: this process must end."
+
+
+class CheckpointUploadMode(enum.Enum):
+    """When `train.report` returns: after the copy to the agent (ASYNC), after the commit (SYNC), or at once, because
+    the files lie in the run's storage already (NO_UPLOAD)."""
+
+    ASYNC = "ASYNC"
+    SYNC = "SYNC"
+    NO_UPLOAD = "NO_UPLOAD"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedCheckpoint:
+    """A committed checkpoint of this run with the metrics it was reported with."""
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+
+
+class Session:
+    """One worker's side of one generation."""
+
+    def __init__(self, connection: socket.socket, assignment: Assignment, filesystem: object | None = None) -> None:
+        self.assignment = assignment
+        self.initial_checkpoint: Checkpoint | None = None
+        """What `get_checkpoint` gives as long as the run has committed nothing."""
+        self._connection = connection
+        self._filesystem = filesystem
+        self._store: Store | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._sequence = 0
+        self._newest = assignment.checkpoint
+        self._pending: int | None = None
+        """The report whose checkpoint, of this rank, is neither committed nor given up yet."""
+        self._settled: Settled | None = None
+        self._collected: Collected | None = None
+
+    # ------------------------------------------------------------------ reporting
+
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: Checkpoint | None = None,
+        checkpoint_dir_name: str | None = None,
+        checkpoint_upload_mode: CheckpointUploadMode | None = None,
+        delete_local_checkpoint_after_upload: bool | None = None,
+    ) -> None:
+        """See `holdfast.train.report`."""
+        self._check_process()
+        plain = plain_metrics(metrics)
+        if checkpoint_dir_name is not None:
+            check_name(checkpoint_dir_name)
+        with self._lock:
+            if checkpoint is None:
+                self._send_report(plain, checkpoint_dir_name)
+                if not self._number & (_DRAIN_EVERY - 1):
+                    self._drain()
+                return
+            mode, let_go = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
+            self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, let_go)
+
+    def _report_checkpoint(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint,
+        dir_name: str | None,
+        mode: CheckpointUploadMode,
+        let_go: bool,
+    ) -> None:
+        began = time.monotonic()
+        existing = staged = None
+        if mode is CheckpointUploadMode.NO_UPLOAD:
+            existing = self._name_in_run(checkpoint)
+        self._await_settled()
+        if existing is None:
+            staged = self._stage(checkpoint, let_go)
+        self._send_report(metrics, dir_name, staged, existing, time.monotonic() - began)
+        number = self._pending = self._number
+        if mode is CheckpointUploadMode.SYNC:
+            self._await_settled()
+            if self._settled is None or self._settled.number != number or self._settled.name is None:
+                raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
+
+    def _send_report(
+        self,
+        metrics: dict[str, Any],
+        dir_name: str | None,
+        staged: str | None = None,
+        existing: str | None = None,
+        stall_s: float = 0.0,
+    ) -> None:
+        report = Report(
+            number=self._number + 1,
+            at=time.time(),
+            metrics=metrics if self.assignment.rank == 0 else None,
+            checkpoint=staged is not None or existing is not None,
+            checkpoint_dir_name=dir_name,
+            stall_s=stall_s,
+        )
+        self._send(WorkerReport(report=report, staged=staged, existing=existing))
+        self._number += 1
+
+    def _stage(self, checkpoint: Checkpoint, let_go: bool) -> str:
+        here = self.assignment
+        target = Path(here.staging_dir) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
+        source = checkpoint._open().local_root
+        if source is None:
+            checkpoint.to_directory(target)
+        else:
+            stage(source, target, let_go=let_go)
+        return str(target)
+
+    def _name_in_run(self, checkpoint: Checkpoint) -> str:
+        """The name of a directory that the user wrote straight into the run's own."""
+        run, given = self._open_store(), checkpoint._open()
+        name = PurePosixPath(checkpoint.path).name
+        expected = run.sub(check_name(name))
+        if expected.local_root is not None and given.local_root is not None:
+            same = expected.local_root.resolve() == given.local_root.resolve()
+        else:
+            same = expected.uri == given.uri
+        if not same:
+            raise ConfigError(
+                f"With CheckpointUploadMode.NO_UPLOAD the checkpoint must lie directly in the run's directory "
+                f"{run.uri}, but it is {given.uri}: write it there, or use another mode."
+            )
+        return name
+
+    # ------------------------------------------------------------------ reading back
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """The newest committed checkpoint that this rank knows of."""
+        self._check_process()
+        with self._lock:
+            self._drain()
+        return self.initial_checkpoint if self._newest is None else self._handle(self._newest)
+
+    def get_all_reported_checkpoints(self) -> list[ReportedCheckpoint]:
+        """Every committed checkpoint of the run that retention has left, oldest first."""
+        self._check_process()
+        with self._lock:
+            self._await_settled()
+        from holdfast.checkpoint.catalog import Catalog
+
+        return [
+            ReportedCheckpoint(self._handle(manifest.name), dict(manifest.metrics))
+            for manifest in Catalog(self._open_store()).committed()
+        ]
+
+    @property
+    def filesystem(self) -> object | None:
+        """The custom filesystem of the run's storage, where the user gave one."""
+        return self._filesystem
+
+    def _handle(self, name: str) -> Checkpoint:
+        from holdfast.checkpoint.handle import Checkpoint  # with all of its machinery, only once one is asked for
+
+        if self._filesystem is not None:
+            return Checkpoint(f"{self.assignment.storage.rstrip('/')}/{name}", self._filesystem)
+        return Checkpoint._from_store(self._open_store(), name)
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            from holdfast.storage.locate import open_store
+
+            self._store = open_store(self.assignment.storage, self._filesystem)
+        return self._store
+
+    # ------------------------------------------------------------------ collectives
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        self._check_process()
+        self._collect("barrier", None)
+
+    def broadcast_from_rank_zero(self, data: Any) -> Any:
+        """Rank 0's `data`, on every rank; what others pass is ignored."""
+        self._check_process()
+        mine = plain_data(data, "The data of broadcast_from_rank_zero()", binary=True)
+        return self._collect("broadcast", mine if self.assignment.rank == 0 else None)
+
+    def _collect(self, kind: str, data: Any) -> Any:
+        here = self.assignment
+        with self._lock:
+            self._sequence += 1
+            self._send(
+                Collect(
+                    generation=here.generation,
+                    rank=here.rank,
+                    sequence=self._sequence,
+                    kind=kind,
+                    data=data,
+                )
+            )
+            while self._collected is None or self._collected.sequence != self._sequence:
+                self._take(self._receive())
+            answer, self._collected = self._collected, None
+            return answer.data
+
+    # ------------------------------------------------------------------ listening
+
+    def _await_settled(self) -> None:
+        """Until the checkpoint on its way, if any, is committed or given up."""
+        self._drain()
+        if self._pending is None:
+            return
+        here = self.assignment
+        self._send(Waiting(generation=here.generation, rank=here.rank, waiting=True))
+        while self._pending is not None:
+            self._take(self._receive())
+        self._send(Waiting(generation=here.generation, rank=here.rank, waiting=False))
+
+    def _drain(self) -> None:
+        """Read what has arrived, without waiting."""
+        while _has_arrived(self._connection):
+            self._take(self._receive())
+
+    def _receive(self) -> ToWorker:
+        message = receive(self._connection, _DECODER)
+        if message is None:
+            raise WireError(_AGENT_GONE)
+        return message
+
+    def _send(self, message: WorkerMessage) -> None:
+        try:
+            send(self._connection, message)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise WireError(_AGENT_GONE) from error
+
+    def _take(self, message: ToWorker) -> None:
+        if message.generation != self.assignment.generation:
+            return
+        if isinstance(message, Collected):
+            self._collected = message
+            return
+        self._settled = message
+        if message.name is not None:
+            self._newest = message.name
+        if self._pending is not None and message.number >= self._pending:
+            self._pending = None
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "holdfast.train was called in a process that the training function forked (a DataLoader worker?): "
+                "call it from the training function's own process."
+            )
+
+
+_current: Session | None = None
+
+
+def install(session: Session | None) -> None:
+    """Make `session` this process's own; None takes it away again (local mode)."""
+    global _current
+    _current = session
+
+
+def current(what: str = "train.report()") -> Session:
+    """This process's session; `what` is the call that needs it, for the error outside of a training function."""
+    if _current is None:
+        raise RuntimeError(
+            f"{what} works only inside a training function: give that function to a trainer, such as "
+            "TorchTrainer(train_loop_per_worker, ...), and call fit()."
+        )
+    return _current
+
+
+def _has_arrived(connection: socket.socket) -> bool:
+    """Whether a read would find something: bytes, or the end."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _upload_mode(mode: CheckpointUploadMode | None, delete_local: bool | None) -> tuple[CheckpointUploadMode, bool]:
+    """What was asked for, with the defaults of those who named a mode: ASYNC then lets the directory go."""
+    if mode is not None and not isinstance(mode, CheckpointUploadMode):
+        raise ConfigError(
+            f"checkpoint_upload_mode must be a CheckpointUploadMode (SYNC, ASYNC or NO_UPLOAD), not {mode!r}."
+        )
+    if delete_local is None:
+        delete_local = mode is CheckpointUploadMode.ASYNC
+    return mode or CheckpointUploadMode.ASYNC, delete_local
