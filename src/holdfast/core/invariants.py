@@ -1,0 +1,157 @@
+"""What must hold after every step of the run's machine, whatever happened.
+
+`check` looks at one state; `Monitor` also remembers the state before, and so sees what may only grow. Tests and the
+simulator call them after each `machine.step`; each broken rule is an AssertionError with a sentence. `machine`,
+`ledger` and `forming` are the code under watch and share nothing with this module but the state.
+"""
+
+from __future__ import annotations
+
+from holdfast.core import commands as c
+from holdfast.core import machine
+from holdfast.core import records as r
+from holdfast.core.state import Group, State
+
+__all__ = ["Monitor", "check"]
+
+
+def check(state: State) -> None:
+    """Raise AssertionError with a sentence if this state should be impossible."""
+    _check_durable(state)
+    _check_pending(state)
+    if state.group is not None:
+        _check_group(state, state.group)
+    if state.began and not state.ended:
+        _check_moves(state)
+
+
+def _check_durable(state: State) -> None:
+    durable, budget = state.durable, state.spec.max_failures
+    if budget >= 0:
+        _require(durable.failures <= budget + 1, f"{durable.failures} failures were counted with a budget of {budget}")
+    _require(durable.streak <= durable.failures, f"a streak of {durable.streak} out of {durable.failures} failures")
+    for stored in durable.checkpoints.values():
+        _require(stored.index < durable.next_index, f"{stored.name} is not below the next index {durable.next_index}")
+        _require(stored.generation <= durable.generation, f"{stored.name} is of generation {stored.generation} to come")
+
+
+def _check_pending(state: State) -> None:
+    persisting = [ticket for ticket, pending in state.pending.items() if pending.persisting]
+    _require(len(persisting) <= 1, f"{persisting} are persisted at once")
+    for ticket, pending in state.pending.items():
+        _require(ticket == pending.ticket, f"{pending.ticket} is kept as {ticket}")
+        _require(bool(pending.parts), f"{ticket} has no parts")
+        _require(max(pending.parts) < pending.world_size, f"{ticket} has a part of a rank that there is not")
+        _require(pending.complete or not pending.persisting, f"{ticket} is persisted before it is complete")
+        _require(not (pending.complete and pending.lost), f"{ticket} is complete although a part of it is lost")
+        of_group = state.group is not None and state.group.generation == ticket.generation
+        _require(of_group or pending.complete, f"{ticket} waits for ranks of a group that is gone")
+        _require(of_group or state.group is None, f"a group was formed while {ticket} was pending")
+    if persisting:
+        _require(persisting[0] == min(state.pending), f"{persisting[0]} is persisted before {min(state.pending)}")
+
+
+def _check_group(state: State, group: Group) -> None:
+    ranks = [rank for place in group.places for rank in place.ranks]
+    agents = [place.agent for place in group.places]
+    _require(ranks == list(range(group.world_size)), f"ranks {ranks} are not each placed once")
+    _require(len(set(agents)) == len(agents), f"an agent has two places: {agents}")
+    _require(
+        state.spec.workers_min <= group.world_size <= state.spec.workers_max,
+        f"a world of {group.world_size} is outside {state.spec.workers_min} to {state.spec.workers_max}",
+    )
+    _require(group.alive <= set(agents) and group.starting <= set(agents), "an agent without a place has workers")
+    _require(group.finished | group.waiting <= set(ranks), "a rank that there is not finished or waits")
+    failed = [failure.rank for failure in group.failures]
+    _require(len(set(failed)) == len(failed) and set(failed) <= set(ranks), f"ranks {failed} failed")
+    _require(not failed or group.ending is not None, f"ranks {failed} failed and the group goes on")
+    _require(group.generation == state.durable.generation, f"generation {group.generation} is not the newest")
+    if group.ending is not None:
+        _require(group.ending.kind != "failure" or bool(failed), "a failure is nobody's")
+        _require(group.stop_sent, "a group that ends was not told to stop")
+        _require(bool(group.alive) or state.ended, "a group of which nothing is alive is still there")
+    loading = group.checkpoint is not None and min(group.counts.values()) == 0
+    _require(
+        not loading or group.checkpoint in state.durable.checkpoints,
+        f"{group.checkpoint} was let go while workers may load it",
+    )
+
+
+def _check_moves(state: State) -> None:
+    """A run that goes on waits for something: workers, an outcome, agents or a deadline."""
+    group = state.group
+    if group is None and not state.pending:
+        _require(machine.deadline(state) is not None, "the run waits for nothing and will never go on")
+    if group is not None and group.ending is None and not state.pending:
+        _require(len(group.finished) < group.world_size, "every rank has finished and the run goes on")
+    if state.pending and min(state.pending.values(), key=lambda pending: pending.ticket).complete:
+        _require(any(pending.persisting for pending in state.pending.values()), "no complete checkpoint is persisted")
+    if state.stop is not None or state.fatal is not None:
+        _require(group is None or group.ending is not None, "a run that must end keeps its workers")
+
+
+class Monitor:
+    """Watches one machine: call `after` with every step it made."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._remember()
+
+    def after(self, step: machine.Step, now: float) -> None:
+        """Check the state, and that what may only grow has only grown since the last call."""
+        check(self._state)
+        self._check_growth()
+        self._check_records(step)
+        self._check_commands(step)
+        due = machine.deadline(self._state)
+        _require(due is None or due > now, f"a deadline of {due} is set at {now}, when it has passed")
+        self._remember()
+
+    def _remember(self) -> None:
+        state = self._state
+        self._ended = state.ended
+        self._generation = state.durable.generation
+        self._index = state.durable.next_index
+        self._counts = dict(state.group.counts) if state.group is not None else {}
+        self._group = state.group.generation if state.group is not None else None
+        self._persisting = {ticket for ticket, pending in state.pending.items() if pending.persisting}
+
+    def _check_growth(self) -> None:
+        state = self._state
+        _require(state.durable.generation >= self._generation, "the generation went back")
+        _require(state.durable.next_index >= self._index, "the next index went back")
+        if state.group is not None and state.group.generation == self._group:
+            shrunk = [rank for rank, count in self._counts.items() if state.group.counts[rank] < count]
+            _require(not shrunk, f"the reports of ranks {shrunk} became fewer")
+
+    def _check_records(self, step: machine.Step) -> None:
+        if self._ended:
+            _require(not step.records and not step.commands, "a run that has ended did something")
+        generation = self._generation
+        for record in step.records:
+            if isinstance(record, r.GenerationStarted):
+                _require(record.generation > generation, f"generation {record.generation} came after {generation}")
+                generation = record.generation
+            elif isinstance(record, r.Reported):
+                _require(record.generation == generation, f"a report of generation {record.generation} counted")
+            elif isinstance(record, r.CheckpointDeleted):
+                newest = self._state.durable.newest()
+                _require(newest is not None and newest.name != record.name, f"the newest, {record.name}, was let go")
+
+    def _check_commands(self, step: machine.Step) -> None:
+        started = [command for command in step.commands if isinstance(command, c.StartWorkers)]
+        persisted = [command for command in step.commands if isinstance(command, c.PersistCheckpoint)]
+        ends = [command for command in step.commands if isinstance(command, c.EndRun)]
+        _require(len(started) <= 1 and len(persisted) <= 1 and len(ends) <= 1, "a step did the same thing twice")
+        _require(bool(ends) == (self._state.ended and not self._ended), "the run ended without a word, or twice")
+        budget = self._state.spec.max_failures
+        if started:
+            _require(budget < 0 or self._state.durable.failures <= budget, "workers were started beyond the budget")
+            _require(started[0].generation == self._state.durable.generation, "workers of an old generation started")
+        again = self._persisting & {command.ticket for command in persisted} & set(self._state.pending)
+        _require(not again, f"{again} were persisted twice")
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise AssertionError(f"{sentence}.")
