@@ -45,6 +45,7 @@ def translate(message: Any, link: AgentLink) -> e.Event | None:
                     metrics=report.metrics,
                     checkpoint=report.checkpoint,
                     checkpoint_dir_name=report.checkpoint_dir_name,
+                    adopt=report.adopt,
                     stall_s=report.stall_s,
                 )
                 for report in reports

@@ -19,7 +19,7 @@ from holdfast.core.floats import tag_floats, untag_floats
 from holdfast.core.records import CheckpointCommitted, Record, Reported, RunFinished
 from holdfast.errors import StorageError
 from holdfast.storage.failures import translated
-from holdfast.storage.files import is_fuse
+from holdfast.storage.files import mount_kind
 from holdfast.storage.store import Entry, Store
 
 __all__ = ["SEGMENT_BYTES", "Journal", "Position", "decode_lines", "encode_line", "position", "read_records"]
@@ -117,7 +117,7 @@ class Journal:
         self._segment_bytes = 0
         self._fd: int | None = None
         root = store.local_root
-        self._appends = root is not None and not is_fuse(root)
+        self._appends = root is not None and not mount_kind(root).startswith("fuse")
 
     @property
     def quick(self) -> bool:

@@ -2,7 +2,7 @@
 
 Each controller creates `epochs/<n>.json` exclusively; the highest number is the one that counts, and everybody
 below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `journal` their late records). A living holder
-is recognised by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
+is known by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
 few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one.
 """
 
@@ -103,7 +103,7 @@ def acquire(
         raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
     # The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
     end = position(store)
-    floor = Catalog(store).next_index()
+    floor = Catalog(store).survey().next_index()
     own = msgspec.structs.replace(own, floor=floor, journal=end)
     store.put(_key(epoch), msgspec.json.encode(own))
     lease = Lease(store, own)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from holdfast import errors
 from holdfast.checkpoint import commit
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.reserve import reserve
+from holdfast.checkpoint.upload import merge_parts
 from holdfast.control.agents import AgentLink
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -54,7 +57,7 @@ class Persister:
         try:
             draft = await self._patiently(lambda: asyncio.to_thread(self._reserve, command))
             answers = await self._upload(command, draft)
-            files = commit.merge_parts({rank: answer.files for rank, answer in answers.items()})
+            files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             made = draft
 
             def seal() -> Manifest:
@@ -97,7 +100,7 @@ class Persister:
         ranks = [rank for rank, _ in command.parts]
         found = await asyncio.gather(
             *(
-                self._patiently(lambda rank=rank, agent=agent: self._ask(command, draft, rank, agent, parent_files))
+                self._patiently(partial(self._ask, command, draft, rank, agent, parent_files))
                 for rank, agent in command.parts
             )
         )
@@ -113,6 +116,7 @@ class Persister:
         answer: asyncio.Future[Uploaded] = asyncio.get_running_loop().create_future()
         self._answers[ticket, rank] = answer
         gone = asyncio.ensure_future(link.gone.wait())
+        either: set[asyncio.Future[Any]] = {answer, gone}
         try:
             link.send(
                 Upload(
@@ -123,7 +127,7 @@ class Persister:
                     parent_files=parent_files,
                 )
             )
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise _AgentGone(f"agent {agent} was lost while it stored the part of rank {rank}")
             return answer.result()
@@ -132,7 +136,9 @@ class Persister:
             self._answers.pop((ticket, rank), None)
 
     def _reserve(self, command: c.PersistCheckpoint) -> Draft:
-        draft = commit.reserve(self._store, epoch=self._epoch, name=command.name, at_least=command.at_least_index)
+        draft = reserve(
+            self._store, epoch=self._epoch, name=command.name, at_least=command.at_least_index, adopt=command.adopt
+        )
         if draft.parent is not None and (self._parent is None or self._parent.name != draft.parent):
             self._parent = Catalog(self._store).get(draft.parent)
         return draft

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from holdfast.errors import TrainingFailedError
+from holdfast.errors import HoldfastError
 from holdfast.storage.store import Store
 from holdfast.worker.job import Job
 
@@ -95,5 +95,5 @@ class TrainOutcome:
     """The run's directory as a person would write it."""
     store: Store
     """The run's directory; the caller closes it."""
-    error: TrainingFailedError | None = None
+    error: HoldfastError | None = None
     return_value: Any = None

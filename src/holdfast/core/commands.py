@@ -66,6 +66,7 @@ class PersistCheckpoint(_Command, frozen=True, kw_only=True):
     parts: tuple[tuple[int, str], ...]
     """(rank, agent) of every rank that gave files."""
     name: str | None
+    adopt: bool
     at_least_index: int
     parent: str | None
     world_size: int

@@ -60,6 +60,8 @@ class ReportItem(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any] | None = None
     checkpoint: bool = False
     checkpoint_dir_name: str | None = None
+    adopt: bool = False
+    """The files lie in the run's storage already, under that name."""
     stall_s: float = 0.0
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "complete",
     "deadlines",
+    "distrust",
     "drop_incomplete",
+    "found_damage",
     "lose_agent",
     "persist_next",
     "reconcile",
@@ -96,8 +98,9 @@ def _take_part(state: State, group: Group, rank: int, item: e.ReportItem, iterat
         pending = state.pending[ticket] = Pending(ticket, iteration, now, group.world_size)
     pending.parts[rank] = group.agent_of(rank)
     if rank == 0:
-        pending.name = item.checkpoint_dir_name
         pending.metrics = item.metrics or {}
+    if rank == 0 or item.adopt:
+        pending.name, pending.adopt = item.checkpoint_dir_name, item.adopt
 
 
 def complete(state: State, group: Group) -> None:
@@ -128,6 +131,7 @@ def persist_next(state: State, now: float, out: Output) -> None:
             ticket=ticket,
             parts=tuple(sorted(pending.parts.items())),
             name=pending.name,
+            adopt=pending.adopt,
             at_least_index=state.durable.next_index,
             parent=newest.name if newest else None,
             world_size=pending.world_size,
@@ -182,6 +186,18 @@ def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
         else:
             pending.lost = why
     return bereft
+
+
+def found_damage(group: Group) -> bool:
+    """Whether a worker could not load the group's checkpoint because its bytes are not what was committed."""
+    return group.checkpoint is not None and any(failure.error_type == "Damaged" for failure in group.failures)
+
+
+def distrust(state: State, group: Group, now: float, out: Output) -> None:
+    """A checkpoint that workers found damaged is not used again: the one before it is next."""
+    if group.checkpoint is not None and found_damage(group):
+        why = next(failure.error or "" for failure in group.failures if failure.error_type == "Damaged")
+        out.record(r.CheckpointDamaged(at=now, name=group.checkpoint, why=why))
 
 
 def warn_laggards(state: State, group: Group, now: float, out: Output) -> None:

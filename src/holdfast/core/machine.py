@@ -247,11 +247,12 @@ def _close(state: State, group: Group, now: float, out: Output) -> None:
             why=ending.why,
             detected_at=ending.detected_at,
             iteration=state.durable.iteration,
-            counted=ending.kind == "failure",
+            counted=ending.kind == "failure" and not ledger.found_damage(group),
             failures=tuple(group.failures) if ending.kind == "failure" else (),
         )
     )
     ledger.drop_incomplete(state, now, out)
+    ledger.distrust(state, group, now, out)
     state.group = None
     if ending.kind == "failure":
         state.not_before = now + forming.backoff_s(state, state.durable.streak)

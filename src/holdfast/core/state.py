@@ -113,6 +113,7 @@ class Pending:
     world_size: int
     parts: dict[int, str] = field(default_factory=dict)
     name: str | None = None
+    adopt: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
     persisting: bool = False

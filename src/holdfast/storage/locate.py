@@ -26,6 +26,7 @@ _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _SECRET = re.compile(
     r"secret|token|passw|credential|signature|\bsig\b|sas|auth|access_?key|account_?key|api_?key|^key$", re.I
 )
+_RAW_PASSWORD = re.compile(r"[^/@?#]*:(?!\d*(?:[/?#]|$))[^@]*@")
 _OBJECT_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _NETWORK_MOUNTS = ("fuse", "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "glusterfs")
 _AZURE = {"az", "abfs", "abfss"}
@@ -97,18 +98,22 @@ def local_cache_dir() -> Path:
 
 def redact(uri: str) -> str:
     """The URI without user, password and secret query values; anything else as it is."""
-    if not _SCHEME.match(uri):
+    if not (match := _SCHEME.match(uri)):
         return uri
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        return uri.split("://", 1)[0] + "://..."
-    user, at, host = parts.netloc.rpartition("@")
+    scheme, rest = match[1].lower(), uri[match.end() :]
     # In Azure's URIs what stands before the @ is the container, unless a password follows it.
-    keep = at and parts.scheme.lower() in _AZURE
-    netloc = f"{user.partition(':')[0]}@{host}" if keep else host
+    container = f"{rest.partition('@')[0].partition(':')[0]}@" if scheme in _AZURE and "@" in rest else ""
+    # A password that was not percent-encoded may hold a slash, which hides it from urlsplit.
+    while password := _RAW_PASSWORD.match(rest):
+        rest = rest[password.end() :]
+    try:
+        parts = urlsplit(f"{scheme}://{rest}")
+    except ValueError:
+        return f"{scheme}://..."
+    host = container + parts.netloc.rpartition("@")[2]
     pairs = [(k, redact(v)) for k, v in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(k)]
-    return urlunsplit((parts.scheme, netloc, parts.path, urlencode(pairs, safe=":/"), parts.fragment))
+    query = "?" + urlencode(pairs, safe=":/") if pairs else ""
+    return f"{scheme}://{host}{parts.path}{query}" + (f"#{parts.fragment}" if parts.fragment else "")
 
 
 def _open_directory(path: Path) -> Store:

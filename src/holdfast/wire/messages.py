@@ -97,6 +97,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metrics: dict[str, Any] | None = None
     checkpoint: bool = False
     checkpoint_dir_name: str | None = None
+    adopt: bool = False
+    """The files lie in the run's storage already, under that name."""
     stall_s: float = 0.0
     """How long this call kept training waiting (copying, or waiting for an earlier upload)."""
 
@@ -333,6 +335,7 @@ AgentMessage = (
     | UploadFailed
     | Logs
     | Stacks
-    | Collect | Pong
+    | Collect
+    | Pong
 )
 ControllerMessage = Welcome | Prepare | Start | Stop | Upload | Settled | Collected | Ping | Shutdown

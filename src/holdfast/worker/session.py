@@ -145,7 +145,8 @@ class Session:
             at=time.time(),
             metrics=metrics if self.assignment.rank == 0 else None,
             checkpoint=staged is not None or existing is not None,
-            checkpoint_dir_name=dir_name,
+            checkpoint_dir_name=existing or dir_name,
+            adopt=existing is not None,
             stall_s=stall_s,
         )
         self._send(WorkerReport(report=report, staged=staged, existing=existing))
