@@ -1,0 +1,98 @@
+"""The agent's end of a worker's socket pair, in a thread: keeps what it hears, and answers when told to."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from holdfast.wire import frames
+from holdfast.wire.messages import Collect, Collected, Settled, ToWorker, WorkerMessage, WorkerReport
+from holdfast.worker.job import Assignment
+from holdfast.worker.session import Session
+
+__all__ = ["FakeAgent", "make_assignment"]
+
+
+def make_assignment(**changes: Any) -> Assignment:
+    fields: dict[str, Any] = {
+        "generation": 3,
+        "rank": 0,
+        "local_rank": 0,
+        "node_rank": 0,
+        "world_size": 1,
+        "local_world_size": 1,
+        "node_count": 1,
+        "master_address": "127.0.0.1",
+        "master_port": 1,
+        "restart_count": 0,
+        "max_restarts": 0,
+        "checkpoint": None,
+        "checkpoints": [],
+        "iteration": 0,
+        "storage": "/nowhere/run",
+        "experiment": "run",
+        "trial_id": "run",
+        "trial_dir": "/nowhere/run",
+        "work_dir": "/nowhere/work",
+        "staging_dir": "/nowhere/staging",
+        "error_file": "",
+        "change_directory": False,
+    }
+    return Assignment(**(fields | changes))
+
+
+class FakeAgent:
+    """`settle_as` is the name that each reported checkpoint is committed under at once; without it nothing settles until
+    `settle` is called. Collectives are answered at once with what was sent."""
+
+    def __init__(self, *, settle_as: str | None = None, settles: bool = False, **changes: Any) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.assignment = make_assignment(**changes)
+        self.session = Session(theirs, self.assignment)
+        self._theirs = theirs
+        self._settles = settles or settle_as is not None
+        self._settle_as = settle_as
+        self.heard: queue.Queue[Any] = queue.Queue()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> FakeAgent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._theirs.close()
+        self._thread.join(10)
+        self.socket.close()
+
+    def next(self, kind: type[Any] = WorkerReport) -> Any:
+        """The next message of this kind; others before it are dropped."""
+        while True:
+            message = self.heard.get(timeout=10)
+            if isinstance(message, kind):
+                return message
+
+    def settle(self, number: int, name: str | None) -> None:
+        self.send(Settled(generation=self.assignment.generation, number=number, name=name))
+
+    def send(self, message: ToWorker) -> None:
+        frames.send(self.socket, message)
+
+    def _listen(self) -> None:
+        # A worker may go without having read all that we sent: the kernel calls that a reset.
+        with suppress(ConnectionResetError, BrokenPipeError):
+            self._converse()
+
+    def _converse(self) -> None:
+        decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
+        while (message := frames.receive(self.socket, decoder)) is not None:
+            if isinstance(message, WorkerReport) and message.report.checkpoint and self._settles:
+                self.settle(message.report.number, self._settle_as)
+            if isinstance(message, Collect):
+                generation = self.assignment.generation
+                self.send(Collected(generation=generation, sequence=message.sequence, data=message.data))
+            self.heard.put(message)

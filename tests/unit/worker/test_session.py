@@ -1,0 +1,300 @@
+"""What `train.report` and its companions say to the agent, and when they wait for it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import train
+from holdfast.checkpoint.commit import commit_directory
+from holdfast.checkpoint.handle import Checkpoint
+from holdfast.errors import CheckpointError, ConfigError, WireError
+from holdfast.storage.locate import open_store
+from holdfast.train import CheckpointUploadMode
+from holdfast.wire.messages import Collect, Collected, Report, Settled, Waiting, WorkerReport
+from holdfast.worker import session as sessions
+from tests.unit.worker.fake_agent import FakeAgent
+
+
+def directory(path: Path, **files: str) -> Checkpoint:
+    path.mkdir(parents=True)
+    for name, text in files.items():
+        (path / name).write_text(text)
+    return Checkpoint.from_directory(path)
+
+
+def in_thread(action: Any, *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=action, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_metrics_are_sent_at_once_and_numbered() -> None:
+    with FakeAgent() as agent:
+        began = time.time()
+        agent.session.report({"loss": 0.5})
+        agent.session.report({"loss": 0.25, "nested": {"a": [1]}})
+        first, second = agent.next().report, agent.next().report
+    assert (first.number, first.metrics, first.checkpoint) == (1, {"loss": 0.5}, False)
+    assert (second.number, second.metrics) == (2, {"loss": 0.25, "nested": {"a": [1]}})
+    assert began <= first.at <= second.at <= time.time()
+
+
+def test_other_ranks_check_their_metrics_but_keep_them() -> None:
+    with FakeAgent(rank=1, world_size=2) as agent:
+        agent.session.report({"loss": 0.5})
+        assert agent.next().report.metrics is None
+        with pytest.raises(TypeError, match=r"metrics\['loss'\]"):
+            agent.session.report({"loss": object()})
+
+
+def test_a_refused_report_is_not_counted() -> None:
+    with FakeAgent() as agent:
+        with pytest.raises(TypeError):
+            agent.session.report({"loss": object()})
+        agent.session.report({"loss": 1})
+        assert agent.next().report.number == 1
+
+
+def test_a_directory_is_the_agents_before_report_returns(tmp_path: Path) -> None:
+    with FakeAgent(staging_dir=str(tmp_path / "staging")) as agent:
+        checkpoint = directory(tmp_path / "mine", **{"model.pt": "weights"})
+        agent.session.report({"loss": 1.0}, checkpoint=checkpoint, checkpoint_dir_name="best")
+        (tmp_path / "mine" / "model.pt").write_text("next step")
+        message = agent.next()
+    assert message.staged == str(tmp_path / "staging" / "g3-r0-n1")
+    assert Path(message.staged, "model.pt").read_text() == "weights"
+    assert message.existing is None
+    report: Report = message.report
+    assert report.checkpoint and report.checkpoint_dir_name == "best" and report.stall_s > 0
+
+
+def test_the_next_checkpoint_waits_for_the_last_one(tmp_path: Path) -> None:
+    with FakeAgent(staging_dir=str(tmp_path / "staging")) as agent:
+        checkpoint = directory(tmp_path / "mine", model="weights")
+        agent.session.report({}, checkpoint=checkpoint)
+        agent.next()
+        second = in_thread(agent.session.report, {}, checkpoint)
+        assert agent.next(Waiting) == Waiting(generation=3, rank=0, waiting=True)
+        assert agent.heard.empty()  # Nothing is staged or reported before the first is settled.
+        assert not (tmp_path / "staging" / "g3-r0-n2").exists()
+        agent.settle(1, "checkpoint_000000")
+        assert agent.next(Waiting) == Waiting(generation=3, rank=0, waiting=False)
+        assert agent.next().report.number == 2
+        second.join(10)
+        assert not second.is_alive()
+
+
+def test_metrics_alone_never_wait(tmp_path: Path) -> None:
+    with FakeAgent(staging_dir=str(tmp_path / "staging")) as agent:
+        agent.session.report({}, checkpoint=directory(tmp_path / "mine", model="weights"))
+        for _ in range(100):
+            agent.session.report({"loss": 1.0})
+        numbers = [agent.next().report.number for _ in range(101)]
+    assert numbers == list(range(1, 102))
+
+
+def test_settled_before_the_next_report_means_no_waiting(tmp_path: Path) -> None:
+    with FakeAgent(settle_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
+        checkpoint = directory(tmp_path / "mine", model="weights")
+        agent.session.report({}, checkpoint=checkpoint)
+        agent.session.report({}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+        heard = [agent.next(WorkerReport), agent.next(WorkerReport)]
+    assert [message.report.number for message in heard] == [1, 2]
+
+
+def test_sync_returns_after_the_commit(tmp_path: Path) -> None:
+    with FakeAgent(staging_dir=str(tmp_path / "staging"), storage=str(tmp_path / "run")) as agent:
+        checkpoint = directory(tmp_path / "mine", model="weights")
+        done = in_thread(agent.session.report, {}, checkpoint, None, CheckpointUploadMode.SYNC)
+        agent.next(WorkerReport)
+        assert agent.next(Waiting).waiting
+        assert done.is_alive()
+        agent.settle(1, "checkpoint_000000")
+        done.join(10)
+        assert not done.is_alive()
+        assert (tmp_path / "mine").is_dir()
+
+
+def test_sync_raises_when_the_checkpoint_was_given_up(tmp_path: Path) -> None:
+    with (
+        FakeAgent(settles=True, staging_dir=str(tmp_path / "staging")) as agent,
+        pytest.raises(CheckpointError, match="report 1 was not committed"),
+    ):
+        checkpoint = directory(tmp_path / "mine", model="weights")
+        agent.session.report({}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+
+
+@pytest.mark.parametrize(
+    ("mode", "delete", "gone"),
+    [
+        (None, None, False),
+        (None, True, True),
+        (CheckpointUploadMode.ASYNC, None, True),
+        (CheckpointUploadMode.ASYNC, False, False),
+        (CheckpointUploadMode.SYNC, None, False),
+        (CheckpointUploadMode.SYNC, True, True),
+    ],
+)
+def test_who_keeps_the_local_directory(
+    tmp_path: Path, mode: CheckpointUploadMode | None, delete: bool | None, gone: bool
+) -> None:
+    with FakeAgent(settle_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
+        checkpoint = directory(tmp_path / "mine", model="weights")
+        agent.session.report(
+            {},
+            checkpoint=checkpoint,
+            checkpoint_upload_mode=mode,
+            delete_local_checkpoint_after_upload=delete,
+        )
+        assert Path(agent.next().staged, "model").read_text() == "weights"
+    assert (tmp_path / "mine").exists() is not gone
+
+
+def test_no_upload_takes_a_directory_in_the_runs_own(tmp_path: Path) -> None:
+    with FakeAgent(storage=str(tmp_path / "run")) as agent:
+        checkpoint = directory(tmp_path / "run" / "mine", model="weights")
+        mode = CheckpointUploadMode.NO_UPLOAD
+        agent.session.report({}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
+        message = agent.next()
+        assert (message.existing, message.staged, message.report.checkpoint) == ("mine", None, True)
+        elsewhere = directory(tmp_path / "run" / "deeper" / "mine", model="weights")
+        with pytest.raises(ConfigError, match="must lie directly in the run's directory"):
+            agent.session.report({}, checkpoint=elsewhere, checkpoint_upload_mode=mode)
+
+
+def test_a_committed_checkpoint_may_be_reported_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "run")
+    directory(tmp_path / "mine", model="weights")
+    manifest = commit_directory(store, tmp_path / "mine")
+    with FakeAgent(storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "staging")) as agent:
+        own = Checkpoint(tmp_path / "run" / manifest.name)
+        agent.session.report({}, checkpoint=own, delete_local_checkpoint_after_upload=True)
+        staged = Path(agent.next().staged)
+    assert sorted(path.name for path in staged.iterdir()) == ["model"]
+    assert (tmp_path / "run" / manifest.name / "model").exists()
+
+
+def test_get_checkpoint_is_the_newest_this_rank_knows_of(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    with FakeAgent(storage=run) as agent:
+        assert agent.session.get_checkpoint() is None
+        agent.session.initial_checkpoint = directory(tmp_path / "first", model="")
+        assert agent.session.get_checkpoint() == agent.session.initial_checkpoint
+    with FakeAgent(storage=run, checkpoint="checkpoint_000004") as agent:
+        assert agent.session.get_checkpoint() == Checkpoint(f"{run}/checkpoint_000004")
+        agent.send(Settled(generation=2, number=9, name="checkpoint_000009"))  # Another generation's.
+        agent.settle(1, "checkpoint_000005")
+        agent.settle(2, None)
+        assert agent.session.get_checkpoint() == Checkpoint(f"{run}/checkpoint_000005")
+
+
+def test_all_reported_checkpoints_come_with_their_metrics(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "run")
+    directory(tmp_path / "mine", model="weights")
+    names = [commit_directory(store, tmp_path / "mine", metrics={"step": step}).name for step in (1, 2)]
+    with FakeAgent(settle_as=names[1], storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "s")) as agent:
+        agent.session.report({"step": 2}, checkpoint=Checkpoint(tmp_path / "mine"))
+        found = agent.session.get_all_reported_checkpoints()
+    assert [(Path(one.checkpoint.path).name, one.metrics) for one in found] == [
+        (names[0], {"step": 1}),
+        (names[1], {"step": 2}),
+    ]
+
+
+def test_collectives_go_through_the_agent() -> None:
+    with FakeAgent() as agent:
+        assert agent.session.broadcast_from_rank_zero({"seed": 7, "blob": b"x", "pair": (1, 2)}) == {
+            "seed": 7,
+            "blob": b"x",
+            "pair": [1, 2],
+        }
+        agent.session.barrier()
+        asked = [agent.next(Collect), agent.next(Collect)]
+    assert [(one.sequence, one.kind) for one in asked] == [(1, "broadcast"), (2, "barrier")]
+
+
+def test_a_broadcast_of_odd_things_is_refused() -> None:
+    with FakeAgent() as agent, pytest.raises(TypeError, match=r"broadcast_from_rank_zero\(\)\['f'\] is function"):
+        agent.session.broadcast_from_rank_zero({"f": directory})
+
+
+def test_other_ranks_get_rank_zeros_data() -> None:
+    with FakeAgent(rank=1, world_size=2) as agent:
+        agent.send(Collected(generation=3, sequence=1, data="rank 0's"))
+        assert agent.session.broadcast_from_rank_zero("mine") == "rank 0's"
+        assert agent.next(Collect).data is None
+
+
+def test_a_forked_child_may_not_report() -> None:
+    with FakeAgent() as agent:
+        child = os.fork()
+        if child == 0:
+            try:
+                agent.session.report({"loss": 1.0})
+            except RuntimeError as error:
+                os._exit(7 if "forked" in str(error) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert agent.heard.empty()
+
+
+def test_a_dead_agent_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    with FakeAgent(staging_dir=str(tmp_path / "staging")) as agent:
+        agent.session.report({}, checkpoint=directory(tmp_path / "mine", model="weights"))
+        agent.next()
+        agent.socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(WireError, match="agent of this worker is gone"):
+            agent.session.report({}, checkpoint=Checkpoint(tmp_path / "mine"))
+
+
+def test_the_public_functions_find_the_session() -> None:
+    with FakeAgent(checkpoint=None, rank=0, world_size=4, node_rank=1, trial_dir="s3://b/run?x=1") as agent:
+        sessions.install(agent.session)
+        try:
+            train.report({"loss": 1.0})
+            assert agent.next().report.metrics == {"loss": 1.0}
+            assert train.get_checkpoint() is None
+            context = train.get_context()
+            assert (context.get_world_size(), context.get_world_rank(), context.get_node_rank()) == (4, 0, 1)
+            assert (context.get_trial_name(), context.get_experiment_name()) == ("run", "run")
+            assert context.get_storage().trial_working_directory == "/nowhere/work"
+            train.collective.barrier()
+        finally:
+            sessions.install(None)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        (train.report, ({"loss": 1},)),
+        (train.get_checkpoint, ()),
+        (train.get_context, ()),
+        (train.get_all_reported_checkpoints, ()),
+        (train.collective.barrier, ()),
+        (train.collective.broadcast_from_rank_zero, (1,)),
+    ],
+)
+def test_outside_of_a_training_function_all_say_so(call: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(RuntimeError, match=rf"{call.__name__}\(\) works only inside a training function"):
+        call(*arguments)
+
+
+def test_bad_names_and_modes_are_refused(tmp_path: Path) -> None:
+    with FakeAgent(staging_dir=str(tmp_path)) as agent:
+        checkpoint = directory(tmp_path / "mine", model="")
+        with pytest.raises(ConfigError, match="without slashes"):
+            agent.session.report({}, checkpoint=checkpoint, checkpoint_dir_name="a/b")
+        with pytest.raises(ConfigError, match="checkpoint_upload_mode must be"):
+            agent.session.report({}, checkpoint=checkpoint, checkpoint_upload_mode="sync")  # type: ignore[arg-type]
+
+
+def test_upload_modes_survive_pickling() -> None:
+    assert pickle.loads(pickle.dumps(CheckpointUploadMode.SYNC)) is CheckpointUploadMode.SYNC

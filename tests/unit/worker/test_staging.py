@@ -1,0 +1,135 @@
+"""A staged directory is the agent's own: whole, apart from the user's, and never a hard link."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import CheckpointError, OutOfSpace
+from holdfast.worker import staging
+from holdfast.worker.staging import stage
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "user"
+    (root / "deep" / "er").mkdir(parents=True)
+    (root / "model.pt").write_bytes(os.urandom(3_000_000))
+    (root / "deep" / "er" / "part.bin").write_bytes(b"part")
+    (root / "empty").write_bytes(b"")
+    (root / "nothing").mkdir()
+    return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_copy_is_whole_and_the_user_may_go_on_writing(source: Path, tmp_path: Path) -> None:
+    before = contents(source)
+    target = tmp_path / "staging" / "g1-r0-n1"
+    stage(source, target, let_go=False)
+    assert contents(target) == before
+    with (source / "model.pt").open("r+b") as file:
+        file.write(b"overwritten in place")
+    (source / "deep" / "er" / "part.bin").unlink()
+    assert contents(target) == before
+
+
+def test_no_file_is_shared_by_a_hard_link(source: Path, tmp_path: Path) -> None:
+    stage(source, tmp_path / "target", let_go=False)
+    assert (source / "model.pt").stat().st_nlink == 1
+    assert (tmp_path / "target" / "model.pt").stat().st_ino != (source / "model.pt").stat().st_ino
+
+
+def test_letting_go_renames(source: Path, tmp_path: Path) -> None:
+    before, inode = contents(source), source.stat().st_ino
+    stage(source, tmp_path / "target", let_go=True)
+    assert not source.exists()
+    assert contents(tmp_path / "target") == before
+    assert (tmp_path / "target").stat().st_ino == inode
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second filesystem")
+def test_letting_go_across_filesystems_copies_and_removes(source: Path, tmp_path: Path) -> None:
+    before = contents(source)
+    target = Path("/dev/shm") / f"holdfast-test-{os.getpid()}-staging"
+    try:
+        stage(source, target, let_go=True)
+        assert contents(target) == before
+        assert not source.exists()
+    finally:
+        staging.shutil.rmtree(target, ignore_errors=True)
+
+
+def test_what_has_another_name_elsewhere_is_copied_not_renamed(source: Path, tmp_path: Path) -> None:
+    """The other name could still be written to."""
+    other = tmp_path / "other-name"
+    other.hardlink_to(source / "model.pt")
+    before = contents(source)
+    stage(source, tmp_path / "target", let_go=True)
+    other.write_bytes(b"changed through the other name")
+    assert contents(tmp_path / "target") == before
+    assert not source.exists()
+
+
+def test_links_are_followed_and_the_copy_needs_nothing_outside(source: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "shared.bin").write_bytes(b"shared")
+    (source / "link.bin").symlink_to(outside / "shared.bin")
+    (source / "linked").symlink_to(outside)
+    stage(source, tmp_path / "target", let_go=True)
+    (outside / "shared.bin").unlink()
+    found = contents(tmp_path / "target")
+    assert found["link.bin"] == found["linked/shared.bin"] == b"shared"
+    assert not any(path.is_symlink() for path in (tmp_path / "target").rglob("*"))
+
+
+def test_a_committed_checkpoint_is_copied_without_its_manifest_and_stays(source: Path, tmp_path: Path) -> None:
+    (source / ".manifest.json").write_bytes(b"{}")
+    (source / ".metadata.json").write_bytes(b"{}")
+    stage(source, tmp_path / "target", let_go=True)
+    assert (source / ".manifest.json").exists()
+    assert ".manifest.json" not in contents(tmp_path / "target")
+    assert ".metadata.json" in contents(tmp_path / "target")
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="gone is not there"):
+        stage(tmp_path / "gone", tmp_path / "target", let_go=False)
+
+
+def test_a_pipe_is_refused_without_hanging_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    os.mkfifo(source / "pipe")
+    with pytest.raises(CheckpointError, match="pipe is neither a file nor a directory"):
+        stage(source, tmp_path / "target", let_go=False)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_link_to_nothing_and_a_loop_are_named(source: Path, tmp_path: Path) -> None:
+    (source / "dangling").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="dangling vanished, or is a link to nothing"):
+        stage(source, tmp_path / "target", let_go=False)
+    (source / "dangling").unlink()
+    (source / "loop").symlink_to(source)
+    with pytest.raises(CheckpointError, match="contains itself at .*loop"):
+        stage(source, tmp_path / "target", let_go=False)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_full_disk_says_where_and_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(reader: int, writer: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(staging, "reflink", lambda reader, writer: False)
+    monkeypatch.setattr(staging, "copy_bytes", full)
+    with pytest.raises(OutOfSpace, match="no room for a copy of the checkpoint"):
+        stage(source, tmp_path / "target", let_go=False)
+    assert not (tmp_path / "target").exists()
+    assert source.is_dir()
