@@ -1,0 +1,62 @@
+"""Digests are of the bytes that went through."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.storage.hashing import blocks, digest_file, new_hasher
+from holdfast.storage.store import Digest
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.binary(max_size=200), block_bytes=st.integers(min_value=1, max_value=64))
+def test_blocks_are_full_and_hashed(tmp_path: Path, data: bytes, block_bytes: int) -> None:
+    source, hasher, told = tmp_path / "source", new_hasher(), list[int]()
+    source.write_bytes(data)
+    got = [bytes(block) for block in blocks(source, hasher, told.append, block_bytes)]
+    assert b"".join(got) == data
+    assert [len(block) for block in got[:-1]] == [block_bytes] * (len(got) - 1)
+    assert told == [len(block) for block in got]
+    assert hasher.hexdigest() == blake3(data).hexdigest()
+
+
+def test_blocks_may_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"aabb")
+    assert list(blocks(tmp_path / "x", new_hasher(), block_bytes=2)) == [b"aa", b"bb"]
+
+
+def test_a_pipe_with_short_reads_still_gives_full_blocks(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if child := os.fork():
+        got = [bytes(block) for block in blocks(pipe, new_hasher(), block_bytes=4)]
+        os.waitpid(child, 0)
+        assert got == [b"abcd", b"efgh", b"i"]
+        return
+    with pipe.open("wb", buffering=0) as writer:
+        for letter in b"abcdefghi":
+            writer.write(bytes([letter]))
+    os._exit(0)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 256 * 1024, 256 * 1024 + 1, 3_000_000])
+def test_digest_file(tmp_path: Path, size_bytes: int) -> None:
+    data = os.urandom(size_bytes)
+    (tmp_path / "x").write_bytes(data)
+    assert digest_file(tmp_path / "x") == Digest(size_bytes, blake3(data).hexdigest())
+
+
+def test_on_bytes_may_abandon(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"aabb")
+
+    def refuse(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(blocks(tmp_path / "x", new_hasher(), refuse))

@@ -1,0 +1,273 @@
+"""The POSIX store where filesystems differ: full, read-only, without hard links, without nameless files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import AccessDenied, AlreadyExists, NotFound, OutOfSpace, StorageError, Unavailable
+from holdfast.storage import posix, transfer
+from holdfast.storage.draft import Draft
+from holdfast.storage.failures import translate
+from holdfast.storage.files import copy_bytes, mount_kind, write_all
+from holdfast.storage.keys import new_temporary
+from holdfast.storage.locate import open_store
+from holdfast.storage.posix import PosixStore
+from holdfast.storage.store import Entry
+
+
+@contextmanager
+def _mounted(place: Path, *options: str) -> Iterator[Path]:
+    place.mkdir(exist_ok=True)
+    command = ["mount", *options, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"may not mount here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    with _mounted(tmp_path / "tiny", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as place:
+        yield place
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    with _mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as place:
+        PosixStore(place).put("run/kept", b"kept")
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+        yield place
+
+
+def _files(root: Path) -> list[str]:
+    return sorted(path.name for path in root.rglob("*") if path.is_file())
+
+
+def test_a_full_disk(tiny: Path, tmp_path: Path) -> None:
+    store = PosixStore(tiny / "run")
+    store.put("kept", b"kept")
+    (tmp_path / "small").write_bytes(bytes(1_048_575))
+    (tmp_path / "large").write_bytes(bytes(5_000_000))
+    big = bytes(2_000_000)
+    calls: list[Callable[[], object]] = [
+        lambda: store.put("kept", big),
+        lambda: store.create("new", big),
+        lambda: store.upload("kept", tmp_path / "small"),
+        lambda: store.upload("kept", tmp_path / "large"),
+        lambda: PosixStore(tmp_path).download("large", tiny / "target"),
+    ]
+    for call in calls:
+        with pytest.raises(OutOfSpace, match=r"No space is left to write .*tiny.*: free some, or choose another"):
+            call()
+        assert _files(tiny) == ["kept"]
+        assert store.get("kept") == b"kept"
+    store.put("kept", b"fits again")
+
+
+def test_a_read_only_path(read_only: Path, tmp_path: Path) -> None:
+    store = open_store(read_only / "run")
+    assert store.list() == [Entry("kept", 4)]
+    assert store.get("kept") == b"kept"
+    assert store.download("kept", tmp_path / "target").size_bytes == 4
+    assert open_store(read_only / "absent").list() == []
+    (tmp_path / "source").write_bytes(b"1")
+    calls: list[Callable[[], object]] = [
+        lambda: store.put("kept", b"2"),
+        lambda: store.create("new/dir/x", b"2"),
+        lambda: store.copy("kept", "copy"),
+        lambda: store.upload("kept", tmp_path / "source"),
+        lambda: store.delete(["kept"]),
+        lambda: store.exclusive,
+    ]
+    for call in calls:
+        with pytest.raises(AccessDenied, match=r"ro/run.* is on a read-only filesystem: choose a storage path"):
+            call()
+    assert store.list() == [Entry("kept", 4)]
+
+
+def test_temporaries_are_never_listed_and_never_keys(tmp_path: Path) -> None:
+    store, name = PosixStore(tmp_path), new_temporary()
+    store.put("d/x", b"1")
+    (tmp_path / "d" / name).write_bytes(b"half")
+    assert store.list() == [Entry("d/x", 1)]
+    assert store.children("d") == []
+    with pytest.raises(ValueError, match="temporaries"):
+        store.get(f"d/{name}")
+
+
+def test_links_and_special_files(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "root")
+    store.put("d/x", b"123")
+    root = tmp_path / "root"
+    (root / "d" / "link").symlink_to("x")
+    (root / "d" / "dangling").symlink_to("nowhere")
+    (root / "circle").symlink_to(root)
+    os.mkfifo(root / "pipe")
+    assert [entry.key for entry in store.list()] == ["d/link", "d/x"]
+    assert store.children() == ["d"]
+    store.copy("d/link", "elsewhere/y")
+    assert store.get("elsewhere/y") == b"123"
+    assert not (root / "elsewhere" / "y").is_symlink()
+    with pytest.raises(NotFound):
+        store.size("pipe")
+
+
+def test_copies_share_the_file_and_part_when_written(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    store.put("a", b"x" * 100_000)
+    store.copy("a", "d/b")
+    shared = (tmp_path / "a").stat().st_ino == (tmp_path / "d" / "b").stat().st_ino
+    assert shared or mount_kind(tmp_path) in ("btrfs", "xfs")
+    store.copy("a", "d/b")
+    store.put("a", b"new")
+    assert store.get("d/b") == b"x" * 100_000
+    assert _files(tmp_path) == ["a", "b"]
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*rest: object, **more: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(Draft, "unnamed", True)
+
+
+def test_without_hard_links(no_links: None, tmp_path: Path) -> None:
+    """As on a FUSE mount: nothing but plain files, created in place."""
+    store = PosixStore(tmp_path / "root")
+    assert store.exclusive
+    store.create("d/x", b"first")
+    with pytest.raises(AlreadyExists):
+        store.create("d/x", b"second")
+    store.put("d/x", b"put")
+    store.copy("d/x", "d/y")
+    (tmp_path / "source").write_bytes(bytes(3_000_001))
+    store.upload("d/z", tmp_path / "source")
+    assert not Draft.unnamed, "nameless files are given up where they cannot be linked"
+    assert store.list() == [Entry("d/x", 3), Entry("d/y", 3), Entry("d/z", 3_000_001)]
+    assert _files(tmp_path / "root") == ["x", "y", "z"]
+
+
+def test_uploads_in_place_check_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posix, "mount_kind", lambda directory: "fuse.test")
+    store, source = PosixStore(tmp_path / "root"), tmp_path / "source"
+    source.write_bytes(b"x" * 2_500_000)
+    assert store.upload("d/k", source).size_bytes == 2_500_000
+    assert store.get("d/k") == source.read_bytes()
+
+    def torn(fd: int, data: memoryview) -> None:
+        write_all(fd, data[: len(data) // 2])  # a mount that says yes to all and keeps half
+
+    monkeypatch.setattr(transfer, "write_all", torn)
+    with pytest.raises(Unavailable, match=r"of 2500000 bytes after its upload"):
+        store.upload("d/k", source)
+    assert store.list() == []
+
+
+def test_named_drafts_leave_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Draft, "unnamed", False)
+    store, source = PosixStore(tmp_path / "root"), tmp_path / "source"
+    source.write_bytes(bytes(3_000_000))
+    store.put("d/x", b"1")
+    store.create("d/y", b"2")
+    with pytest.raises(AlreadyExists):
+        store.create("d/y", b"3")
+    store.upload("d/z", source)
+
+    def abandon(count: int) -> None:
+        assert len(_files(tmp_path / "root")) == 4, "the draft has a name here"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.upload("d/z", source, abandon)
+    assert _files(tmp_path / "root") == ["x", "y", "z"]
+
+
+def test_a_filesystem_that_takes_the_direct_flag_and_refuses_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[int] = []
+
+    def picky(fd: int, data: memoryview) -> None:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(len(data))
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        write_all(fd, data)
+
+    monkeypatch.setattr(transfer, "write_all", picky)
+    data = os.urandom(3_333_333)
+    (tmp_path / "source").write_bytes(data)
+    store = PosixStore(tmp_path / "root")
+    if mount_kind(tmp_path) == "tmpfs":
+        pytest.skip("temporary files are on tmpfs here")
+    store.upload("k", tmp_path / "source")
+    assert store.get("k") == data
+    assert refused
+
+
+def test_a_key_below_a_file_and_a_file_over_a_directory(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    store.put("a", b"1")
+    store.put("d/x", b"1")
+    with pytest.raises(StorageError, match="lies below a file"):
+        store.put("a/b", b"2")
+    with pytest.raises(StorageError, match="is a directory"):
+        store.put("d", b"2")
+    with pytest.raises(StorageError, match="shorten it"):
+        store.put("n" * 300, b"2")
+    assert store.list() == [Entry("a", 1), Entry("d/x", 1)]
+    assert _files(tmp_path) == ["a", "x"]
+
+
+def test_copy_bytes_where_the_kernel_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.urandom(2_500_000)
+    (tmp_path / "a").write_bytes(data)
+
+    def halfway(source: int, target: int, count: int, start: int, at: int) -> int:
+        if start:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return os.pwrite(target, os.pread(source, 1_000_000, 0), 0)
+
+    for stand_in in (halfway, lambda *rest: 0):
+        monkeypatch.setattr(os, "copy_file_range", stand_in)
+        with (tmp_path / "a").open("rb") as source, (tmp_path / "b").open("wb") as target:
+            copy_bytes(source.fileno(), target.fileno())
+        assert (tmp_path / "b").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.ENOSPC, OutOfSpace),
+        (errno.EDQUOT, OutOfSpace),
+        (errno.EACCES, AccessDenied),
+        (errno.EPERM, AccessDenied),
+        (errno.EROFS, AccessDenied),
+        (errno.ENOENT, NotFound),
+        (errno.EEXIST, AlreadyExists),
+        (errno.EIO, Unavailable),
+        (errno.ESTALE, Unavailable),
+        (errno.ETIMEDOUT, Unavailable),
+        (errno.ENOTDIR, StorageError),
+        (errno.EISDIR, StorageError),
+        (errno.ENAMETOOLONG, StorageError),
+        (errno.EXDEV, StorageError),
+    ],
+)
+def test_errors_are_translated(code: int, kind: type[StorageError]) -> None:
+    error = translate(OSError(code, os.strerror(code)), "/some/where")
+    assert type(error) is kind
+    assert str(error).startswith(("/some/where ", "No space is left to write /some/where", "Access to /some/where"))
+    assert "\n" not in str(error)
