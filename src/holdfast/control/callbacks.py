@@ -76,5 +76,5 @@ class CallbackObserver:
                 continue
             try:
                 method(self._context, *arguments)
-            except Exception:
+            except Exception:  # noqa: BLE001  whatever users write in a hook
                 _log.exception("%s.%s failed; the run goes on.", type(callback).__name__, hook)

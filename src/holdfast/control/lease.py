@@ -1,8 +1,8 @@
 """The lease: at most one controller's decisions count.
 
 Each controller creates `epochs/<n>.json` exclusively; the highest number is the one that counts, and everybody
-below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `journal` their late records). A living holder
-is known by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
+below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `journal` their late records). A living
+holder is known by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
 few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one.
 """
 

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint import expire
-from holdfast.control.agents import AgentLink, translate
-from holdfast.control.collectives import Collectives
 from holdfast.control.journal import Journal
 from holdfast.control.lease import Lease
 from holdfast.control.observer import Observer
 from holdfast.control.persist import Persister
 from holdfast.control.publish import Publisher
+from holdfast.control.roster import Roster
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.machine import deadline, step
@@ -32,7 +31,7 @@ from holdfast.engines.engine import Engine, Meeting, OnGone
 from holdfast.errors import Fenced, StorageError
 from holdfast.storage.store import Store
 from holdfast.wire import messages as m
-from holdfast.wire.channel import Channel, Server, serve
+from holdfast.wire.channel import Server, serve
 
 __all__ = ["Controller", "MakeEngine", "Plan", "Settings"]
 
@@ -79,11 +78,9 @@ class Controller:
         self._settings = plan.settings
         self._events: deque[e.Event] = deque()
         self._wake = asyncio.Event()
-        self._links: dict[str, AgentLink] = {}
-        self._collectives = Collectives()
         self._publisher = Publisher(plan.observers)
-        patience_s = plan.settings.storage_patience_s
-        self._persister = Persister(plan.store, lease.epoch, self._links, patience_s)
+        self._roster = Roster(plan.prepare, lease.epoch, self.post, self._publisher)
+        self._persister = Persister(plan.store, lease.epoch, self._roster, plan.settings.storage_patience_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None
         self._status: str | None = None
@@ -111,11 +108,11 @@ class Controller:
     async def run(self) -> str:
         """Until the core says `EndRun`: returns finished, failed, interrupted or fenced."""
         token = secrets.token_urlsafe(32)
-        server = await serve("127.0.0.1", 0, token, self._serve_agent)
+        server = await serve("127.0.0.1", 0, token, self._roster.serve)
         meeting = Meeting(f"127.0.0.1:{server.port}", token)
         self._engine = self._plan.make_engine(meeting, self._agent_process_gone)
         self._spawn(self._keep_lease())
-        self._spawn(self._watch_agents())
+        self._spawn(self._roster.watch(self._engine, self._settings.agent_silence_s))
         self.post(self._plan.began)
         try:
             while self._status is None:
@@ -182,13 +179,13 @@ class Controller:
             case c.RequestAgents(slots=slots):
                 self._request_agents(slots)
             case c.StartWorkers():
-                self._start_workers(command)
+                self._roster.start(command, self._state.durable, self._plan.max_restarts)
             case c.StopWorkers(generation=generation, agents=agents, dump_stacks=dump_stacks):
-                self._send(agents, m.Stop(generation=generation, dump_stacks=dump_stacks))
+                self._roster.send(agents, m.Stop(generation=generation, dump_stacks=dump_stacks))
             case c.PersistCheckpoint():
                 self._spawn(self._persist(command))
             case c.SettleCheckpoint(ticket=ticket, name=name, agents=agents):
-                self._send(agents, m.Settled(generation=ticket.generation, number=ticket.number, name=name))
+                self._roster.send(agents, m.Settled(generation=ticket.generation, number=ticket.number, name=name))
             case c.DeleteCheckpoint(name=name):
                 self._spawn(self._delete(name))
             case c.EndRun(status=status):
@@ -201,38 +198,6 @@ class Controller:
         except OSError as error:
             self.post(e.AgentUnavailable(slots=slots, why=str(error)))
 
-    def _start_workers(self, command: c.StartWorkers) -> None:
-        self._collectives.begin(command.generation, command.world_size)
-        first = self._links.get(command.places[0].agent)
-        checkpoints = sorted(self._state.durable.checkpoints.values(), key=lambda stored: (stored.index, stored.name))
-        for place in command.places:
-            link = self._links.get(place.agent)
-            if link is None or first is None:
-                continue  # its loss is on its way to the core
-            link.send(
-                m.Start(
-                    generation=command.generation,
-                    ranks=list(place.ranks),
-                    world_size=command.world_size,
-                    local_world_size=len(place.ranks),
-                    node_rank=place.node_rank,
-                    node_count=len(command.places),
-                    master_address=first.address,
-                    master_port=first.master_port,
-                    restart_count=command.restart_count,
-                    max_restarts=self._plan.max_restarts,
-                    checkpoint=command.checkpoint,
-                    checkpoints=[(stored.name, stored.metrics) for stored in checkpoints],
-                    iteration=command.iteration,
-                )
-            )
-
-    def _send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
-        for agent in agents:
-            link = self._links.get(agent)
-            if link is not None:
-                link.send(message)
-
     async def _persist(self, command: c.PersistCheckpoint) -> None:
         self.post(await self._persister.persist(command))
 
@@ -242,69 +207,11 @@ class Controller:
         except StorageError as error:
             _log.warning("%s could not be removed now; the next start of the run will: %s", name, error)
 
-    # ------------------------------------------------------------ agents
-
-    async def _serve_agent(self, channel: Channel[m.AgentMessage]) -> None:
-        hello = await channel.recv()
-        if not isinstance(hello, m.AgentHello):
-            return
-        link = AgentLink(channel, hello)
-        link.heard_at = self._loop.time()
-        self._links[link.name] = link
-        link.send(m.Welcome(protocol=m.PROTOCOL, run=self._plan.prepare.experiment, epoch=self._lease.epoch))
-        self.post(e.AgentJoined(agent=link.name, host=link.host, slots=link.slots))
-        link.send(self._plan.prepare)
-        try:
-            while (message := await channel.recv()) is not None:
-                link.heard_at = self._loop.time()
-                self._take(message, link)
-        finally:
-            self._lose(link.name, "its connection closed")
-
-    def _take(self, message: m.AgentMessage, link: AgentLink) -> None:
-        event = translate(message, link)
-        if event is not None:
-            if isinstance(message, m.Stopped):
-                link.master_port = message.master_port
-            self.post(event)
-            return
-        match message:
-            case m.Uploaded() | m.UploadFailed():
-                self._persister.deliver(message)
-            case m.Logs(generation=generation, lines=lines):
-                self._publisher.logs(generation, lines)
-            case m.Stacks(generation=generation, rank=rank, text=text):
-                lines = [m.LogLine(rank, "stderr", line) for line in text.splitlines()]
-                self._publisher.logs(generation, lines)
-            case m.Collect():
-                answer = self._collectives.arrive(message)
-                if answer is not None:
-                    self._send(list(self._links), answer)
-
-    def _lose(self, agent: str, why: str) -> None:
-        link = self._links.pop(agent, None)
-        if link is not None:
-            link.gone.set()
-            link.cut()
-            self.post(e.AgentLost(agent=agent, why=why))
-
     def _agent_process_gone(self, agent: str, why: str) -> None:
-        if agent in self._links:
-            self._lose(agent, why)
+        if agent in self._roster.links:
+            self._roster.lose(agent, why)
         elif self._status is None:
             self.post(e.AgentUnavailable(slots=0, why=why))
-
-    async def _watch_agents(self) -> None:
-        """Silence for too long (a stopped process, a dead network) is a loss as well."""
-        assert self._engine is not None
-        while True:
-            await asyncio.sleep(self._settings.agent_silence_s / 4)
-            for link in list(self._links.values()):
-                if self._loop.time() - link.heard_at > self._settings.agent_silence_s:
-                    self._lose(link.name, f"it was silent for {self._settings.agent_silence_s:g} s")
-                    self._engine.kill(link.name)
-                else:
-                    link.send(m.Ping())
 
     # ------------------------------------------------------------ the rest
 
@@ -332,8 +239,7 @@ class Controller:
 
     async def _close(self, server: Server) -> None:
         """Everything down, in the order that loses nothing."""
-        for link in self._links.values():
-            link.send(m.Shutdown())
+        self._roster.send(list(self._roster.links), m.Shutdown())
         assert self._engine is not None
         await self._engine.close()
         for task in list(self._tasks):

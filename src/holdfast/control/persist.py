@@ -18,7 +18,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
 from holdfast.checkpoint.upload import merge_parts
-from holdfast.control.agents import AgentLink
+from holdfast.control.roster import Roster
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.parts import Draft, FileEntry
@@ -41,10 +41,11 @@ class _AgentGone(Exception):
 class Persister:
     """Persists one ticket at a time. `deliver` hands it the agents' answers."""
 
-    def __init__(self, store: Store, epoch: int, links: dict[str, AgentLink], patience_s: float) -> None:
+    def __init__(self, store: Store, epoch: int, roster: Roster, patience_s: float) -> None:
         self._store = store
         self._epoch = epoch
-        self._links = links
+        self._roster = roster
+        roster.on_upload = self.deliver
         self._patience_s = patience_s
         self._answers: dict[tuple[e.Ticket, int], asyncio.Future[Uploaded]] = {}
         self._parent: Manifest | None = None
@@ -109,7 +110,7 @@ class Persister:
     async def _ask(
         self, command: c.PersistCheckpoint, draft: Draft, rank: int, agent: str, parent_files: list[FileEntry]
     ) -> Uploaded:
-        link = self._links.get(agent)
+        link = self._roster.links.get(agent)
         if link is None:
             raise _AgentGone(f"agent {agent} was lost with the part of rank {rank}")
         ticket = command.ticket

@@ -74,6 +74,6 @@ class Publisher:
         for observer in list(self._observers):
             try:
                 getattr(observer, method)(*arguments)
-            except Exception:
+            except Exception:  # noqa: BLE001  the run outlives its views
                 _log.exception("%s failed and is switched off for the rest of this run.", type(observer).__name__)
                 self._observers.remove(observer)

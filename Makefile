@@ -1,0 +1,59 @@
+# Two commands matter: `make demo` and `make test`. Both set everything up on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+# The CPU build: a bare `torch` would bring gigabytes of CUDA along.
+TORCH := torch==2.13.0
+SEEDS ?= 2000
+
+.PHONY: help demo test lint types imports unit sim bench-store bench-train clean
+
+help:
+	@grep -E '^## ' Makefile | sed 's/^## //'
+
+$(VENV)/.base: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH) numpy
+	$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base tools/install-servers.sh
+	$(PIP) install -e '.[dev]'
+	bash tools/install-servers.sh
+	@touch $@
+
+## demo          train on 2 workers, kill one, watch it recover
+demo: $(VENV)/.base
+	$(BIN)/python examples/demo.py
+
+## test          lint, types, layers, and the whole suite
+test: lint types imports unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+## sim           many seeds of the simulated cluster: make sim SEEDS=20000
+sim: $(VENV)/.dev
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+## bench-store   checkpoints against cp, rclone and pyarrow, as ratios
+bench-store: $(VENV)/.dev
+	$(BIN)/python -m bench.store
+
+## bench-train   start, reports and recovery against Ray Train and torchrun, as ratios
+bench-train: $(VENV)/.dev
+	$(BIN)/python -m bench.train
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,136 @@
+"""The agents that are here: taking them in, talking to them, and noticing when one is gone.
+
+`agents` says what a message means as an event; what is no event (uploads, output, collectives) is passed on from
+here to whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from holdfast.control.agents import AgentLink, translate
+from holdfast.control.collectives import Collectives
+from holdfast.control.publish import Publisher
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core.state import Durable
+from holdfast.engines.engine import Engine
+from holdfast.wire import messages as m
+from holdfast.wire.channel import Channel
+
+__all__ = ["OnUpload", "Roster"]
+
+OnUpload = Callable[[m.Uploaded | m.UploadFailed], None]
+
+
+class Roster:
+    """Every connected agent by name. Used from the controller's event loop only."""
+
+    def __init__(self, prepare: m.Prepare, epoch: int, post: Callable[[e.Event], None], publisher: Publisher) -> None:
+        self.links: dict[str, AgentLink] = {}
+        self.on_upload: OnUpload | None = None
+        """Told of the answers to `Upload`; the persister's."""
+        self._prepare = prepare
+        self._epoch = epoch
+        self._post = post
+        self._publisher = publisher
+        self._collectives = Collectives()
+
+    async def serve(self, channel: Channel[m.AgentMessage]) -> None:
+        """One agent's connection, from its hello to its end."""
+        hello = await channel.recv()
+        if not isinstance(hello, m.AgentHello):
+            return
+        clock = asyncio.get_running_loop().time
+        link = AgentLink(channel, hello, clock())
+        self.links[link.name] = link
+        link.send(m.Welcome(protocol=m.PROTOCOL, run=self._prepare.experiment, epoch=self._epoch))
+        self._post(e.AgentJoined(agent=link.name, host=link.host, slots=link.slots))
+        link.send(self._prepare)
+        try:
+            while (message := await channel.recv()) is not None:
+                link.heard_at = clock()
+                self._take(message, link)
+        finally:
+            self.lose(link.name, "its connection closed")
+
+    def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
+        """Those that are gone do not hear it; their loss is on its way to the core."""
+        for agent in agents:
+            if (link := self.links.get(agent)) is not None:
+                link.send(message)
+
+    def start(self, command: c.StartWorkers, durable: Durable, max_restarts: int) -> None:
+        """Tell each agent its share of a generation."""
+        self._collectives.begin(command.generation, command.world_size)
+        first = self.links.get(command.places[0].agent)
+        checkpoints = sorted(durable.checkpoints.values(), key=lambda stored: (stored.index, stored.name))
+        for place in command.places:
+            link = self.links.get(place.agent)
+            if link is None or first is None:
+                continue  # its loss is on its way to the core
+            link.send(
+                m.Start(
+                    generation=command.generation,
+                    ranks=list(place.ranks),
+                    world_size=command.world_size,
+                    local_world_size=len(place.ranks),
+                    node_rank=place.node_rank,
+                    node_count=len(command.places),
+                    master_address=first.address,
+                    master_port=first.master_port,
+                    restart_count=command.restart_count,
+                    max_restarts=max_restarts,
+                    checkpoint=command.checkpoint,
+                    checkpoints=[(stored.name, stored.metrics) for stored in checkpoints],
+                    iteration=command.iteration,
+                )
+            )
+
+    def _send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
+        for agent in agents:
+            link = self.links.get(agent)
+            if link is not None:
+                link.send(message)
+
+    def lose(self, agent: str, why: str) -> None:
+        link = self.links.pop(agent, None)
+        if link is not None:
+            link.gone.set()
+            link.cut()
+            self._post(e.AgentLost(agent=agent, why=why))
+
+    async def watch(self, engine: Engine, silence_s: float) -> None:
+        """Silence for too long (a stopped process, a dead network) is a loss as well."""
+        while True:
+            await asyncio.sleep(silence_s / 4)
+            now = asyncio.get_running_loop().time()
+            for link in list(self.links.values()):
+                if now - link.heard_at > silence_s:
+                    self.lose(link.name, f"it was silent for {silence_s:g} s")
+                    engine.kill(link.name)
+                else:
+                    link.send(m.Ping())
+
+    def _take(self, message: m.AgentMessage, link: AgentLink) -> None:
+        event = translate(message, link)
+        if event is not None:
+            if isinstance(message, m.Stopped):
+                link.master_port = message.master_port
+            self._post(event)
+            return
+        match message:
+            case m.Uploaded() | m.UploadFailed():
+                if self.on_upload is not None:
+                    self.on_upload(message)
+            case m.Logs(generation=generation, lines=lines):
+                self._publisher.logs(generation, lines)
+            case m.Stacks(generation=generation, rank=rank, text=text):
+                self._publisher.logs(generation, [m.LogLine(rank, "stderr", line) for line in text.splitlines()])
+            case m.Collect():
+                answer = self._collectives.arrive(message)
+                if answer is not None:
+                    self.send(list(self.links), answer)
+            case _:
+                return
