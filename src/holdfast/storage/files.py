@@ -45,7 +45,7 @@ def landing(target: Path) -> Iterator[BinaryIO]:
 def mount_kind(directory: Path) -> str:
     """The type of the filesystem (ext4, nfs4, fuse.rclone ...) that holds this directory, or the nearest one above it
     that exists; empty where the kernel does not tell."""
-    while not directory.exists() and directory != directory.parent:
+    while not os.path.exists(directory) and directory != directory.parent:  # noqa: PTH110  pathlib raises EACCES
         directory = directory.parent
     try:
         device = directory.stat().st_dev

@@ -89,7 +89,7 @@ def local_cache_dir() -> Path:
     if os.path.isabs(home) and _may_write(Path(home, ".cache", "holdfast")):  # noqa: PTH117
         return Path(home, ".cache", "holdfast")
     shared = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
-    if shared.exists() and shared.stat().st_uid != os.getuid():
+    if os.path.lexists(shared) and shared.lstat().st_uid != os.getuid():
         raise ConfigError(
             f"The cache {shared} belongs to another user: set HOLDFAST_LOCAL_CACHE_DIR to a directory of yours."
         )
@@ -154,7 +154,7 @@ def _only_missing(package: str, error: ImportError) -> None:
 
 
 def _local_path(text: str) -> Path:
-    if (nearly := _NEARLY.match(text)) and not Path(text).exists():
+    if (nearly := _NEARLY.match(text)) and not os.path.exists(text):  # noqa: PTH110
         raise InvalidURI(
             f"The storage path {text} is no URI: write {nearly[1]}://..., or ./{text} for a directory of that name."
         )
@@ -196,6 +196,6 @@ def _check_bucket(uri: str, scheme: str) -> None:
 
 
 def _may_write(directory: Path) -> bool:
-    while not directory.exists() and directory != directory.parent:
+    while not os.path.exists(directory) and directory != directory.parent:  # noqa: PTH110  pathlib raises EACCES
         directory = directory.parent
     return os.access(directory, os.W_OK | os.X_OK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,16 @@ def test_blocks_may_be_kept(tmp_path: Path) -> None:
 def test_a_pipe_with_short_reads_still_gives_full_blocks(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    if child := os.fork():
-        got = [bytes(block) for block in blocks(pipe, new_hasher(), block_bytes=4)]
-        os.waitpid(child, 0)
-        assert got == [b"abcd", b"efgh", b"i"]
-        return
-    with pipe.open("wb", buffering=0) as writer:
-        for letter in b"abcdefghi":
-            writer.write(bytes([letter]))
-    os._exit(0)
+
+    def trickle() -> None:
+        with pipe.open("wb", buffering=0) as writer:
+            for letter in b"abcdefghi":
+                writer.write(bytes([letter]))
+
+    writing = threading.Thread(target=trickle)
+    writing.start()
+    assert list(blocks(pipe, new_hasher(), block_bytes=4)) == [b"abcd", b"efgh", b"i"]
+    writing.join()
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 256 * 1024, 256 * 1024 + 1, 3_000_000])

@@ -6,9 +6,11 @@ import errno
 import fcntl
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -247,27 +249,22 @@ def test_copy_bytes_where_the_kernel_cannot(tmp_path: Path, monkeypatch: pytest.
         assert (tmp_path / "b").read_bytes() == data
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (errno.ENOSPC, OutOfSpace),
-        (errno.EDQUOT, OutOfSpace),
-        (errno.EACCES, AccessDenied),
-        (errno.EPERM, AccessDenied),
-        (errno.EROFS, AccessDenied),
-        (errno.ENOENT, NotFound),
-        (errno.EEXIST, AlreadyExists),
-        (errno.EIO, Unavailable),
-        (errno.ESTALE, Unavailable),
-        (errno.ETIMEDOUT, Unavailable),
-        (errno.ENOTDIR, StorageError),
-        (errno.EISDIR, StorageError),
-        (errno.ENAMETOOLONG, StorageError),
-        (errno.EXDEV, StorageError),
-    ],
-)
-def test_errors_are_translated(code: int, kind: type[StorageError]) -> None:
-    error = translate(OSError(code, os.strerror(code)), "/some/where")
-    assert type(error) is kind
-    assert str(error).startswith(("/some/where ", "No space is left to write /some/where", "Access to /some/where"))
-    assert "\n" not in str(error)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_somebody_elses_directory(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    PosixStore(locked).put("run/x", b"1")
+    locked.chmod(0o700)
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return
+    code = 1
+    try:
+        os.setuid(65534)
+        store = open_store(locked / "run")
+        calls: list[Callable[[], object]] = [store.list, lambda: store.get("x"), lambda: store.put("x", b"2")]
+        for call in calls:
+            with pytest.raises(AccessDenied, match=r"Access to .*/locked/run.* was refused .* check its owner"):
+                call()
+        code = 0
+    finally:
+        os._exit(code)
