@@ -13,21 +13,19 @@ concurrency and `store_transfer` those about whole files; their flags count too.
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.store_race import StoreRaces
 from tests.contract.store_transfer import StoreTransfers
 
 from holdfast.errors import AlreadyExists, HoldfastError, NotFound, StorageError
-from holdfast.storage.store import Digest, Entry, Store
+from holdfast.storage.store import Entry, Store
 
 __all__ = ["StoreContract"]
 

@@ -136,7 +136,8 @@ class RetryingStore:
             except Unavailable as error:
                 failures += 1
                 if failures >= self._attempts:
-                    raise Unavailable(f"{error} (Gave up after {failures} tries.)") from error
+                    told = str(error).rstrip(".")
+                    raise Unavailable(f"{told} (given up after {failures} tries).") from error
             pause_s = min(self._max_delay_s, self._base_delay_s * 2 ** (failures - 1))
             self._sleep(self._uniform(0, pause_s))
 

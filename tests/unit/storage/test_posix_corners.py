@@ -6,18 +6,15 @@ import errno
 import fcntl
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, OutOfSpace, StorageError, Unavailable
 from holdfast.storage import posix, transfer
 from holdfast.storage.draft import Draft
-from holdfast.storage.failures import translate
 from holdfast.storage.files import copy_bytes, mount_kind, write_all
 from holdfast.storage.keys import new_temporary
 from holdfast.storage.locate import open_store
