@@ -118,6 +118,13 @@ class Session:
         mode: CheckpointUploadMode,
         let_go: bool,
     ) -> None:
+        from holdfast.checkpoint.handle import Checkpoint  # The caller made one, so it is there already.
+
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(
+                f"train.report(checkpoint=...) takes a Checkpoint, not {type(checkpoint).__name__}: "
+                "write Checkpoint.from_directory(path)."
+            )
         began = time.monotonic()
         existing = staged = None
         if mode is CheckpointUploadMode.NO_UPLOAD:

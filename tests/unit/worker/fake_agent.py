@@ -47,8 +47,8 @@ def make_assignment(**changes: Any) -> Assignment:
 
 
 class FakeAgent:
-    """`settle_as` is the name that each reported checkpoint is committed under at once; without it nothing settles until
-    `settle` is called. Collectives are answered at once with what was sent."""
+    """`settle_as` is the name that each reported checkpoint is committed under at once; without it nothing settles
+    until `settle` is called. Collectives are answered at once with what was sent."""
 
     def __init__(self, *, settle_as: str | None = None, settles: bool = False, **changes: Any) -> None:
         self.socket, theirs = socket.socketpair()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.worker.fake_agent import FakeAgent
 
 from holdfast import train
 from holdfast.checkpoint.commit import commit_directory
@@ -20,7 +21,6 @@ from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
 from holdfast.wire.messages import Collect, Collected, Report, Settled, Waiting, WorkerReport
 from holdfast.worker import session as sessions
-from tests.unit.worker.fake_agent import FakeAgent
 
 
 def directory(path: Path, **files: str) -> Checkpoint:
@@ -292,6 +292,8 @@ def test_bad_names_and_modes_are_refused(tmp_path: Path) -> None:
         checkpoint = directory(tmp_path / "mine", model="")
         with pytest.raises(ConfigError, match="without slashes"):
             agent.session.report({}, checkpoint=checkpoint, checkpoint_dir_name="a/b")
+        with pytest.raises(TypeError, match=r"takes a Checkpoint, not PosixPath: write Checkpoint.from_directory"):
+            agent.session.report({}, checkpoint=tmp_path)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="checkpoint_upload_mode must be"):
             agent.session.report({}, checkpoint=checkpoint, checkpoint_upload_mode="sync")  # type: ignore[arg-type]
 

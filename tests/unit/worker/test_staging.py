@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_letting_go_across_filesystems_copies_and_removes(source: Path, tmp_path
         assert contents(target) == before
         assert not source.exists()
     finally:
-        staging.shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
 
 
 def test_what_has_another_name_elsewhere_is_copied_not_renamed(source: Path, tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_link_to_nothing_and_a_loop_are_named(source: Path, tmp_path: Path) ->
         stage(source, tmp_path / "target", let_go=False)
     (source / "dangling").unlink()
     (source / "loop").symlink_to(source)
-    with pytest.raises(CheckpointError, match="contains itself at .*loop"):
+    with pytest.raises(CheckpointError, match=r"contains itself at .*loop"):
         stage(source, tmp_path / "target", let_go=False)
     assert not (tmp_path / "target").exists()
 

@@ -1,0 +1,95 @@
+"""A wrong setting is one sentence at the user's own line: it names the field and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, SyncConfig, UserCallback
+from holdfast.train.torch import TorchConfig
+
+
+def test_the_defaults_are_rays() -> None:
+    assert (ScalingConfig().num_workers, ScalingConfig().use_gpu) == (1, False)
+    assert (FailureConfig().max_failures, FailureConfig().max_preemption_failures) == (0, -1)
+    assert (CheckpointConfig().num_to_keep, CheckpointConfig().checkpoint_score_order) == (None, "max")
+    assert (SyncConfig().sync_period, SyncConfig().sync_artifacts) == (300, False)
+    run = RunConfig()
+    assert (run.name, run.storage_path, run.resume, run.takeover) == (None, None, "auto", False)
+    assert (run.failure_config, run.checkpoint_config) == (FailureConfig(), CheckpointConfig())
+    assert TorchConfig() == TorchConfig(backend=None, init_method="env", timeout_s=1800)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        (ScalingConfig, {"num_workers": -1}, r"ScalingConfig\(num_workers\) must be a whole number of 0 or more"),
+        (ScalingConfig, {"num_workers": 2.0}, r"ScalingConfig\(num_workers\).*not 2.0"),
+        (ScalingConfig, {"num_workers": True}, r"ScalingConfig\(num_workers\).*not True"),
+        (ScalingConfig, {"num_workers": (1, 4)}, r"a range of workers is not supported yet; write one number"),
+        (ScalingConfig, {"use_gpu": 1}, r"ScalingConfig\(use_gpu\) must be True or False"),
+        (ScalingConfig, {"resources_per_worker": ["CPU"]}, r"resources_per_worker\) must be a dict such as"),
+        (ScalingConfig, {"resources_per_worker": {"CPU": -1}}, r"'CPU': -1 does not"),
+        (ScalingConfig, {"resources_per_worker": {"GPU": 1}}, r"asks for 1 GPU but use_gpu is False"),
+        (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 0}}, r"contradict each other"),
+        (ScalingConfig, {"placement_strategy": "pack"}, r'placement_strategy\) must be one of "PACK"'),
+        (ScalingConfig, {"use_tpu": True}, r"TPUs are not supported"),
+        (ScalingConfig, {"engine": "slurm"}, r"engine='slurm'\): only \"local\" is there"),
+        (FailureConfig, {"max_failures": -2}, r"FailureConfig\(max_failures\).*-1 for any number"),
+        (FailureConfig, {"progress_timeout_s": 0}, r"progress_timeout_s\) must be a number of seconds above 0"),
+        (FailureConfig, {"progress_timeout_s": float("nan")}, r"progress_timeout_s\)"),
+        (FailureConfig, {"fail_fast": True, "max_failures": 2}, r"fail_fast=True\) allows no retries"),
+        (CheckpointConfig, {"num_to_keep": 0}, r"num_to_keep\) must be .* 1 or more \(None keeps all\), not 0"),
+        (CheckpointConfig, {"checkpoint_score_order": "best"}, r'must be one of "max", "min", not \'best\''),
+        (CheckpointConfig, {"checkpoint_score_attribute": 3}, r"must be a metric's name, not 3"),
+        (CheckpointConfig, {"checkpoint_frequency": 2}, r"call train.report\(metrics, checkpoint=...\)"),
+        (CheckpointConfig, {"checkpoint_at_end": True}, r"checkpoint_at_end\) does nothing"),
+        (SyncConfig, {"sync_period": -1}, r"SyncConfig\(sync_period\)"),
+        (SyncConfig, {"sync_artifacts": "yes"}, r"SyncConfig\(sync_artifacts\) must be True or False"),
+        (RunConfig, {"name": "a/b"}, r"RunConfig\(name\) must not hold a slash.*storage_path"),
+        (RunConfig, {"name": ""}, r"RunConfig\(name\) must be a non-empty string"),
+        (RunConfig, {"name": ".."}, r"RunConfig\(name\) must do as a directory's name"),
+        (RunConfig, {"name": "x" * 300}, r"RunConfig\(name\) is longer than 200 bytes"),
+        (RunConfig, {"name": 3}, r"RunConfig\(name\) must be a non-empty string, not 3"),
+        (RunConfig, {"storage_path": "ftp://host/x"}, r"unknown scheme ftp://"),
+        (RunConfig, {"storage_path": 3}, r"RunConfig\(storage_path\) must be a path or a URI"),
+        (RunConfig, {"storage_filesystem": object()}, r"storage_path\) is needed with storage_filesystem"),
+        (RunConfig, {"failure_config": {"max_failures": 1}}, r"failure_config\) must be a FailureConfig, not dict"),
+        (RunConfig, {"callbacks": [object()]}, r"derive it from holdfast.train.UserCallback"),
+        (RunConfig, {"callbacks": UserCallback()}, r"must be a list of UserCallback"),
+        (RunConfig, {"resume": "yes"}, r'RunConfig\(resume\) must be one of "auto", "never", "must"'),
+        (RunConfig, {"stop": {"training_iteration": 3}}, r"let the training function return when it is done"),
+        (RunConfig, {"worker_runtime_env": {"env_vars": {"A": 1}}}, r"worker_runtime_env\) must be a dict such as"),
+        (TorchConfig, {"backend": ""}, r'TorchConfig\(backend\) must be "gloo"'),
+        (TorchConfig, {"timeout_s": None}, r"TorchConfig\(timeout_s\)"),
+    ],
+)
+def test_a_mistake_is_named_with_its_field(kind: type[Any], settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        kind(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_older_scripts_write_is_taken(tmp_path: Path) -> None:
+    run = RunConfig(
+        name="run-1.b",
+        local_dir=tmp_path,
+        sync_config=SyncConfig(syncer=None, sync_on_checkpoint=False, upload_dir=tmp_path),
+        failure_config=None,  # type: ignore[arg-type]
+        log_to_file=True,
+        progress_reporter=object(),
+        verbose=0,
+        callbacks=[UserCallback()],
+        worker_runtime_env={"env_vars": {"A": "1"}, "pip": ["x"]},
+    )
+    assert run.failure_config == FailureConfig()
+    assert ScalingConfig(trainer_resources={"CPU": 0}, accelerator_type="L4").num_workers == 1
+
+
+def test_resources_of_a_worker() -> None:
+    assert ScalingConfig().worker_resources == {"CPU": 1}
+    assert ScalingConfig(num_workers=3, resources_per_worker={"CPU": 2}).total_resources == {"CPU": 6}
+    assert ScalingConfig(num_workers=2, use_gpu=True).total_resources == {"GPU": 2}

@@ -1,0 +1,206 @@
+"""What a trainer hands to the controller: defaults filled in, and the function's signature understood."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from tests.unit.worker.fake_agent import FakeAgent
+
+from holdfast.checkpoint.handle import Checkpoint
+from holdfast.control.request import TrainRequest
+from holdfast.errors import ConfigError
+from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
+from holdfast.train.paths import join_run_path, split_run_path
+from holdfast.train.request import build_request
+from holdfast.train.torch import TorchConfig, TorchTrainer
+from holdfast.worker import session as sessions
+
+
+def no_argument() -> str:
+    return "none"
+
+
+def one_argument(config: dict[str, Any]) -> str:
+    return f"one {config}"
+
+
+def request_of(trainer: DataParallelTrainer) -> TrainRequest:
+    return build_request(trainer, trainer._takes_config, trainer._framework(), trainer._preload)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STORAGE", str(tmp_path / "default"))
+    monkeypatch.delenv("HOLDFAST_LOCAL_NODES", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_everything_arrives(tmp_path: Path) -> None:
+    trainer = TorchTrainer(
+        one_argument,
+        train_loop_config={"lr": 0.1, "layers": (1, 2), "loss": no_argument, "nan": float("nan")},
+        scaling_config=ScalingConfig(num_workers=4, resources_per_worker={"CPU": 2}),
+        run_config=RunConfig(
+            name="exp",
+            storage_path=str(tmp_path),
+            failure_config=FailureConfig(max_failures=3, progress_timeout_s=9),
+            checkpoint_config=CheckpointConfig(2, "val/acc", "min"),
+            sync_config=SyncConfig(sync_artifacts=True),
+            worker_runtime_env={"env_vars": {"A": "1"}},
+            takeover=True,
+        ),
+        torch_config=TorchConfig(backend="gloo", timeout_s=60),
+    )
+    request = request_of(trainer)
+    assert (request.storage_path, request.name, request.trainer_name) == (str(tmp_path), "exp", "TorchTrainer")
+    assert (request.min_workers, request.max_workers, request.local_mode, request.nodes) == (4, 4, False, 1)
+    assert (request.max_failures, request.progress_timeout_s) == (3, 9)
+    assert (request.num_to_keep, request.score_attribute, request.score_order) == (2, "val/acc", "min")
+    assert (request.takeover, request.resume, request.sync_artifacts) == (True, "auto", True)
+    assert request.environment == {"A": "1"}
+    plain = {"lr": 0.1, "layers": [1, 2], "loss": f"{__name__}.no_argument", "nan": "nan"}
+    assert request.params == {"train_loop_config": plain}
+    assert request.fingerprint["function"] == f"{__name__}.one_argument"
+    assert (request.fingerprint["config"], request.fingerprint["num_workers"]) == (plain, 4)
+    assert len(request.fingerprint["source"]) == 16
+    assert "torch._dynamo" in request.preload
+    assert request.run_context.run_config is trainer.run_config
+    job = cloudpickle.loads(cloudpickle.dumps(request.job))
+    assert job.framework == request.job.framework
+    assert (job.framework.backend, job.framework.timeout_s) == ("gloo", 60)
+
+
+def test_another_function_or_configuration_is_another_fingerprint() -> None:
+    def prints(function: Any, config: dict[str, Any] | None) -> dict[str, Any]:
+        return dict(request_of(DataParallelTrainer(function, train_loop_config=config)).fingerprint)
+
+    assert prints(one_argument, {"lr": 1}) == prints(one_argument, {"lr": 1})
+    assert prints(one_argument, {"lr": 1}) != prints(one_argument, {"lr": 2})
+    assert prints(no_argument, None)["source"] != prints(lambda: None, None)["source"]
+    assert prints(functools.partial(one_argument, {}), None)["function"] == f"{__name__}.one_argument"
+
+
+def test_a_name_is_made_up_once() -> None:
+    trainer = TorchTrainer(no_argument)
+    first, second = request_of(trainer), request_of(trainer)
+    assert first.name == second.name
+    assert first.name.startswith("TorchTrainer_2")
+    assert first.name != request_of(TorchTrainer(no_argument)).name
+
+
+def test_where_a_run_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def path_of(**settings: Any) -> str:
+        return request_of(DataParallelTrainer(no_argument, run_config=RunConfig(**settings))).storage_path
+
+    monkeypatch.chdir(tmp_path)
+    assert path_of() == str(tmp_path / "default")
+    assert path_of(storage_path="runs") == str(tmp_path / "runs")
+    assert path_of(storage_path=tmp_path / "runs") == str(tmp_path / "runs")
+    assert path_of(storage_path="file:///runs") == "file:///runs"
+    assert path_of(local_dir="mine") == str(tmp_path / "mine")
+    assert path_of(sync_config=SyncConfig(upload_dir="up"), local_dir="mine") == str(tmp_path / "up")
+    assert path_of(sync_config=SyncConfig(upload_dir="up"), storage_path="runs") == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (no_argument, False),
+        (one_argument, True),
+        (lambda *config: None, True),
+        (lambda config, debug=False: None, True),
+        (lambda *, debug=False: None, False),
+        (functools.partial(one_argument, {}), False),
+        (FailureConfig, True),
+    ],
+)
+def test_the_function_may_take_the_configuration_or_nothing(function: Any, takes: bool) -> None:
+    job = request_of(DataParallelTrainer(function)).job
+    assert job.takes_config is takes
+    assert job.config == ({} if takes else None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        (("train",), {}, "train_loop_per_worker must be a function"),
+        ((lambda config, model: None,), {}, "takes the arguments config, model"),
+        ((lambda config, *, model: None,), {}, "takes the arguments config, model"),
+        ((one_argument,), {"train_loop_config": [1]}, "train_loop_config must be a dict"),
+        ((one_argument,), {"train_loop_config": {1: 2}}, "train_loop_config must be a dict with str keys"),
+        ((one_argument,), {"scaling_config": 2}, "scaling_config must be a ScalingConfig, not int"),
+        ((one_argument,), {"run_config": {}}, "run_config must be a RunConfig, not dict"),
+        ((one_argument,), {"datasets": {"train": [1]}}, "open your data in the training function"),
+    ],
+)
+def test_a_trainer_that_cannot_run_is_refused(arguments: tuple[Any], settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DataParallelTrainer(*arguments, **settings)
+
+
+def test_a_configuration_that_nobody_sees_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="takes no argument and will not see it"):
+        DataParallelTrainer(no_argument, train_loop_config={"lr": 1})
+
+
+def test_gpus_that_are_not_there_are_missed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    trainer = TorchTrainer(no_argument, scaling_config=ScalingConfig(num_workers=2, use_gpu=True))
+    with pytest.raises(ConfigError, match="needs 2 GPU, but this machine has none: set use_gpu=False"):
+        trainer.fit()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    request = request_of(trainer)
+    assert request.use_gpu and request.environment["HOLDFAST_USE_GPU"] == "1"
+
+
+def test_local_mode_and_local_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = request_of(DataParallelTrainer(no_argument, scaling_config=ScalingConfig(num_workers=0)))
+    assert (local.local_mode, local.min_workers, local.max_workers) == (True, 1, 1)
+    monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "3")
+    assert request_of(DataParallelTrainer(no_argument)).nodes == 3
+    monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "many")
+    with pytest.raises(ConfigError, match="HOLDFAST_LOCAL_NODES must be"):
+        request_of(DataParallelTrainer(no_argument))
+
+
+def test_a_checkpoint_to_begin_with_reaches_the_function(tmp_path: Path) -> None:
+    def reads() -> Any:
+        return sessions.current().get_checkpoint()
+
+    start = Checkpoint(tmp_path)
+    job = request_of(DataParallelTrainer(reads, resume_from_checkpoint=start)).job
+    job = cloudpickle.loads(cloudpickle.dumps(job))
+    with FakeAgent() as agent:
+        sessions.install(agent.session)
+        try:
+            assert job.function() == start
+        finally:
+            sessions.install(None)
+
+
+@pytest.mark.parametrize(
+    ("path", "parent", "name"),
+    [
+        ("/mnt/cluster_storage/finetune-resnet", "/mnt/cluster_storage", "finetune-resnet"),
+        ("/mnt/x/run/", "/mnt/x", "run"),
+        (Path("/run"), "/", "run"),
+        ("run", ".", "run"),
+        ("s3://bucket/sub/run", "s3://bucket/sub", "run"),
+        ("s3://bucket/run?endpoint_override=http://h:1", "s3://bucket?endpoint_override=http://h:1", "run"),
+        ("file:///run", "file:///", "run"),
+    ],
+)
+def test_a_runs_path_is_taken_apart_and_put_together(path: Any, parent: str, name: str) -> None:
+    assert split_run_path(path) == (parent, name)
+    joined = join_run_path(parent, name)
+    assert split_run_path(joined) == (parent, name)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket", "/", "a/..", ""])
+def test_what_names_no_run_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="write"):
+        split_run_path(path)

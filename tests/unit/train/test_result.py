@@ -1,0 +1,127 @@
+"""A result is what the run's directory says, shaped as users of Ray Train expect."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.handle import Checkpoint
+from holdfast.control.view import CheckpointView, ErrorView, FailureView, ReportView, RunView
+from holdfast.train import Result
+
+
+def view(**changes: Any) -> RunView:
+    scores = {0: 0.5, 1: 0.9, 2: math.nan, 3: 0.7}
+    fields: dict[str, Any] = {
+        "status": "finished",
+        "reports": [ReportView(step + 1, 100.0 + step, {"loss": 1.0 / (step + 1)}) for step in range(4)],
+        "checkpoints": [
+            CheckpointView(f"checkpoint_{at:06d}", at, at + 1, {"val": {"acc": score}, "step": at})
+            for at, score in scores.items()
+        ],
+        "return_value": {"done": True},
+        "params": {"train_loop_config": {"lr": 1}},
+    }
+    return RunView(**(fields | changes))
+
+
+def result(tmp_path: Path, **changes: Any) -> Result:
+    return Result(Checkpoint(tmp_path / "run"), view(**changes))
+
+
+def indices(pairs: list[tuple[Checkpoint, dict[str, Any]]]) -> list[int]:
+    return [metrics["step"] for _, metrics in pairs]
+
+
+def test_the_last_report_and_the_newest_checkpoint(tmp_path: Path) -> None:
+    found = result(tmp_path)
+    assert found.metrics == {"loss": 0.25}
+    assert found.checkpoint == Checkpoint(tmp_path / "run" / "checkpoint_000003")
+    assert (found.path, found.filesystem.type_name) == (str(tmp_path / "run"), "local")
+    assert (found.return_value, found.config, found.error) == (
+        {"done": True},
+        {"train_loop_config": {"lr": 1}},
+        None,
+    )
+
+
+def test_an_empty_run_has_neither(tmp_path: Path) -> None:
+    found = result(tmp_path, reports=[], checkpoints=[])
+    assert (found.metrics, found.checkpoint, found.metrics_dataframe) == (None, None, None)
+    assert found.best_checkpoints == []
+    with pytest.raises(RuntimeError, match="No checkpoint exists"):
+        found.get_best_checkpoint("loss", "min")
+
+
+def test_the_data_frame_has_a_row_for_every_report(tmp_path: Path) -> None:
+    rows = [ReportView(1, 5.0, {"a": {"b": 1}, "timestamp": "mine"}), ReportView(2, 6.0, {"loss": 0.5})]
+    frame = result(tmp_path, reports=rows).metrics_dataframe
+    assert frame is not None
+    assert list(frame.columns) == ["training_iteration", "timestamp", "a/b", "loss"]
+    assert list(frame["training_iteration"]) == [1, 2]
+    assert frame["timestamp"][0] == "mine"
+    assert math.isnan(frame["a/b"][1])
+
+
+def test_best_checkpoints_ascend_by_the_runs_own_score(tmp_path: Path) -> None:
+    assert indices(result(tmp_path).best_checkpoints) == [0, 1, 2, 3]
+    assert indices(result(tmp_path, score_attribute="val/acc").best_checkpoints) == [2, 0, 3, 1]
+    lowest = result(tmp_path, score_attribute="val/acc", score_order="min")
+    assert indices(lowest.best_checkpoints) == [2, 1, 3, 0]
+
+
+def test_the_best_checkpoint_by_any_metric(tmp_path: Path) -> None:
+    found = result(tmp_path)
+    assert found.get_best_checkpoint("val/acc", "max").path.endswith("checkpoint_000001")
+    assert found.get_best_checkpoint("val/acc", "min").path.endswith("checkpoint_000000")
+    assert found.get_best_checkpoint("step", "max").path.endswith("checkpoint_000003")
+    with pytest.raises(RuntimeError, match=r"Invalid metric name 'f1'! You may choose from: \['step', 'val/acc'\]"):
+        found.get_best_checkpoint("f1", "max")
+    with pytest.raises(ValueError, match="Unsupported mode: 'best'"):
+        found.get_best_checkpoint("step", "best")  # type: ignore[arg-type]
+
+
+def test_errors_come_back_with_their_class_where_python_has_it(tmp_path: Path) -> None:
+    failures = {
+        0: FailureView("ValueError", "bad batch", "Traceback: line 3"),
+        1: FailureView("mylib.Oops", "my own"),
+        2: FailureView("UnicodeDecodeError", "cannot be made from a message"),
+        3: FailureView("open", "a builtin that is no exception"),
+    }
+    error = result(tmp_path, status="failed", error=ErrorView("Rank 0 failed.", failures)).error
+    assert error is not None and str(error) == "Rank 0 failed."
+    assert isinstance(error.worker_failures[0], ValueError)
+    assert error.worker_failures[0].__notes__ == ["Traceback: line 3"]
+    assert str(error.worker_failures[1]) == "mylib.Oops: my own"
+    assert [type(error.worker_failures[rank]) for rank in (1, 2, 3)] == [RuntimeError] * 3
+
+
+def test_it_shows_itself_like_the_seeds_do(tmp_path: Path) -> None:
+    assert repr(result(tmp_path)) == (
+        "Result(\n"
+        "  metrics={'loss': 0.25},\n"
+        f"  path='{tmp_path}/run',\n"
+        "  filesystem='local',\n"
+        f"  checkpoint=Checkpoint(filesystem=local, path={tmp_path}/run/checkpoint_000003)\n"
+        ")"
+    )
+
+
+def test_a_run_on_a_filesystem_of_the_users_keeps_it(tmp_path: Path) -> None:
+    import pyarrow.fs
+
+    filesystem = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    found = Result(Checkpoint("bucket/run", filesystem), view())
+    assert found.path == "bucket/run"
+    assert found.filesystem is filesystem
+    assert found.checkpoint is not None
+    assert (found.checkpoint.path, found.checkpoint.filesystem) == ("bucket/run/checkpoint_000003", filesystem)
+
+
+def test_a_path_without_a_run_is_said_to_have_none(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"Experiment folder .*gone doesn't exist\."):
+        Result.from_path(tmp_path / "gone")
+    assert list(tmp_path.iterdir()) == []
