@@ -1,0 +1,166 @@
+"""`holdfast ckpt ls` and `holdfast ckpt show`: what a run holds, by its manifests. Neither reads a file's bytes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import click
+
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.expire import is_pinned
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.cli.place import choose, find_run
+from holdfast.cli.wording import (
+    count_text,
+    json_option,
+    metrics_text,
+    print_json,
+    print_table,
+    size_text,
+    time_text,
+)
+from holdfast.errors import NotFound
+from holdfast.storage.store import Store
+
+__all__ = ["ls", "show"]
+
+_THREADS = 16
+_NAMED = 5
+
+
+@click.command(short_help="List a run's committed checkpoints.")
+@click.argument("uri", metavar="RUN")
+@json_option
+def ls(uri: str, as_json: bool) -> None:
+    """List the committed checkpoints of RUN, oldest first.
+
+    The newest is marked: it is the one from which training would go on. Unfinished and removed checkpoints are not
+    there to any reader; `holdfast ckpt verify` tells of what crashed writers left.
+    """
+    store = find_run(uri)
+    catalog = Catalog(store)
+    committed = catalog.committed()
+    damaged = catalog.damaged()
+    if not committed and not damaged:
+        _check_exists(store)
+    pinned = _pinned(store, committed)
+    newest = committed[-1].name if committed else None
+    if as_json:
+        print_json(
+            {
+                "uri": store.uri,
+                "checkpoints": [
+                    {**_summary(one), "pinned": one.name in pinned, "newest": one.name == newest} for one in committed
+                ],
+                "damaged": [{"name": name, "problem": problem} for name, problem in damaged],
+            }
+        )
+        return
+    if committed:
+        rows = [_row(one, one.name in pinned, one.name == newest) for one in committed]
+        print_table(("NAME", "INDEX", "CREATED", "SIZE", "FILES", "METRICS", ""), rows, right=(1, 3, 4))
+    else:
+        click.echo(_nothing(store), err=True)
+    for name, problem in damaged:
+        click.echo(f"warning: {name} is not listed: {problem}", err=True)
+
+
+@click.command(short_help="Show a checkpoint's manifest and files.")
+@click.argument("uri", metavar="CHECKPOINT")
+@json_option
+def show(uri: str, as_json: bool) -> None:
+    """Show what the manifest of CHECKPOINT says: how it came about, and its files with sizes and hashes.
+
+    A run's URI means its newest checkpoint.
+    """
+    chosen = choose(uri)
+    store, name, manifest = chosen.store, chosen.name, chosen.manifest
+    pinned = is_pinned(store, name)
+    where = store.sub(name).uri
+    if as_json:
+        files = [
+            {"path": one.path, "size_bytes": one.size_bytes, "blake3": one.blake3, "rank": one.rank}
+            for one in manifest.files
+        ]
+        print_json({"uri": where, **_details(manifest), "pinned": pinned, "files": files})
+        return
+    told = {
+        "checkpoint": where,
+        "index": str(manifest.index),
+        "created": f"{time_text(manifest.created_at)} by {manifest.writer}",
+        "parent": manifest.parent or "none",
+        "run": f"epoch {manifest.epoch}, generation {manifest.generation}, iteration {manifest.iteration}",
+        "world size": str(manifest.world_size),
+        "metrics": metrics_text(manifest.metrics) or "none",
+        "pinned": "yes" if pinned else "no",
+        "size": f"{size_text(manifest.size_bytes)} in {count_text(len(manifest.files), 'file')}",
+    }
+    for key, value in told.items():
+        click.echo(f"{key + ':':12}{value}")
+    if manifest.files:
+        click.echo()
+        rows = [(one.path, size_text(one.size_bytes), str(one.rank), one.blake3) for one in manifest.files]
+        print_table(("FILE", "SIZE", "RANK", "BLAKE3"), rows, right=(1, 2))
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "name": manifest.name,
+        "index": manifest.index,
+        "created_at": manifest.created_at,
+        "size_bytes": manifest.size_bytes,
+        "file_count": len(manifest.files),
+        "metrics": manifest.metrics,
+    }
+
+
+def _details(manifest: Manifest) -> dict[str, Any]:
+    return {
+        **_summary(manifest),
+        "format": manifest.format,
+        "writer": manifest.writer,
+        "parent": manifest.parent,
+        "epoch": manifest.epoch,
+        "generation": manifest.generation,
+        "iteration": manifest.iteration,
+        "world_size": manifest.world_size,
+    }
+
+
+def _row(manifest: Manifest, pinned: bool, newest: bool) -> tuple[str, ...]:
+    marks = [mark for mark, wanted in (("pinned", pinned), ("newest", newest)) if wanted]
+    return (
+        manifest.name,
+        str(manifest.index),
+        time_text(manifest.created_at),
+        size_text(manifest.size_bytes),
+        str(len(manifest.files)),
+        metrics_text(manifest.metrics),
+        ", ".join(marks),
+    )
+
+
+def _pinned(store: Store, committed: list[Manifest]) -> set[str]:
+    """Which of them are pinned; at the same time, since each is a trip over the network where storage is remote."""
+    names = [one.name for one in committed]
+    if not names:
+        return set()
+    with ThreadPoolExecutor(min(_THREADS, len(names)), "pins") as pool:
+        answers = pool.map(lambda name: is_pinned(store, name), names)
+        return {name for name, answer in zip(names, answers, strict=True) if answer}
+
+
+def _check_exists(store: Store) -> None:
+    """An empty run and a mistyped path both have no checkpoints: tell the second."""
+    there = bool(store.list()) if store.local_root is None else store.local_root.is_dir()
+    if not there:
+        raise NotFound(f"{store.uri} does not exist, or is empty: check the path.")
+
+
+def _nothing(store: Store) -> str:
+    below = Catalog(store).names()
+    if not below:
+        return f"{store.uri} holds no committed checkpoint."
+    named = ", ".join(below[:_NAMED]) + (", ..." if len(below) > _NAMED else "")
+    return f"{store.uri} holds no committed checkpoint; below it are: {named}."

@@ -1,0 +1,33 @@
+"""`holdfast events`: the story of a run, as its journal tells it. Reads only, so it works while the run goes on."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from holdfast.cli.place import find_run
+from holdfast.cli.wording import json_option, print_json
+from holdfast.control.history import read_history
+from holdfast.core.story import tell
+from holdfast.errors import NotFound
+
+__all__ = ["events"]
+
+
+@click.command(short_help="Tell the story of a run.")
+@click.argument("uri", metavar="RUN")
+@json_option
+def events(uri: str, as_json: bool) -> None:
+    """Tell what happened in RUN: who started it, what failed, from where it went on, what was committed.
+
+    --json prints the journal's records themselves, each with its `kind` and `at` (seconds since 1970).
+    """
+    store = find_run(uri)
+    history = read_history(store)
+    if not history.exists:
+        raise NotFound(f"{store.uri} is no training run (it has no run.json): check the path.")
+    if as_json:
+        print_json({"uri": store.uri, "records": [msgspec.to_builtins(record) for record in history.records]})
+        return
+    for line in tell(history.records):
+        click.echo(line)

@@ -1,0 +1,65 @@
+"""The entry point of `holdfast`: runs a command, and turns whatever goes wrong into one sentence and an exit code.
+
+Nothing heavy is imported here, so that importing this module costs nothing; `root` has the commands, `exits` the codes.
+`HOLDFAST_DEBUG=1` shows the traceback behind a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.cli import exits, interrupt
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `holdfast` with these arguments (the process's own, if none are given); returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with interrupt.watching():
+        try:
+            return _run(given)
+        except KeyboardInterrupt:
+            return exits.INTERRUPTED
+        except Exception as error:  # noqa: BLE001  the outermost boundary: a person gets a sentence, not a traceback
+            return _tell(error)
+
+
+def _run(arguments: list[str]) -> int:
+    import click
+
+    from holdfast.cli.root import root
+
+    try:
+        answer = root.main(arguments, prog_name="holdfast", standalone_mode=False)
+    except click.exceptions.Abort:
+        return exits.INTERRUPTED
+    except click.exceptions.Exit as stop:
+        return int(stop.exit_code)
+    except click.exceptions.ClickException as error:
+        return _tell_usage(error)
+    return answer if isinstance(answer, int) else exits.OK
+
+
+def _tell_usage(error: click.ClickException) -> int:
+    import click
+
+    print(f"error: {error.format_message()}", file=sys.stderr)
+    context = getattr(error, "ctx", None)
+    if isinstance(context, click.Context):
+        print(f"\n{context.get_usage()}\nTry: {context.command_path} --help", file=sys.stderr)
+    return exits.USAGE
+
+
+def _tell(error: Exception) -> int:
+    if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(error)
+    print(f"error: {exits.sentence(error)}", file=sys.stderr)
+    return exits.code_of(error)

@@ -1,0 +1,89 @@
+"""One line on a terminal for what takes longer than a second: bytes, rate, time left. Nothing anywhere else.
+
+A `Meter` is handed to transfers as their `on_bytes`, from any number of threads; it also is where Ctrl-C stops them
+(see `interrupt`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from holdfast.cli import interrupt
+from holdfast.cli.wording import duration_text, size_text
+
+__all__ = ["Meter"]
+
+_QUIET_S = 1.0
+_EVERY_S = 0.1
+_BAR_WIDTH = 24
+
+
+class Meter:
+    """Counts bytes and draws them. Used as a context manager, so that the line is gone when the work is."""
+
+    def __init__(
+        self,
+        label: str,
+        total_bytes: int | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.done_bytes = 0
+        self._label = label
+        self._total_bytes = total_bytes
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._started_s = clock()
+        self._drawn_s = self._started_s + _QUIET_S - _EVERY_S
+        self._visible = False
+        self.shown = self._stream.isatty()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._started_s
+
+    def expect(self, total_bytes: int) -> None:
+        """Set the total, where it is known only after the meter was made."""
+        self._total_bytes = total_bytes
+
+    def __call__(self, count: int) -> None:
+        interrupt.check()
+        with self._lock:
+            self.done_bytes += count
+            now_s = self._clock()
+            if self.shown and now_s - self._drawn_s >= _EVERY_S:
+                self._drawn_s = now_s
+                self._draw()
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self.shown = False
+            if self._visible:
+                self._stream.write("\r\x1b[K")
+                self._stream.flush()
+
+    def line(self) -> str:
+        """What the terminal shows now."""
+        rate = self.done_bytes / max(self.elapsed_s, 1e-9)
+        told = f"{size_text(rate)}/s"
+        if not self._total_bytes:
+            return f"{self._label}  {size_text(self.done_bytes)}  {told}"
+        share = min(1.0, self.done_bytes / self._total_bytes)
+        bar = ("█" * round(share * _BAR_WIDTH)).ljust(_BAR_WIDTH, "░")
+        left_s = max(0, self._total_bytes - self.done_bytes) / max(rate, 1e-9)
+        amount = f"{size_text(self.done_bytes)} of {size_text(self._total_bytes)}"
+        return f"{self._label}  {bar} {share:4.0%}  {amount}  {told}  {duration_text(left_s)} left"
+
+    def _draw(self) -> None:
+        self._visible = True
+        self._stream.write("\r\x1b[K" + self.line()[: shutil.get_terminal_size().columns - 1])
+        self._stream.flush()
