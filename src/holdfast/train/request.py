@@ -60,31 +60,25 @@ def build_request(
     trainer: DataParallelTrainer, takes_config: bool, framework: Framework | None, preload: tuple[str, ...]
 ) -> TrainRequest:
     """Everything that the controller needs to know."""
-    run, scaling = trainer.run_config, trainer.scaling_config
-    name, config = run.name or "", trainer.train_loop_config
+    run, scaling, config = trainer.run_config, trainer.scaling_config, trainer.train_loop_config
     local_mode = scaling.num_workers == 0
     workers = max(1, scaling.num_workers)
     _check_gpus(scaling, workers)
-    function = trainer.train_loop_per_worker
-    if trainer.resume_from_checkpoint is not None:
-        function = _StartsFrom(function, trainer.resume_from_checkpoint)
-    job = Job(
-        function=function,
-        config=config or ({} if takes_config else None),
-        takes_config=takes_config,
-        framework=framework,
+    context = RunContext(
+        name=run.name or "",
+        storage_path=resolve_storage_path(run),
+        trainer_name=type(trainer).__name__,
+        train_loop_config=config,
+        scaling_config=scaling,
+        run_config=run,
     )
-    storage_path = resolve_storage_path(run)
-    environment = checks.runtime_environment("RunConfig(worker_runtime_env)", run.worker_runtime_env)
-    if scaling.use_gpu:
-        environment["HOLDFAST_USE_GPU"] = "1"
     plain_config = _json(config) if config is not None else None
     return TrainRequest(
-        job=job,
-        trainer_name=type(trainer).__name__,
-        storage_path=storage_path,
+        job=_job(trainer, takes_config, framework),
+        trainer_name=context.trainer_name,
+        storage_path=context.storage_path,
         filesystem=run.storage_filesystem,
-        name=name,
+        name=context.name,
         min_workers=workers,
         max_workers=workers,
         resources_per_worker=scaling.worker_resources,
@@ -103,20 +97,27 @@ def build_request(
         sync_period_s=run.sync_config.sync_period,
         sync_artifacts_on_checkpoint=run.sync_config.sync_artifacts_on_checkpoint,
         callbacks=tuple(run.callbacks or ()),
-        run_context=RunContext(
-            name=name,
-            storage_path=storage_path,
-            trainer_name=type(trainer).__name__,
-            train_loop_config=config,
-            scaling_config=scaling,
-            run_config=run,
-        ),
+        run_context=context,
         preload=preload,
         fingerprint=_fingerprint(trainer.train_loop_per_worker, plain_config, scaling.num_workers),
         params={"train_loop_config": plain_config or {}},
         verbose=1 if run.verbose is None else run.verbose,
-        environment=environment,
+        environment=_environment(trainer),
     )
+
+
+def _job(trainer: DataParallelTrainer, takes_config: bool, framework: Framework | None) -> Job:
+    function = trainer.train_loop_per_worker
+    if trainer.resume_from_checkpoint is not None:
+        function = _StartsFrom(function, trainer.resume_from_checkpoint)
+    config = trainer.train_loop_config or ({} if takes_config else None)
+    return Job(function=function, config=config, takes_config=takes_config, framework=framework)
+
+
+def _environment(trainer: DataParallelTrainer) -> dict[str, str]:
+    given = trainer.run_config.worker_runtime_env
+    variables = checks.runtime_environment("RunConfig(worker_runtime_env)", given)
+    return variables | {"HOLDFAST_USE_GPU": "1"} if trainer.scaling_config.use_gpu else variables
 
 
 class _StartsFrom:
