@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar
 
@@ -20,21 +21,36 @@ __all__ = ["StoreRaces"]
 THREADS = 8
 PROCESSES = 4
 
-_CHILD = """
+_CREATE = """
 import sys
 from holdfast.errors import AlreadyExists
 from holdfast.storage.locate import open_store
 store = open_store(sys.argv[1])
-rounds = int(sys.argv[3])
 print("ready", flush=True)
-for number in range(rounds):
-    sys.stdin.readline()
+for line in sys.stdin:
+    number = line.strip()
     try:
         store.create(f"race/{number}", f"{sys.argv[2]}-{number}".encode())
     except AlreadyExists:
         print("lost", flush=True)
     else:
         print("won", flush=True)
+"""
+
+_CHURN = """
+import sys
+from holdfast.storage.locate import open_store
+store = open_store(sys.argv[1])
+keys = [f"{directory}/{sys.argv[2]}" for directory in ("a/b/c", "a/b/d", "a/e")]
+print("ready", flush=True)
+for turn in range(int(sys.stdin.readline())):
+    (store.put if turn % 2 else store.create)(keys[0], str(turn).encode())
+    store.copy(keys[0], keys[1])
+    store.create(keys[2], b"")
+    assert store.get(keys[1]) == str(turn).encode()
+    store.list()
+    store.delete(keys)
+print("done", flush=True)
 """
 
 
@@ -44,6 +60,8 @@ class StoreRaces:
     supports_exclusive: ClassVar[bool] = True
     processes_find_it: ClassVar[bool] = False
     """Whether `open_store(store.uri)` in another process finds the same storage."""
+    churn_turns: ClassVar[int] = 20
+    """How often each process writes and deletes in directories that it shares with others."""
     atomic_overwrite: ClassVar[bool] = True
     """False where the kernel caches sizes and pages of what was replaced (FUSE mounts): a reader at the very moment of
     an overwrite may see a mixture there, so what is overwritten must be sealed."""
@@ -69,26 +87,23 @@ class StoreRaces:
     def test_of_many_processes_one_creates(self, store: Store) -> None:
         if not (self.supports_exclusive and self.processes_find_it):
             pytest.skip("no other process finds this storage, or it does not refuse a second creation")
-        rounds = 10
-        command = [sys.executable, "-c", _CHILD, store.uri]
-        racers = [
-            subprocess.Popen(
-                [*command, str(number), str(rounds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for number in range(PROCESSES)
-        ]
-        try:
-            assert [_ask(racer) for racer in racers] == ["ready"] * PROCESSES
-            for number in range(rounds):
+        with _processes(_CREATE, store.uri) as racers:
+            for number in range(10):
                 for racer in racers:
-                    _tell(racer)
+                    _tell(racer, str(number))
                 outcomes = [_ask(racer) for racer in racers]
                 assert sorted(outcomes) == ["lost"] * (PROCESSES - 1) + ["won"]
                 assert store.get(f"race/{number}") == f"{outcomes.index('won')}-{number}".encode()
-        finally:
+
+    def test_many_processes_write_and_delete_in_one_directory(self, store: Store) -> None:
+        if not self.processes_find_it:
+            pytest.skip("no other process finds this storage")
+        with _processes(_CHURN, store.uri) as racers:
             for racer in racers:
-                racer.kill()
-                racer.communicate()
+                _tell(racer, str(self.churn_turns))
+            assert [_ask(racer) for racer in racers] == ["done"] * PROCESSES
+        assert store.list() == []
+        assert store.children() == []
 
     def test_readers_never_see_a_mixture(self, store: Store) -> None:
         if not self.atomic_overwrite:
@@ -144,9 +159,26 @@ def _at_once(actions: list[Callable[[], bool]]) -> list[bool]:
         return list(pool.map(run, actions))
 
 
-def _tell(racer: subprocess.Popen[str]) -> None:
+@contextmanager
+def _processes(script: str, uri: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that run `script` with the store's URI and their own number, and are ready to be told."""
+    command = [sys.executable, "-c", script, uri]
+    racers = [
+        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in range(PROCESSES)
+    ]
+    try:
+        assert [_ask(racer) for racer in racers] == ["ready"] * PROCESSES
+        yield racers
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()
+
+
+def _tell(racer: subprocess.Popen[str], text: str) -> None:
     assert racer.stdin is not None
-    racer.stdin.write("\n")
+    racer.stdin.write(f"{text}\n")
     racer.stdin.flush()
 
 

@@ -17,6 +17,7 @@ from holdfast.storage.store import Store
 class TestDisk(StoreContract):
     processes_find_it = True
     model_examples = 40
+    churn_turns = 40
 
     @pytest.fixture
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
@@ -28,6 +29,7 @@ class TestDisk(StoreContract):
 class TestTmpfs(StoreContract):
     processes_find_it = True
     model_examples = 60
+    churn_turns = 300
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,17 +58,14 @@ class Directories:
         if directory in self._durable:
             return
         try:
-            directory.mkdir()
-            made = True
-        except FileExistsError:
-            if not directory.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from None
-            made = False
+            made = _make(directory)
         except FileNotFoundError:
+            # The one above is missing, whatever is remembered of it. Should it vanish again, `open` starts over.
             if directory == directory.parent:
                 raise
+            self.forget(directory.parent)
             self._make_durable(directory.parent, root)
-            return self._make_durable(directory, root)
+            made = _make(directory)
         # One that is there already may have been made by another process a moment ago: it is synced all the same.
         if directory != root and directory.is_relative_to(root):
             self._make_durable(directory.parent, root)
@@ -77,6 +75,17 @@ class Directories:
         if len(self._durable) >= _KNOWN_AT_MOST:
             self._durable.clear()
         self._durable.add(directory)
+
+
+def _make(directory: Path) -> bool:
+    """Whether this call made it; FileNotFoundError if its parent is missing, or it vanished at once."""
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        if not stat.S_ISDIR(directory.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from None
+        return False
+    return True
 
 
 def _sync_directory(directory: Path) -> None:
