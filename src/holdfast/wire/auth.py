@@ -4,10 +4,10 @@
     client -> server   Proof(protocol, nonce, mac over both nonces)
     server -> client   Accepted(mac over both nonces) or Refused(reason)
 
-The token itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing; the
-MACs name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's
-fingerprint, so a man in the middle with a certificate of his own cannot pass them on. Pure functions and messages:
-`channel` does the I/O.
+The token itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing;
+the MACs name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's
+fingerprint, so a man in the middle with a certificate of his own cannot pass them on. Pure functions and
+messages: `channel` does the I/O.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""One connection between controller and agent, after both proved themselves; and how it comes about at either end.
+"""One connection between controller and agent, after both proved themselves; and how it comes about at either
+end.
 
-`serve` is the controller's door and `connect` the agent's way in. A `Channel` decodes only the messages of its own
-direction. A peer that sends garbage, too much, or nothing during the handshake loses its connection and is logged once;
-nobody else notices. `frames` cuts the stream, `auth` judges the peer, `tls` hides the talk where it leaves the machine.
+`serve` is the controller's door and `connect` the agent's way in. A `Channel` decodes only the messages of its
+own direction. A peer that sends garbage, too much, or nothing during the handshake loses its connection and is
+logged once; nobody else notices. `frames` cuts the stream, `auth` judges the peer, `tls` hides the talk where
+it leaves the machine.
 """
 
 from __future__ import annotations
@@ -54,6 +56,11 @@ class Channel(Generic[In]):
         self._closed = False
         name = writer.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "a socket")
+
+    @property
+    def local_host(self) -> str:
+        """This side's address on the connection: one at which the peer's network can reach this machine."""
+        return str(self._writer.get_extra_info("sockname")[0])
 
     def send_nowait(self, message: Any) -> None:
         """Queue one message; all that one turn of the event loop queued goes out together. Dropped when closed."""

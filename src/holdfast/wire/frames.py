@@ -1,7 +1,8 @@
 """Frames: four bytes of length, then one msgpack message; the same over TCP and over socket pairs.
 
-`channel` uses `encode` and `Splitter` inside asyncio; workers and the zygote use `send` and `receive`, which block and
-need no thread. A frame is written with one `sendall`, so that a report costs its caller a system call and no more.
+`channel` uses `encode` and `Splitter` inside asyncio; workers and the zygote use `send` and `receive`, which
+block and need no thread. A frame is written with one `sendall`, so that a report costs its caller a system call
+and no more.
 """
 
 from __future__ import annotations

@@ -301,6 +301,9 @@ class Ping(_Message, frozen=True, kw_only=True):
 class Shutdown(_Message, frozen=True, kw_only=True):
     """Kill everything, remove everything, exit."""
 
+    flush_s: float = 30.0
+    """How long the agent may take to bring logs and artifacts to storage first."""
+
 
 # ---------------------------------------------------------------- worker -> agent only
 

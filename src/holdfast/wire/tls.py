@@ -1,7 +1,8 @@
 """TLS off loopback without a certificate authority: one self-made certificate a run, known by its fingerprint.
 
-The controller makes a certificate when it starts and hands its SHA-256 fingerprint to agents together with the token;
-an agent talks to nothing else. `cryptography` (the `cluster` extra) is imported here only, and only to make one.
+The controller makes a certificate when it starts and hands its SHA-256 fingerprint to agents together with the
+token; an agent talks to nothing else. `cryptography` (the `cluster` extra) is imported here only, and only to
+make one.
 """
 
 from __future__ import annotations

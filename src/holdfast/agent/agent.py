@@ -1,0 +1,277 @@
+"""The agent: one per node, between the controller and the node's workers.
+
+Dials the controller, obeys its orders, and tells it what happens. Decides nothing: orders come from the
+controller's core. `nursery` makes processes, `generation` cares for them, `parts` for what they hand over,
+`mirror` for logs and artifacts. When the controller is gone, so is everything here, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from holdfast.agent.assigning import assign
+from holdfast.agent.depot import Depot
+from holdfast.agent.generation import Generation
+from holdfast.agent.nursery import Nursery
+from holdfast.agent.session_dir import SessionDir
+from holdfast.agent.spawner import Parent, Spawner
+from holdfast.wire.channel import connect
+from holdfast.wire.messages import (
+    PROTOCOL,
+    AgentHello,
+    Collected,
+    ControllerMessage,
+    LogLine,
+    Logs,
+    Prepare,
+    Prepared,
+    Settled,
+    Shutdown,
+    Start,
+    Stop,
+    Stopped,
+    Upload,
+)
+
+__all__ = ["Agent"]
+
+_SYNC_EVERY_S = 30.0
+_PAUSE_BACKLOG_BYTES = 32 * 1024 * 1024
+_log = logging.getLogger(__name__)
+
+MakeSpawner = Callable[[Parent, Path], Spawner]
+
+
+class Agent:
+    """One agent. `run` returns when the controller is gone, or sent it home, and everything is cleaned up."""
+
+    def __init__(
+        self,
+        connect_to: str,
+        token: str,
+        agent_id: str,
+        slots: int,
+        *,
+        tls_fingerprint: str | None = None,
+        root: Path | None = None,
+        make_spawner: MakeSpawner | None = None,
+        adopts_orphans: bool = False,
+    ) -> None:
+        self._connect_to = connect_to
+        self._token = token
+        self._id = agent_id
+        self._slots = slots
+        self._tls_fingerprint = tls_fingerprint
+        self._root = root
+        self._make_spawner = make_spawner or (
+            lambda parent, directory: Nursery(parent, directory, adopts_orphans=adopts_orphans)
+        )
+        self._end = asyncio.Event()
+        self._flush_s = 0.0
+        self._generation: Generation | None = None
+        self._prepare_order: Prepare | None = None
+        self._prepared: asyncio.Task[None] | None = None
+        self._starting: tuple[int, asyncio.Task[None]] | None = None
+        self._lifecycle = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    async def run(self) -> None:
+        self._session = SessionDir(self._id, self._root)
+        self._depot = Depot(self._session.path / "logs")
+        self._spawner = self._make_spawner(self, self._session.path)
+        try:
+            self._channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
+            try:
+                await self._serve()
+            finally:
+                await self._channel.close()
+        finally:
+            self._session.remove()
+
+    def shut_down(self, flush_s: float = 30.0) -> None:
+        """Ask `run` to end: kill everything now, then take up to `flush_s` to store logs and artifacts."""
+        self._flush_s = max(self._flush_s, flush_s)
+        self._end.set()
+
+    async def _serve(self) -> None:
+        self._address = self._channel.local_host
+        self._listener = _bind(self._address)
+        try:
+            self._send(
+                AgentHello(
+                    protocol=PROTOCOL,
+                    agent=self._id,
+                    host=socket.gethostname(),
+                    address=self._address,
+                    pid=os.getpid(),
+                    slots=self._slots,
+                    master_port=self._master_port,
+                )
+            )
+            self._do(self._obey_all())
+            self._do(self._sync_now_and_then())
+            await self._end.wait()
+        finally:
+            await self._clean_up()
+
+    async def _obey_all(self) -> None:
+        while (message := await self._channel.recv()) is not None:
+            self._obey(message)
+        self._end.set()
+
+    def _obey(self, message: ControllerMessage) -> None:
+        if isinstance(message, Prepare):
+            self._prepare_order = message
+            self._prepared = self._do(self._prepare(message))
+        elif isinstance(message, Start):
+            self._starting = (message.generation, self._do(self._start(message)))
+        elif isinstance(message, Stop):
+            self._do(self._stop(message))
+        elif isinstance(message, Upload):
+            self._do(self._upload(message))
+        elif isinstance(message, Settled):
+            self._settle(message)
+        elif isinstance(message, Collected):
+            if self._generation is not None and self._generation.number == message.generation:
+                self._generation.collected(message)
+        elif isinstance(message, Shutdown):
+            self.shut_down(message.flush_s)
+
+    # ------------------------------------------------------------------ generations
+
+    async def _prepare(self, order: Prepare) -> None:
+        async with self._lifecycle:
+            self._depot.prepare(order)
+            cold_reason = await self._spawner.prepare(order)
+        self._send(Prepared(cold_reason=cold_reason))
+
+    async def _start(self, order: Start) -> None:
+        async with self._lifecycle:
+            assert self._prepared is not None and self._prepare_order is not None, (
+                "a generation was started before the job was prepared"
+            )
+            await asyncio.shield(self._prepared)
+            await self._end_generation()
+            await self._spawner.ready()
+            generation = Generation(
+                order.generation, self._spawner, self._depot.parts, self._send, lambda: self._channel.backlog_bytes
+            )
+            self._generation = generation
+            for local_rank, rank in enumerate(sorted(order.ranks)):
+                listen_fd = self._hand_over_listener(order.master_port) if rank == 0 else None
+                log_file = self._session.logs(order.generation) / f"rank_{rank}.log"
+                assignment = assign(self._prepare_order, order, rank, local_rank, self._session)
+                generation.spawn(assignment, log_file, listen_fd)
+
+    async def _stop(self, order: Stop) -> None:
+        if self._starting is not None and self._starting[0] == order.generation:
+            self._starting[1].cancel()  # no effect once its workers are on their way
+        async with self._lifecycle:
+            if self._generation is not None and self._generation.number == order.generation:
+                await self._end_generation(order.dump_stacks)
+        self._send(Stopped(generation=order.generation, master_port=self._master_port))
+
+    async def _end_generation(self, dump_stacks: bool = False) -> None:
+        if self._generation is None:
+            return
+        await self._generation.stop(dump_stacks)
+        self._depot.generation_ended(self._session.staging(self._generation.number))
+        self._generation = None
+
+    def _hand_over_listener(self, port: int) -> int | None:
+        """The socket that was announced, for rank 0; a fresh one takes its place for the next generation."""
+        if port != self._master_port:
+            return None
+        listener, self._listener = self._listener, _bind(self._address)
+        return listener.detach()
+
+    @property
+    def _master_port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    # ------------------------------------------------------------------ what the spawner says
+
+    def worker_started(self, generation: int, rank: int, pid: int) -> None:
+        if self._generation is not None and self._generation.number == generation:
+            self._generation.worker_started(rank, pid)
+
+    def worker_died(self, generation: int, rank: int, status: int) -> None:
+        if self._generation is not None and self._generation.number == generation:
+            self._generation.worker_died(rank, status)
+
+    def workers_lost(self, why: str) -> None:
+        if self._generation is not None:
+            self._generation.workers_lost(why)
+
+    def spawner_said(self, text: str) -> None:
+        _log.info("%s", text)
+        number = 0 if self._generation is None else self._generation.number
+        self._send(Logs(generation=number, lines=[LogLine(-1, "holdfast", line) for line in text.splitlines()]))
+
+    # ------------------------------------------------------------------ storage
+
+    async def _upload(self, order: Upload) -> None:
+        self._send(await self._depot.upload(order))
+
+    def _settle(self, message: Settled) -> None:
+        self._depot.settle(message)
+        if self._generation is not None and self._generation.number == message.generation:
+            self._generation.settled(message)
+
+    async def _sync_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(_SYNC_EVERY_S)
+            await self._depot.sync_logs()
+
+    # ------------------------------------------------------------------ the loop around it
+
+    def _send(self, message: Any) -> None:
+        self._channel.send_nowait(message)
+        if self._channel.backlog_bytes > _PAUSE_BACKLOG_BYTES and not self._draining and not self._end.is_set():
+            self._draining = True
+            self._do(self._wait_for_controller())
+
+    async def _wait_for_controller(self) -> None:
+        """Let workers wait in `report` while the controller lags, rather than fill this process's memory."""
+        paused = self._generation
+        if paused is not None:
+            paused.pause()
+        await self._channel.drain()
+        self._draining = False
+        if paused is not None:
+            paused.resume()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run beside the loop. An error that nobody expected ends the agent: the controller knows what to do then."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("The agent ends because of an error of its own.", exc_info=error)
+            self._end.set()
+
+    async def _clean_up(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._spawner.close()
+        if self._generation is not None:
+            self._generation.release()
+        self._listener.close()
+        await self._depot.close(self._flush_s)
+
+
+def _bind(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=512)

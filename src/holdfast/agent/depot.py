@@ -1,0 +1,101 @@
+"""The run's storage as the agent uses it: opened on first use, in a thread; parts, logs and artifacts go up.
+
+`parts` and `mirror` do the work; this holds what they share, and the threads that they run in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.agent.mirror import Mirror
+from holdfast.agent.parts import Parts
+from holdfast.storage.store import Store
+from holdfast.wire.messages import Prepare, Settled, Upload, Uploaded, UploadFailed
+
+__all__ = ["Depot"]
+
+_THREADS = 8
+_log = logging.getLogger(__name__)
+
+
+class Depot:
+    """Storage work of one agent. All methods are called from its event loop; what blocks runs in threads."""
+
+    def __init__(self, logs: Path) -> None:
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-agent")
+        self._logs = logs
+        self._order: Prepare | None = None
+        self._mirror: Mirror | None = None
+        self._store: Store | None = None
+        self._store_lock = threading.Lock()
+        self.parts = Parts(self._executor)
+        self._executor.submit(_sweep_cache)
+
+    def prepare(self, order: Prepare) -> None:
+        """From here on, storage is what `order` says."""
+        work_dir = Path(order.work_dir)
+        work_dir.mkdir(parents=True, exist_ok=True)
+        self._order = order
+        self._store = None
+        self._mirror = Mirror(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
+
+    async def upload(self, order: Upload) -> Uploaded | UploadFailed:
+        threads = self._order.upload_threads if self._order is not None else 1
+        return await self.parts.upload(order, self._open_store, threads)
+
+    def settle(self, message: Settled) -> None:
+        """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored."""
+        self.parts.settle(message.generation, message.number)
+        if message.name is not None and self._mirror is not None:
+            self._executor.submit(self._mirror.sync_artifacts)
+
+    def generation_ended(self, staging: Path) -> None:
+        self.parts.remove_unreported(staging)
+        self._executor.submit(self._sync)
+
+    async def sync_logs(self) -> None:
+        if self._mirror is not None:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._mirror.sync_logs)
+
+    async def close(self, flush_s: float) -> None:
+        """Take up to `flush_s` to store what is left of logs and artifacts, then let go of everything."""
+        self.parts.abandon()
+        if flush_s > 0 and self._mirror is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(flush_s):
+                    await asyncio.get_running_loop().run_in_executor(self._executor, self._sync)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _sync(self) -> None:
+        if self._mirror is not None:
+            self._mirror.sync_logs()
+            self._mirror.sync_artifacts()
+
+    def _open_store(self) -> Store:
+        from holdfast.storage.locate import open_store
+
+        with self._store_lock:
+            if self._store is None:
+                order = self._order
+                assert order is not None, "storage is used before the job was prepared"
+                filesystem = None
+                if order.filesystem is not None:
+                    import cloudpickle
+
+                    filesystem = cloudpickle.loads(order.filesystem)
+                self._store = open_store(order.storage, filesystem)
+            return self._store
+
+
+def _sweep_cache() -> None:
+    from holdfast.checkpoint.cache import sweep_cache
+
+    try:
+        sweep_cache()
+    except OSError as error:
+        _log.warning("The checkpoint cache could not be swept: %s", error)

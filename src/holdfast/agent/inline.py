@@ -1,0 +1,84 @@
+"""A worker inside the calling process, for local mode: breakpoints work, output is the terminal's, and nothing
+is forked.
+
+The agent's loop runs in a thread of its own; `run_in_main` hands the training function to the user's main
+thread. It cannot be killed there: clearing cuts its line, so that its next report raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from holdfast.agent.spawner import Parent
+from holdfast.wire.messages import Prepare
+from holdfast.worker.bootstrap import run_inline
+from holdfast.worker.job import Assignment, Job
+from holdfast.worker.stdio import Wires
+
+__all__ = ["InlineSpawner"]
+
+RunInMain = Callable[[Callable[[], None]], None]
+"""Queues a call for the main thread; must not wait for it."""
+
+
+class InlineSpawner:
+    """A `Spawner` of one worker that is no process. `job` is the user's own, never pickled."""
+
+    def __init__(self, parent: Parent, job: Job, run_in_main: RunInMain) -> None:
+        self._parent = parent
+        self._job = job
+        self._run_in_main = run_in_main
+        self._connection: socket.socket | None = None
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    async def prepare(self, prepare: Prepare) -> str | None:
+        return None
+
+    async def ready(self) -> None:
+        await self._ended.wait()
+
+    def spawn(self, assignment: Assignment, wires: Wires) -> None:
+        assert self._ended.is_set(), "local mode runs one worker"
+        loop = asyncio.get_running_loop()
+        for fd in (wires.stdout, wires.stderr, wires.dump):
+            os.close(fd)
+        connection = socket.socket(fileno=wires.connection)
+        self._connection = connection
+        self._ended.clear()
+
+        def work() -> None:
+            code = 1
+            try:
+                with suppress(BrokenPipeError, ConnectionResetError):  # cut by `clear`: nobody listens to its end
+                    code = run_inline(self._job, assignment, connection, wires.listen)
+            finally:
+                loop.call_soon_threadsafe(self._done, assignment, code)
+
+        self._parent.worker_started(assignment.generation, assignment.rank, os.getpid())
+        self._run_in_main(work)
+
+    async def clear(self, generation: int) -> None:
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+        await self._ended.wait()
+
+    def learn(self, modules: list[str]) -> None:
+        """There is no next process to learn for."""
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _done(self, assignment: Assignment, code: int) -> None:
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        self._ended.set()
+        self._parent.worker_died(assignment.generation, assignment.rank, code << 8)

@@ -1,0 +1,116 @@
+"""What workers print: every byte into a file per rank, and line by line on to the controller.
+
+The file comes first and is complete. The way to the controller is bounded: when it lags, lines are left out
+there, and counted. `ward` reads the pipes; `mirror` takes the files to storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.wire.messages import LogLine, Logs
+
+__all__ = ["Forwarder", "RankLog"]
+
+_FLUSH_DELAY_S = 0.02
+_BACKLOG_MAX_BYTES = 4 * 1024 * 1024
+_LINES_MAX = 5_000
+_LINE_MAX_BYTES = 16 * 1024
+_TAIL_LINES = 20
+
+
+class Forwarder:
+    """Collects one generation's lines and sends them in batches."""
+
+    def __init__(self, generation: int, send: Callable[[Logs], None], backlog_bytes: Callable[[], int]) -> None:
+        self._generation = generation
+        self._send = send
+        self._backlog_bytes = backlog_bytes
+        self._lines: list[LogLine] = []
+        self._left_out: Counter[int] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, line: LogLine) -> None:
+        if len(self._lines) >= _LINES_MAX:
+            self._left_out[line.rank] += 1
+            return
+        self._lines.append(line)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_DELAY_S, self.flush)
+
+    def flush(self) -> None:
+        """Send what there is now, or count it where the controller lags."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._lines:
+            return
+        if self._backlog_bytes() > _BACKLOG_MAX_BYTES:
+            self._left_out.update(line.rank for line in self._lines)
+        else:
+            notes = [
+                LogLine(rank, "holdfast", f"{count} lines are left out here: they are in the log file.")
+                for rank, count in self._left_out.items()
+            ]
+            self._left_out.clear()
+            self._send(Logs(generation=self._generation, lines=[*self._lines, *notes]))
+        self._lines = []
+
+
+class RankLog:
+    """One rank's log file, and the last lines that it wrote to stderr."""
+
+    def __init__(self, path: Path, rank: int, forwarder: Forwarder) -> None:
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._file = path.open("ab", buffering=0)
+        self._rank = rank
+        self._forwarder = forwarder
+        self._partial = {"stdout": bytearray(), "stderr": bytearray()}
+
+    def feed(self, stream: str, data: bytes) -> None:
+        """Take what was read from a pipe; whole lines go on, so that two streams do not mix within one."""
+        partial = self._partial[stream]
+        partial += data
+        end = partial.rfind(b"\n") + 1
+        if end == 0 and len(partial) >= _LINE_MAX_BYTES:
+            end = len(partial)
+        if end:
+            block = bytes(partial[:end])
+            del partial[:end]
+            self._pass_on(stream, block)
+
+    def note(self, text: str) -> None:
+        """Into the file only: what the controller is told in other words."""
+        self._write(text.rstrip("\n").encode() + b"\n")
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.finish_lines()
+        self._file.close()
+
+    def finish_lines(self) -> None:
+        """Let go of lines that never ended: their process is gone."""
+        for stream, partial in self._partial.items():
+            if partial:
+                block = bytes(partial) + b"\n"
+                partial.clear()
+                self._pass_on(stream, block)
+
+    def _pass_on(self, stream: str, block: bytes) -> None:
+        self._write(block)
+        for raw in block.splitlines() if b"\r" not in block else block.split(b"\n"):
+            # What a progress bar wrote over is not worth showing again.
+            text = raw.rstrip(b"\r").rpartition(b"\r")[2][:_LINE_MAX_BYTES].decode("utf-8", "replace")
+            if raw:
+                self._forwarder.add(LogLine(self._rank, stream, text))
+                if stream == "stderr":
+                    self.tail.append(text)
+
+    def _write(self, block: bytes) -> None:
+        try:
+            self._file.write(block)
+        except OSError as error:  # a full disk must not take the workers along
+            self._forwarder.add(LogLine(self._rank, "holdfast", f"The log file cannot be written: {error.strerror}."))

@@ -1,0 +1,120 @@
+"""The parts of checkpoints that this node's workers handed over, from `report` until the controller has
+settled them.
+
+A part outlives its worker and its generation: it goes when the controller says that the checkpoint is committed
+or given up. Uploads run in threads (`checkpoint.upload` does the work); removing a part abandons an upload of
+it that is still going on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.parts import FileEntry
+from holdfast.errors import HoldfastError, NotFound, OutOfSpace, Unavailable
+from holdfast.storage.store import Store
+from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
+
+__all__ = ["Parts"]
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one rank gave with one report: a directory of ours, or a name that is in the run's storage already."""
+
+    staged: Path | None
+    existing: str | None
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+
+class _Abandoned(HoldfastError):
+    """Nobody wants this upload any more."""
+
+
+class Parts:
+    """All parts on this node, by generation, report number and rank."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self._executor = executor
+        self._parts: dict[tuple[int, int, int], _Part] = {}
+
+    def take(self, generation: int, rank: int, message: WorkerReport) -> None:
+        """A worker reported; remember the part that came with it, if any."""
+        if message.staged is not None or message.existing is not None:
+            staged = Path(message.staged) if message.staged is not None else None
+            self._parts[generation, message.report.number, rank] = _Part(staged, message.existing)
+
+    async def upload(self, order: Upload, store: Callable[[], Store], threads: int) -> Uploaded | UploadFailed:
+        """Store one part; the answer says how that went. `store` may block: it is called in the thread."""
+        part = self._parts.get((order.generation, order.number, order.rank))
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        name: dict[str, Any] = {"generation": order.generation, "number": order.number, "rank": order.rank}
+        try:
+            if part is None:
+                raise NotFound(f"Rank {order.rank} gave this agent no checkpoint with its report {order.number}.")
+            files, sent_bytes = await loop.run_in_executor(self._executor, _store_part, part, order, store, threads)
+        except HoldfastError as error:
+            retryable = isinstance(error, Unavailable | OutOfSpace)
+            return UploadFailed(**name, error_type=type(error).__name__, error=str(error), retryable=retryable)
+        except Exception as error:  # noqa: BLE001  a store's bug is that upload's failure, not the agent's end
+            return UploadFailed(**name, error_type=type(error).__name__, error=f"{type(error).__name__}: {error}")
+        return Uploaded(**name, files=files, elapsed_s=time.monotonic() - began, uploaded_bytes=sent_bytes)
+
+    def settle(self, generation: int, number: int) -> None:
+        """The controller has no more use for the parts of this report."""
+        for key in [key for key in self._parts if key[:2] == (generation, number)]:
+            part = self._parts.pop(key)
+            part.abandoned.set()
+            if part.staged is not None:
+                self._executor.submit(shutil.rmtree, part.staged, ignore_errors=True)
+
+    def remove_unreported(self, staging: Path) -> None:
+        """Remove what killed workers were still copying when they died; their agent never heard of it."""
+        known = {part.staged for part in self._parts.values()}
+        for path in list(staging.iterdir()):
+            if path not in known:
+                self._executor.submit(shutil.rmtree, path, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """The end: let every upload stop at its next block."""
+        for part in self._parts.values():
+            part.abandoned.set()
+
+
+def _store_part(
+    part: _Part, order: Upload, open_store: Callable[[], Store], threads: int
+) -> tuple[list[FileEntry], int]:
+    from holdfast.checkpoint.upload import reference_existing, upload_part
+
+    sent_bytes = 0
+    lock = threading.Lock()
+
+    def on_bytes(count: int) -> None:
+        nonlocal sent_bytes
+        if part.abandoned.is_set():
+            raise _Abandoned("The run has given this checkpoint up.")
+        with lock:
+            sent_bytes += count
+
+    if part.staged is None:
+        assert part.existing is not None
+        return reference_existing(open_store(), part.existing, on_bytes=on_bytes), 0
+    files = upload_part(
+        open_store(),
+        order.draft,
+        part.staged,
+        rank=order.rank,
+        parent_files=order.parent_files,
+        threads=threads,
+        on_bytes=on_bytes,
+    )
+    return files, sent_bytes

@@ -1,0 +1,61 @@
+"""The seam between an agent and its workers' processes: who starts them, tells of their deaths, and ends them.
+
+Three ways: forked from a warm zygote or started cold (`nursery` does both), or run inside the calling process
+(`inline`, for local mode). `agent` and `generation` know only what is written here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from holdfast.wire.messages import Prepare
+from holdfast.worker.job import Assignment
+from holdfast.worker.stdio import Wires
+
+__all__ = ["Parent", "Spawner"]
+
+
+class Parent(Protocol):
+    """Who is told, in the agent's event loop."""
+
+    def worker_started(self, generation: int, rank: int, pid: int) -> None: ...
+
+    def worker_died(self, generation: int, rank: int, status: int) -> None:
+        """The process is gone and reaped; `status` as of wait(2)."""
+        ...
+
+    def workers_lost(self, why: str) -> None:
+        """Whoever watched over the workers is gone, and so are they; nobody knows how each of them ended."""
+        ...
+
+    def spawner_said(self, text: str) -> None:
+        """Something for the log: output of imports, reasons for cold starts."""
+        ...
+
+
+class Spawner(Protocol):
+    """Starts and ends workers. Used from one event loop."""
+
+    async def prepare(self, prepare: Prepare) -> str | None:
+        """Get ready for this job, replacing any earlier one; returns why workers will be started cold, or None."""
+        ...
+
+    async def ready(self) -> None:
+        """Returns when `spawn` will be quick."""
+        ...
+
+    def spawn(self, assignment: Assignment, wires: Wires) -> None:
+        """Start one worker; the descriptors are this method's to close."""
+        ...
+
+    async def clear(self, generation: int) -> None:
+        """Kill every worker and all that they started; returns when nothing of them is left."""
+        ...
+
+    def learn(self, modules: list[str]) -> None:
+        """Workers imported these by themselves."""
+        ...
+
+    async def close(self) -> None:
+        """Kill everything at once. Closing twice is fine."""
+        ...

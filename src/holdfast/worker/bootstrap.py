@@ -1,0 +1,144 @@
+"""A worker's life from its first instruction to its last: environment, session, framework, the user's
+function, the end.
+
+The zygote calls `run_worker` in a forked child, `cold` in a fresh process, and local mode `run_inline` in the
+user's own. How it ended is said over the connection (`Finished`, `Exited`) before the process ends; the agent
+believes a `Finished` only when the process then exits with 0.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from holdfast.errors import WireError
+from holdfast.wire import frames
+from holdfast.wire.messages import Finished
+from holdfast.worker import session as sessions
+from holdfast.worker.environment import (
+    SetThreads,
+    enter_work_dir,
+    refresh_randomness,
+    set_environment,
+    set_thread_counts,
+)
+from holdfast.worker.failure import Failure, describe
+from holdfast.worker.job import Assignment, Job
+from holdfast.worker.learning import LearningSession
+from holdfast.worker.loading import Loaded
+from holdfast.worker.plain import plain_data
+from holdfast.worker.stdio import Wires, watch_for_crashes
+
+__all__ = ["run_inline", "run_worker"]
+
+
+def run_worker(
+    loaded: Loaded, assignment: Assignment, wires: Wires, openblas: list[SetThreads] | None = None
+) -> NoReturn:
+    """Be the worker of `assignment`; standard output and error are set already. `openblas` is given in forked ones."""
+    code = 1
+    try:
+        watch_for_crashes(wires.dump)
+        connection = socket.socket(fileno=wires.connection)
+        set_environment(assignment)
+        if openblas is not None:
+            refresh_randomness()
+            set_thread_counts(assignment, openblas)
+        session = _make_session(loaded, assignment, connection)
+        if session is not None and not isinstance(loaded.job, Failure):
+            code = _live(loaded.job, session, connection, wires.listen)
+            atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def run_inline(job: Job, assignment: Assignment, connection: socket.socket, listen_fd: int | None) -> int:
+    """Be the worker inside the calling process, for a debugger's sake; it gets its directory and environment back."""
+    environment, directory = dict(os.environ), os.getcwd()  # noqa: PTH109
+    try:
+        set_environment(assignment)
+        enter_work_dir(assignment)
+        return _live(job, LearningSession(connection, assignment), connection, listen_fd)
+    finally:
+        sessions.install(None)
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _live(job: Job, session: LearningSession, connection: socket.socket, listen_fd: int | None) -> int:
+    """Run the function and tell how it ended; gives the process's exit code."""
+    here = session.assignment
+    sessions.install(session)
+    try:
+        value = _call(job, here, listen_fd)
+        if job.framework is not None:
+            job.framework.shutdown()
+    except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a worker like any other error
+        # Told first: taking a framework down while its peers are stuck may take for ever.
+        frames.send(connection, describe(error, _our_frames(error)).as_exited(here.generation, here.rank))
+        if job.framework is not None:
+            with suppress(Exception):
+                job.framework.shutdown()
+        return 1
+    with suppress(WireError):
+        session.tell_imports()
+    frames.send(connection, _finished(here, value))
+    return 0
+
+
+def _call(job: Job, assignment: Assignment, listen_fd: int | None) -> Any:
+    if job.framework is not None:
+        job.framework.setup(assignment, listen_fd)
+    elif listen_fd is not None:
+        os.close(listen_fd)  # now the function can bind MASTER_PORT itself, as under torchrun
+    if job.takes_config:
+        return job.function(job.config if job.config is not None else {})
+    return job.function()
+
+
+def _our_frames(error: BaseException) -> int:
+    """How many frames of `_live` and `_call` stand above the user's."""
+    count, trace = 0, error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        count, trace = count + 1, trace.tb_next
+    return count
+
+
+def _finished(assignment: Assignment, value: Any) -> Finished:
+    here: dict[str, Any] = {"generation": assignment.generation, "rank": assignment.rank}
+    if assignment.rank != 0:
+        return Finished(**here)
+    try:
+        return Finished(**here, value=plain_data(value, "The return value", binary=True))
+    except (TypeError, ValueError) as error:
+        return Finished(**here, value_error=str(error))
+
+
+def _make_session(loaded: Loaded, assignment: Assignment, connection: socket.socket) -> LearningSession | None:
+    """The session, or None when there can be none, which is told."""
+    failure = loaded.job
+    if not isinstance(failure, Failure):
+        try:
+            enter_work_dir(assignment)
+            return LearningSession(connection, assignment, _open_filesystem(loaded.filesystem))
+        except BaseException as error:  # noqa: BLE001  a filesystem's own code may raise anything
+            failure = describe(error)
+    frames.send(connection, failure.as_exited(assignment.generation, assignment.rank))
+    return None
+
+
+def _open_filesystem(pickled: bytes | None) -> object | None:
+    if pickled is None:
+        return None
+    import cloudpickle
+
+    filesystem: object = cloudpickle.loads(pickled)
+    return filesystem

@@ -1,0 +1,101 @@
+"""What a worker finds around it: torchrun's variables, its directory, its thread counts, its own randomness.
+
+`bootstrap` calls these in order, before the user's function; `OpenBlas` is looked up in the zygote, once, so
+that a forked worker has nothing to search for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.worker.job import Assignment
+
+__all__ = ["enter_work_dir", "find_openblas", "refresh_randomness", "set_environment", "set_thread_counts"]
+
+_OPENBLAS_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+
+SetThreads = Callable[[int], object]
+
+
+def set_environment(assignment: Assignment) -> None:
+    """The variables that torchrun sets, so that code written for it runs."""
+    here = assignment
+    os.environ.update(
+        RANK=str(here.rank),
+        LOCAL_RANK=str(here.local_rank),
+        GROUP_RANK=str(here.node_rank),
+        ROLE_RANK=str(here.rank),
+        ROLE_NAME="default",
+        WORLD_SIZE=str(here.world_size),
+        LOCAL_WORLD_SIZE=str(here.local_world_size),
+        GROUP_WORLD_SIZE=str(here.node_count),
+        ROLE_WORLD_SIZE=str(here.world_size),
+        MASTER_ADDR=here.master_address,
+        MASTER_PORT=str(here.master_port),
+        TORCHELASTIC_RESTART_COUNT=str(here.restart_count),
+        TORCHELASTIC_MAX_RESTARTS=str(here.max_restarts),
+        TORCHELASTIC_RUN_ID=here.trial_id,
+        TORCHELASTIC_ERROR_FILE=here.error_file,
+        TORCHELASTIC_USE_AGENT_STORE="False",
+    )
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if here.local_world_size > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def enter_work_dir(assignment: Assignment) -> None:
+    if assignment.change_directory:
+        Path(assignment.work_dir).mkdir(parents=True, exist_ok=True)
+        os.chdir(assignment.work_dir)
+
+
+def refresh_randomness() -> None:
+    """Workers forked from one process must not roll the same dice; whoever wants them equal sets a seed."""
+    random.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed()
+
+
+def find_openblas() -> list[SetThreads]:
+    """The functions that set the thread count of every OpenBLAS that is loaded."""
+    paths = set()
+    with Path("/proc/self/maps").open() as maps:
+        for line in maps:
+            if "openblas" in line:
+                paths.add(line.split(maxsplit=5)[-1].strip())
+    setters: list[SetThreads] = []
+    for path in sorted(paths):
+        library = ctypes.CDLL(path)
+        for name in _OPENBLAS_SETTERS:
+            if (setter := getattr(library, name, None)) is not None:
+                setters.append(setter)
+                break
+    return setters
+
+
+def set_thread_counts(assignment: Assignment, openblas: list[SetThreads]) -> None:
+    """The zygote imported everything with one thread; give the worker what a fresh process would have had."""
+    wanted = _count("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
+    if (torch := sys.modules.get("torch")) is not None and torch.get_num_threads() != wanted:
+        torch.set_num_threads(wanted)
+    if assignment.local_world_size == 1:
+        for setter in openblas:
+            setter(_count("OPENBLAS_NUM_THREADS") or wanted)
+
+
+def _count(name: str) -> int | None:
+    """torchrun users write numbers; OpenMP also allows lists, one for each level."""
+    first = os.environ.get(name, "").split(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) > 0 else None

@@ -1,0 +1,77 @@
+"""Parents, children and threads, as the kernel sees them: what makes sure that nothing outlives its parent.
+
+Used by the agent, the zygote and the workers, and by whatever starts an agent. Linux only: prctl and /proc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["become_subreaper", "children", "die_with_parent", "kill_group", "start_time", "thread_names"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int | None = None, sig: int = signal.SIGKILL) -> None:
+    """Let the kernel send `sig` to this process when its parent ends; end at once if it has ended already.
+
+    "Parent" is the thread that forked this process: start long-lived children from a thread that lives as long.
+    `parent_pid` is who it must be; without it, only a parent that is gone since this call began is noticed."""
+    expected = os.getppid() if parent_pid is None else parent_pid
+    _prctl(_PR_SET_PDEATHSIG, sig)
+    if os.getppid() != expected:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become children of this process instead of init's, so that it can end them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """The pids of this process's children: its own, and orphans that it was given. Zombies are among them."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a child that leads, or is about to lead, a process group of its own, and all in that group."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def start_time(pid: int) -> int | None:
+    """When the process began, in clock ticks since boot; with the pid, a name that nobody else has. None if gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the command in parentheses, and may hold anything.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def thread_names() -> list[str]:
+    """The names of all of this process's threads; more than one means that forking it is not safe."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            names.append((task / "comm").read_text().strip())
+    return names
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}) failed: {os.strerror(code)}")

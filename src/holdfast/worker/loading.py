@@ -1,0 +1,93 @@
+"""Opening the job: the one place where something that came over the wire is unpickled, and the modules that go
+with it.
+
+Runs in the zygote, once for all workers, or in a cold worker, for itself. An error in here is the training
+function's error, and is kept to be told by every worker; `safety` says whether the process may still be forked
+afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from holdfast.worker.failure import Failure, describe
+from holdfast.worker.job import Job
+from holdfast.worker.kinship import thread_names
+
+__all__ = ["Loaded", "import_quietly", "load_job", "one_thread_each", "set_up_imports", "unsafe_reason"]
+
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The job, or why there is none. `filesystem` stays closed: opening it may start threads."""
+
+    job: Job | Failure
+    filesystem: bytes | None
+
+
+def set_up_imports(sys_path: Sequence[str], environment: dict[str, str]) -> None:
+    """The controller's view of where modules are, and its environment; what only this process knows comes last."""
+    os.environ.update(environment)
+    sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path and entry != "")]
+
+
+def load_job(function: bytes, filesystem: bytes | None) -> Loaded:
+    """Unpickle the job. Whatever goes wrong is the answer, not an exception."""
+    import cloudpickle
+
+    try:
+        job = cloudpickle.loads(function)
+        if not isinstance(job, Job):
+            raise TypeError(f"The training function arrived as {type(job).__qualname__}, not as a job.")
+        return Loaded(job, filesystem)
+    except ModuleNotFoundError as error:
+        hint = ": import it in the function, or install it on the node"
+        return Loaded(describe(error, 1, hint), filesystem)
+    except BaseException as error:  # noqa: BLE001  unpickling runs the user's code, which may raise or exit at will
+        return Loaded(describe(error, 1), filesystem)
+
+
+def import_quietly(name: str) -> bool:
+    """Import a module that would be good to have; False where it cannot be, whatever the reason."""
+    try:
+        importlib.import_module(name)
+    except BaseException:  # noqa: BLE001  someone's module: it may raise anything, SystemExit included
+        return False
+    return True
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Numeric libraries read their thread counts when they are imported, and some start that many: none, in here."""
+    before = {name: os.environ.get(name) for name in _THREAD_COUNTS}
+    os.environ.update(dict.fromkeys(_THREAD_COUNTS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def unsafe_reason(after: str) -> str | None:
+    """Why this process must not be forked, or None; `after` is what was done last."""
+    threads = thread_names()
+    if len(threads) > 1:
+        import threading
+
+        python = sorted(t.name for t in threading.enumerate() if t is not threading.main_thread())
+        named = ", ".join(python or sorted(threads)[:5])
+        return f"{after} started {len(threads) - 1} thread(s) ({named})"
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        return f"{after} initialised CUDA"
+    return None

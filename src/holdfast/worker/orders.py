@@ -1,0 +1,100 @@
+"""What the agent and the zygote say to each other, over a socket pair that only they hold.
+
+The agent's side is `agent.nursery`, the zygote's `worker.zygote`. File descriptors travel beside `Fork`, in the
+order of its docstring. Nothing here reaches the controller.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.worker.job import Assignment
+
+__all__ = [
+    "Cleared",
+    "Died",
+    "Dismiss",
+    "Fork",
+    "Forked",
+    "FromZygote",
+    "Kill",
+    "Learn",
+    "Load",
+    "ToZygote",
+    "Unsafe",
+    "Warm",
+]
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Tagged by class name, like `wire.messages`."""
+
+
+class Load(_Order, frozen=True, kw_only=True):
+    """First, and once: what workers will run. Without `fork`, nothing is imported and workers are fresh processes."""
+
+    function: bytes
+    filesystem: bytes | None
+    sys_path: list[str]
+    environment: dict[str, str]
+    preload: list[str]
+    fork: bool
+    session_dir: str
+    """Removed by the zygote if the agent is killed and cannot do it."""
+
+
+class Fork(_Order, frozen=True, kw_only=True):
+    """One worker. Beside it travel its connection, stdout, stderr, dump pipe, and listening socket if it `listens`."""
+
+    assignment: Assignment
+    listens: bool
+
+
+class Kill(_Order, frozen=True, kw_only=True):
+    """End every worker and everything that they started; answered by `Cleared` when nothing is left."""
+
+    generation: int
+
+
+class Learn(_Order, frozen=True, kw_only=True):
+    """Modules that workers imported by themselves: import them when there is time."""
+
+    modules: list[str]
+
+
+class Dismiss(_Order, frozen=True, kw_only=True):
+    """The end, with the agent alive: its directory is not the zygote's to remove."""
+
+
+class Warm(_Order, frozen=True, kw_only=True):
+    """Ready to fork; or, with a reason, not fit for it."""
+
+    cold_reason: str | None = None
+
+
+class Forked(_Order, frozen=True, kw_only=True):
+    generation: int
+    rank: int
+    pid: int
+
+
+class Died(_Order, frozen=True, kw_only=True):
+    """A worker is gone and reaped; `status` as of wait(2)."""
+
+    generation: int
+    rank: int
+    status: int
+
+
+class Cleared(_Order, frozen=True, kw_only=True):
+    generation: int
+
+
+class Unsafe(_Order, frozen=True, kw_only=True):
+    """Something that was learned made forking unsafe: later generations need another zygote."""
+
+    reason: str
+
+
+ToZygote = Load | Fork | Kill | Learn | Dismiss
+FromZygote = Warm | Forked | Died | Cleared | Unsafe

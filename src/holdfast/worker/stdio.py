@@ -1,0 +1,63 @@
+"""A worker's file descriptors: its line to the agent, its output, the pipe for its last words, and rank 0's
+listening socket.
+
+Output is caught at the level of descriptors, so that what C code and child processes print is caught too.
+`faulthandler` writes to a pipe of its own: the stack of a crash goes into the report of it, and `DUMP_SIGNAL`
+makes a worker that seems to hang say where, from C, whatever its interpreter is doing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import signal
+import sys
+from dataclasses import dataclass
+
+__all__ = ["DUMP_SIGNAL", "Wires", "buffer_lines", "take_output", "watch_for_crashes"]
+
+DUMP_SIGNAL = signal.SIGRTMIN + 8
+"""A real-time signal: people and schedulers use SIGUSR1 and SIGUSR2 for themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """The descriptors as they were handed over."""
+
+    connection: int
+    stdout: int
+    stderr: int
+    dump: int
+    listen: int | None = None
+
+    @classmethod
+    def from_fds(cls, fds: list[int]) -> Wires:
+        connection, stdout, stderr, dump, *listen = fds
+        return cls(connection, stdout, stderr, dump, listen[0] if listen else None)
+
+    @property
+    def fds(self) -> list[int]:
+        all_of_them = [self.connection, self.stdout, self.stderr, self.dump]
+        return all_of_them if self.listen is None else [*all_of_them, self.listen]
+
+
+def take_output(wires: Wires) -> None:
+    """Make the two pipes this process's standard output and error, whatever those were."""
+    os.dup2(wires.stdout, 1)
+    os.dup2(wires.stderr, 2)
+    os.close(wires.stdout)
+    os.close(wires.stderr)
+    buffer_lines()
+
+
+def buffer_lines() -> None:
+    """Let each line go out when it ends, and let nothing that is printed be an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def watch_for_crashes(dump_fd: int) -> None:
+    faulthandler.enable(file=dump_fd, all_threads=True)
+    faulthandler.register(DUMP_SIGNAL, file=dump_fd, all_threads=True, chain=False)

@@ -1,0 +1,288 @@
+"""The zygote: a process that has imported everything once, starts no thread, and forks workers in
+milliseconds.
+
+`python -m holdfast.worker.zygote FD PARENT`, started by the agent (`agent.nursery`), which speaks to it over
+the socket FD in the words of `orders`. A plain loop over that socket and SIGCHLD; `brood` ends children,
+`loading` opens the job, `apprentice` tries out what workers imported by themselves. If the agent dies, by
+whatever hand, the zygote ends all its children, removes the agent's directory, and goes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from collections import deque
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+
+from holdfast.wire.frames import Splitter, encode
+from holdfast.worker.apprentice import Apprentice
+from holdfast.worker.bootstrap import run_worker
+from holdfast.worker.brood import Brood, Child
+from holdfast.worker.cold import Parcel
+from holdfast.worker.environment import SetThreads, find_openblas, set_environment
+from holdfast.worker.job import Assignment
+from holdfast.worker.kinship import become_subreaper, die_with_parent
+from holdfast.worker.loading import Loaded, import_quietly, load_job, one_thread_each, set_up_imports, unsafe_reason
+from holdfast.worker.orders import (
+    Cleared,
+    Died,
+    Dismiss,
+    Fork,
+    Forked,
+    FromZygote,
+    Kill,
+    Learn,
+    Load,
+    ToZygote,
+    Unsafe,
+    Warm,
+)
+from holdfast.worker.stdio import Wires, take_output
+
+__all__ = ["Zygote", "main"]
+
+_RECEIVE_BYTES = 256 * 1024
+_FDS_MAX = 8
+_decoder: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """Says to a forked child, at the bottom of its stack, who it is."""
+
+    loaded: Loaded
+    assignment: Assignment
+    wires: Wires
+
+
+class Zygote:
+    """One zygote's state; `run` returns in a forked child only."""
+
+    def __init__(self, control: socket.socket, parent_pid: int) -> None:
+        self._parent_pid = parent_pid
+        self._pid = os.getpid()
+        self._control = control
+        self._splitter = Splitter()
+        self._fds: deque[int] = deque()
+        self._brood = Brood()
+        self._apprentice = Apprentice()
+        self._load: Load | None = None
+        self._loaded: Loaded | None = None
+        self._clearing: int | None = None
+        self._birth: _Birth | None = None
+        self._dismissed = False
+        self.openblas: list[SetThreads] = []
+
+    def run(self) -> _Birth:
+        """Serve the agent until it goes, which ends this process; or until this process is a newborn worker."""
+        alarm, self._alarm = socket.socketpair()
+        for end in (alarm, self._alarm):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._be_terminated())
+        signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(alarm, selectors.EVENT_READ)
+            while self._birth is None:
+                for key, _ in selector.select(0 if self._has_time_to_study else None):
+                    if key.fileobj is alarm:
+                        alarm.recv(4096)
+                        self._reap()
+                    else:
+                        self._listen()
+                    if self._birth is not None:
+                        break
+                else:
+                    self._study()
+        signal.set_wakeup_fd(-1)
+        alarm.close()
+        self._alarm.close()
+        return self._birth
+
+    # ------------------------------------------------------------------ the agent's words
+
+    def _listen(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _RECEIVE_BYTES, _FDS_MAX)
+        except ConnectionResetError:
+            data, fds = b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._fds.extend(fds)
+        if not data:
+            self._end(agent_lives=self._dismissed)
+        for body in self._splitter.feed(data):
+            self._obey(_decoder.decode(body))
+            if self._birth is not None:
+                return
+
+    def _obey(self, order: ToZygote) -> None:
+        if isinstance(order, Load):
+            self._warm_up(order)
+        elif isinstance(order, Fork):
+            self._fork(order)
+        elif isinstance(order, Kill):
+            self._clearing = order.generation
+            self._apprentice.interrupted()
+            self._clear()
+        elif isinstance(order, Learn):
+            self._apprentice.learn(order.modules)
+        else:
+            assert isinstance(order, Dismiss)
+            self._dismissed = True
+
+    def _say(self, word: FromZygote) -> None:
+        try:
+            self._control.sendall(encode(word))
+        except (BrokenPipeError, ConnectionResetError):
+            self._end(agent_lives=self._dismissed)
+
+    # ------------------------------------------------------------------ importing
+
+    def _warm_up(self, load: Load) -> None:
+        self._load = load
+        if not load.fork:
+            self._say(Warm())
+            return
+        set_up_imports(load.sys_path, load.environment)
+        reason = None
+        with one_thread_each():
+            for name in load.preload:
+                import_quietly(name)
+                if (reason := unsafe_reason(f"Importing {name}")) is not None:
+                    break
+            else:
+                self._loaded = load_job(load.function, load.filesystem)
+                reason = unsafe_reason("Opening the training function")
+        self._settle()
+        self._say(Warm(cold_reason=reason))
+
+    def _settle(self) -> None:
+        """What is here stays: find what forked children will need, and keep the collector from touching their pages."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or every child would print it again
+        self.openblas = find_openblas()
+        gc.collect()
+        gc.freeze()
+
+    @property
+    def _has_time_to_study(self) -> bool:
+        return self._clearing is None and self._loaded is not None and not self._apprentice.idle
+
+    def _study(self) -> None:
+        """In idle time: have new modules tried out, then import those that did no harm."""
+        if not self._has_time_to_study:
+            return
+        name = self._apprentice.next_safe()
+        if name is not None:
+            with one_thread_each():
+                import_quietly(name)
+            if (reason := unsafe_reason(f"Importing {name}")) is not None:
+                self._say(Unsafe(reason=reason))
+            if self._apprentice.idle:
+                self._settle()
+        elif self._apprentice.start_trial():
+            self._apprentice.trial_pid = self._fork_trial()
+
+    def _fork_trial(self) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            die_with_parent(parent)
+            self._newborn()
+            self._apprentice.take_trial()
+        return pid
+
+    # ------------------------------------------------------------------ children
+
+    def _fork(self, order: Fork) -> None:
+        here = order.assignment
+        wires = Wires.from_fds([self._fds.popleft() for _ in range(5 if order.listens else 4)])
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            die_with_parent(parent)
+            self._newborn()
+            if self._loaded is None:
+                self._become_cold(here, wires)
+            take_output(wires)
+            self._birth = _Birth(self._loaded, here, wires)
+            return
+        self._brood.workers[pid] = Child(here.generation, here.rank)
+        for fd in wires.fds:
+            os.close(fd)
+        self._say(Forked(generation=here.generation, rank=here.rank, pid=pid))
+
+    def _newborn(self) -> None:
+        """In a child: nothing of the zygote's business."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._control.close()
+
+    def _become_cold(self, assignment: Assignment, wires: Wires) -> NoReturn:
+        assert self._load is not None
+        os.environ.update(self._load.environment)
+        set_environment(assignment)
+        parcel = os.memfd_create("holdfast-parcel", 0)
+        with os.fdopen(os.dup(parcel), "wb") as file:
+            file.write(msgspec.msgpack.encode(Parcel(self._load, assignment)))
+        take_output(wires)
+        fds = [parcel, wires.connection, wires.dump, *([] if wires.listen is None else [wires.listen])]
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        command = [sys.executable, "-m", "holdfast.worker.cold", *map(str, fds)]
+        os.execv(sys.executable, command)
+
+    def _reap(self) -> None:
+        for pid, child, status in self._brood.reap():
+            if child is not None:
+                self._say(Died(generation=child.generation, rank=child.rank, status=status))
+            elif pid == self._apprentice.trial_pid:
+                self._apprentice.trial_ended(status)
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._clearing is not None and not self._brood.kill():
+            generation, self._clearing = self._clearing, None
+            self._say(Cleared(generation=generation))
+
+    def _be_terminated(self) -> NoReturn:
+        """By the kernel when the agent died, or by the agent itself; also in the midst of an import."""
+        self._end(agent_lives=os.getppid() == self._parent_pid)
+
+    def _end(self, *, agent_lives: bool) -> NoReturn:
+        if os.getpid() != self._pid:
+            os._exit(1)  # a newborn that had not yet let go of its parent's ways
+        self._brood.end()
+        if self._load is not None and not agent_lives:
+            shutil.rmtree(self._load.session_dir, ignore_errors=True)
+        os._exit(0)
+
+
+def main(control_fd: int, parent_pid: int) -> NoReturn:
+    """Be a zygote for the agent at the other end of `control_fd`."""
+    die_with_parent(parent_pid, signal.SIGTERM)
+    become_subreaper()
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    zygote = Zygote(socket.socket(fileno=control_fd), parent_pid)
+    birth = zygote.run()
+    run_worker(birth.loaded, birth.assignment, birth.wires, zygote.openblas)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
