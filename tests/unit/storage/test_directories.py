@@ -1,0 +1,68 @@
+"""Directories come, go and come again, whoever removes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.storage.directories import Directories
+
+
+def _open(directories: Directories, directory: Path, root: Path) -> None:
+    fd = directories.open(directory, root)
+    try:
+        assert os.path.samestat(os.fstat(fd), directory.stat())
+    finally:
+        os.close(fd)
+
+
+def test_what_another_process_removed_is_made_again(tmp_path: Path) -> None:
+    directories, root = Directories(), tmp_path / "root"
+    for gone in ("a/b/c", "a/b", "a", "."):
+        _open(directories, root / "a" / "b" / "c", root)
+        _open(directories, root / "a" / "b" / "d", root)
+        shutil.rmtree(root / gone)
+        _open(directories, root / "a" / "b" / "c", root)
+        shutil.rmtree(root / gone)
+        _open(directories, root / "a" / "b" / "c" / "deeper", root)
+
+
+def test_one_that_vanishes_at_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really, vanished = Path.mkdir, list[Path]()
+
+    def mkdir(path: Path, *rest: int) -> None:
+        if not vanished:
+            vanished.append(path)  # it was there when mkdir looked, and is gone now
+            raise FileExistsError(17, "File exists", str(path))
+        really(path, *rest)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    _open(Directories(), tmp_path / "a", tmp_path)
+    assert vanished
+
+
+def test_pruning_stops_at_the_root_and_at_what_is_not_empty(tmp_path: Path) -> None:
+    directories, root = Directories(), tmp_path / "root"
+    _open(directories, root / "a" / "b" / "c", root)
+    (root / "a" / "kept").write_bytes(b"")
+    directories.settle_deletion(root / "a" / "b" / "c", root)
+    assert sorted(path.name for path in (root / "a").iterdir()) == ["kept"]
+    (root / "a" / "kept").unlink()
+    directories.settle_deletion(root / "a" / "b" / "c", root)
+    assert root.is_dir()
+    assert list(root.iterdir()) == []
+
+
+def test_a_file_in_the_way_and_a_dangling_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(NotADirectoryError):
+        Directories().open(tmp_path / "file", tmp_path)
+    with pytest.raises(NotADirectoryError):
+        Directories().open(tmp_path / "file" / "below", tmp_path)
+    with pytest.raises(FileNotFoundError):
+        Directories().open(tmp_path / "dangling", tmp_path)
+    assert not (tmp_path / "nowhere").exists()
