@@ -28,7 +28,7 @@ from holdfast.control.history import RUN_FILE, History
 from holdfast.control.lease import Lease
 from holdfast.control.loop import MakeEngine, Plan, Settings
 from holdfast.control.observer import Observer
-from holdfast.control.outputs.files import ResultFiles
+from holdfast.control.outputs.results import ResultFiles
 from holdfast.control.request import TrainRequest
 from holdfast.control.terminal.terminal import Terminal
 from holdfast.core import events as e

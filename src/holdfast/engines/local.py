@@ -63,6 +63,7 @@ class LocalEngine:
 
     def _spawn(self, name: str, slots: int) -> str:
         arguments = ["--connect", self._meeting.address, "--agent-id", name, "--slots", str(slots)]
+        arguments += ["--parent-pid", str(os.getpid())]
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.agent", *arguments],
             stdin=subprocess.DEVNULL,
