@@ -10,6 +10,7 @@ import csv
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -23,9 +24,9 @@ _FIXED = (
     "training_iteration",
     "timestamp",
     "date",
+    "checkpoint_dir_name",
     "time_this_iter_s",
     "time_total_s",
-    "checkpoint_dir_name",
 )
 _FIXED_NAMES = frozenset(_FIXED)
 _NEEDS_QUOTES = frozenset(',"')
@@ -100,19 +101,16 @@ class CsvTable:
         return ",".join(map(_cell, [*_FIXED, *self._user])).encode() + b"\n"
 
     def line(self, row: Row, flat: dict[str, Any]) -> bytes:
-        if _FIXED_NAMES.isdisjoint(flat):
-            second = int(row.at)
-            name = _cell(row.checkpoint)
-            first = f"{row.iteration},{second},{_date(second)},{row.this_s!r},{row.total_s!r},{name}"
-        else:
+        if not _FIXED_NAMES.isdisjoint(flat):
             own = _own(row) | flat | {"training_iteration": row.iteration}
-            first = ",".join(_cell(own.get(key)) for key in _FIXED)
-        values = [flat.get(key) for key in self._user]
-        if not values:
-            return first.encode() + b"\n"
+            return ",".join(_cell(own.get(key)) for key in chain(_FIXED, self._user)).encode() + b"\n"
+        second = int(row.at)
+        name = row.checkpoint and _cell(row.checkpoint)
+        first = f"{row.iteration},{second},{_date(second)},{name or ''},"
+        values = [row.this_s, row.total_s, *map(flat.get, self._user)]
         if _all_numbers(values):
-            return b"%b,%b\n" % (first.encode(), _encode(values)[1:-1])
-        return f"{first},{','.join(map(_cell, values))}\n".encode()
+            return b"%b%b\n" % (first.encode(), _encode(values)[1:-1])
+        return f"{first}{','.join(map(_cell, values))}\n".encode()
 
 
 def parse_line(line: str) -> list[str]:
