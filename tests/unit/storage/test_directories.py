@@ -33,11 +33,11 @@ def test_what_another_process_removed_is_made_again(tmp_path: Path) -> None:
 def test_one_that_vanishes_at_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really, vanished = Path.mkdir, list[Path]()
 
-    def mkdir(path: Path, *rest: int) -> None:
+    def mkdir(path: Path) -> None:
         if not vanished:
             vanished.append(path)  # it was there when mkdir looked, and is gone now
             raise FileExistsError(17, "File exists", str(path))
-        really(path, *rest)
+        really(path)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     _open(Directories(), tmp_path / "a", tmp_path)
