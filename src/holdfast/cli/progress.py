@@ -21,6 +21,7 @@ __all__ = ["Meter"]
 _QUIET_S = 1.0
 _EVERY_S = 0.1
 _BAR_WIDTH = 24
+_LEAST_BAR_WIDTH = 5
 
 
 class Meter:
@@ -40,7 +41,7 @@ class Meter:
         self._clock = clock
         self._lock = threading.Lock()
         self._started_s = clock()
-        self._drawn_s = self._started_s + _QUIET_S - _EVERY_S
+        self._next_s = self._started_s + _QUIET_S
         self._visible = False
         self.shown = self._stream.isatty()
 
@@ -57,8 +58,8 @@ class Meter:
         with self._lock:
             self.done_bytes += count
             now_s = self._clock()
-            if self.shown and now_s - self._drawn_s >= _EVERY_S:
-                self._drawn_s = now_s
+            if self.shown and now_s >= self._next_s:
+                self._next_s = now_s + _EVERY_S
                 self._draw()
 
     def __enter__(self) -> Meter:
@@ -71,19 +72,21 @@ class Meter:
                 self._stream.write("\r\x1b[K")
                 self._stream.flush()
 
-    def line(self) -> str:
-        """What the terminal shows now."""
+    def line(self, columns: int = 80) -> str:
+        """What a terminal of that width shows now; the bar has what the words leave."""
         rate = self.done_bytes / max(self.elapsed_s, 1e-9)
-        told = f"{size_text(rate)}/s"
         if not self._total_bytes:
-            return f"{self._label}  {size_text(self.done_bytes)}  {told}"
+            return f"{self._label}  {size_text(self.done_bytes)}  {size_text(rate)}/s"[:columns]
         share = min(1.0, self.done_bytes / self._total_bytes)
-        bar = ("█" * round(share * _BAR_WIDTH)).ljust(_BAR_WIDTH, "░")
         left_s = max(0, self._total_bytes - self.done_bytes) / max(rate, 1e-9)
         amount = f"{size_text(self.done_bytes)} of {size_text(self._total_bytes)}"
-        return f"{self._label}  {bar} {share:4.0%}  {amount}  {told}  {duration_text(left_s)} left"
+        told = f"{share:4.0%}  {amount}  {size_text(rate)}/s  {duration_text(left_s)} left"
+        width = min(_BAR_WIDTH, columns - len(self._label) - len(told) - 3)
+        bar = ("█" * round(share * width)).ljust(width, "░") + " " if width >= _LEAST_BAR_WIDTH else ""
+        return f"{self._label}  {bar}{told}"[:columns]
 
     def _draw(self) -> None:
         self._visible = True
-        self._stream.write("\r\x1b[K" + self.line()[: shutil.get_terminal_size().columns - 1])
+        # The last column stays free: some terminals wrap as soon as it is filled.
+        self._stream.write("\r\x1b[K" + self.line(shutil.get_terminal_size().columns - 1))
         self._stream.flush()

@@ -1,0 +1,80 @@
+"""Errors become one sentence and a code; `HOLDFAST_DEBUG` shows what is behind the sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast import __version__, errors
+from holdfast.cli import exits
+from holdfast.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.Damaged("x"), 1),
+        (errors.CheckpointError("x"), 1),
+        (errors.Fenced("x"), 1),
+        (RuntimeError("x"), 1),
+        (errors.InvalidURI("x"), 2),
+        (errors.MissingExtra("x"), 2),
+        (errors.NotFound("x"), 3),
+        (errors.NotCommitted("x"), 3),
+        (errors.NameTaken("x"), 4),
+        (errors.AlreadyExists("x"), 4),
+        (exits.Refused("x"), 4),
+        (errors.Unavailable("x"), 5),
+        (errors.AccessDenied("x"), 5),
+        (errors.OutOfSpace("x"), 5),
+    ],
+)
+def test_each_error_has_its_code(error: Exception, code: int) -> None:
+    assert exits.code_of(error) == code
+
+
+def test_sentences_name_the_file_and_hide_the_machinery() -> None:
+    assert exits.sentence(errors.NotFound("There is none.")) == "There is none."
+    assert exits.sentence(PermissionError(13, "Permission denied", "/x")) == "/x: Permission denied."
+    assert "HOLDFAST_DEBUG=1" in exits.sentence(KeyError("k"))
+
+
+def test_the_codes_are_documented_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "--help"]) == 0
+    told = capsys.readouterr().out
+    for code in (
+        exits.OK,
+        exits.FAILED,
+        exits.USAGE,
+        exits.NOT_FOUND,
+        exits.REFUSED,
+        exits.STORAGE,
+        exits.INTERRUPTED,
+    ):
+        assert f"\n    {code:<5}" in told
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"holdfast {__version__}\n"
+
+
+def test_usage_errors_show_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "get", "run"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: Missing argument 'TARGET'")
+    assert "Usage: holdfast ckpt get [OPTIONS] CHECKPOINT TARGET" in said
+    assert "Try: holdfast ckpt get --help" in said
+
+
+def test_a_traceback_is_shown_on_request_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = str(tmp_path / "gone")
+    monkeypatch.delenv("HOLDFAST_DEBUG", raising=False)
+    assert main(["ckpt", "ls", gone]) == 3
+    assert capsys.readouterr().err == f"error: {gone} does not exist, or is empty: check the path.\n"
+    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    assert main(["ckpt", "ls", gone]) == 3
+    assert "Traceback" in capsys.readouterr().err
