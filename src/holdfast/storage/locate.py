@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -88,6 +87,8 @@ def local_cache_dir() -> Path:
     home = os.path.expanduser("~")  # noqa: PTH111
     if os.path.isabs(home) and _may_write(Path(home, ".cache", "holdfast")):  # noqa: PTH117
         return Path(home, ".cache", "holdfast")
+    import tempfile  # seldom needed, and a tenth of what `import holdfast.train` may cost
+
     shared = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
     if os.path.lexists(shared) and shared.lstat().st_uid != os.getuid():
         raise ConfigError(

@@ -13,13 +13,16 @@ import fcntl
 import mmap
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.storage.failures import translated
 from holdfast.storage.files import write_all
 from holdfast.storage.hashing import blocks, new_hasher
 from holdfast.storage.store import Digest, OnBytes
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["pump"]
 
@@ -41,6 +44,8 @@ def pump(source: Path, fd: int, target: Path, on_bytes: OnBytes | None, direct: 
                 write_all(fd, block)
             size_bytes += len(block)
         return Digest(size_bytes, hasher.hexdigest())
+
+    from concurrent.futures import ThreadPoolExecutor  # slow to import: it brings logging
 
     ring = [memoryview(mmap.mmap(-1, _BLOCK_BYTES)) for _ in range(_RING)]
     pending: deque[Future[None]] = deque()
