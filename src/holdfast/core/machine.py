@@ -63,7 +63,7 @@ def deadline(state: State) -> float | None:
     if group is None:
         times.extend(forming.deadlines(state))
     elif group.ending is None and state.spec.progress_timeout_s is not None and not _excused(state, group):
-        times.append(min(_watched(group).values()) + state.spec.progress_timeout_s)
+        times.extend(at + state.spec.progress_timeout_s for at in _watched(group).values())
     return min(times, default=None)
 
 
@@ -218,22 +218,25 @@ def _stop(group: Group, out: Output, *, dump_stacks: bool) -> None:
 
 
 def _watched(group: Group) -> dict[int, float]:
-    """Last sign of life of the ranks whose silence counts: those that report at all, or all while none has."""
-    unfinished = {rank: at for rank, at in group.progress_at.items() if rank not in group.finished}
-    reporting = {rank: at for rank, at in unfinished.items() if group.counts[rank] > 0}
-    return reporting or unfinished or {0: float("inf")}
+    """Last sign of life of the ranks whose silence counts: those that report at all, or all while none has.
+
+    A rank that waits inside `report` is known to live: where no upload is under way, it waits for a rank that is behind,
+    and that one is watched."""
+    busy = {rank: at for rank, at in group.progress_at.items() if rank not in group.finished | group.waiting}
+    reporting = {rank: at for rank, at in busy.items() if group.counts[rank] > 0}
+    return reporting or busy
 
 
 def _excused(state: State, group: Group) -> bool:
-    """While workers start, or wait for storage, silence is no sign of a hang."""
-    return bool(group.starting or group.waiting or any(p.persisting for p in state.pending.values()))
+    """While workers start, or a checkpoint is on its way to storage, silence is no sign of a hang."""
+    return bool(group.starting or any(p.persisting for p in state.pending.values()))
 
 
 def _hung(state: State, group: Group, now: float) -> bool:
     timeout_s = state.spec.progress_timeout_s
     if timeout_s is None or _excused(state, group):
         return False
-    return now >= min(_watched(group).values()) + timeout_s
+    return any(now >= at + timeout_s for at in _watched(group).values())
 
 
 def _close(state: State, group: Group, now: float, out: Output) -> None:

@@ -1,0 +1,130 @@
+"""What one seed asks for: the run's settings, its workload, and the faults that will strike it and when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from holdfast.core.retention import RetentionRule
+from holdfast.core.spec import RunSpec
+
+__all__ = ["Fault", "Scenario", "draw", "gain", "total"]
+
+FAULTS = {
+    "kill_worker": 5,
+    "kill_node": 3,
+    "cut_link": 2,
+    "kill_driver": 3,
+    "kill_machine": 1,
+    "take_over": 2,
+    "hang_worker": 2,
+    "stop": 1,
+    "force_stop": 1,
+    "outage": 2,
+}
+_WEIGHTS = list(FAULTS.values())
+_NAMES = list(FAULTS)
+
+
+def gain(iteration: int) -> int:
+    """What one training step adds to the sum: any function of the iteration alone."""
+    return iteration * 2_654_435_761 % 1_000_003
+
+
+def total(iteration: int) -> int:
+    """The sum that an undisturbed run has after so many iterations."""
+    return sum(gain(one) for one in range(1, iteration + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something bad, at some time."""
+
+    at: float
+    kind: str
+
+
+@dataclass(slots=True)
+class Scenario:
+    """One seed's run."""
+
+    spec: RunSpec
+    iterations: int
+    checkpoint_every: int
+    checkpoint_ranks: str
+    """Who gives parts: first, all or last."""
+    slots_per_node: int
+    lockstep: bool
+    """Ranks wait for each other after each iteration, as with a collective."""
+    batch: int
+    step_s: float
+    message_s: float
+    storage_s: float
+    flush_s: float
+    quiet_at: float
+    """No fault strikes after this."""
+    faults: list[Fault] = field(default_factory=list)
+    poison: dict[int, int] = field(default_factory=dict)
+    """Iteration to how often it raises before it passes."""
+    storage_trouble: float = 0.0
+    storage_fatal: float = 0.0
+    refusals: float = 0.0
+    repeats: float = 0.0
+    torn_flush: float = 0.5
+    retries_of_failed: int = 2
+    outage_s: float = 5.0
+    patience_s: float = 8.0
+    """How long storage may fail before the run does."""
+
+    def gives_part(self, rank: int, world_size: int) -> bool:
+        if self.checkpoint_ranks == "all":
+            return True
+        return rank == (0 if self.checkpoint_ranks == "first" else world_size - 1)
+
+
+def draw(seed: int) -> Scenario:
+    """The same seed, the same scenario."""
+    chance = random.Random(f"scenario {seed}")
+    workers = chance.choice([1, 1, 2, 2, 3, 4])
+    hangs = chance.random() < 0.35
+    iterations = chance.randint(3, 16)
+    quiet_at = chance.uniform(1.0, 10.0)
+    keep = chance.choice([None, None, 1, 2])
+    spec = RunSpec(
+        workers_min=chance.choice([workers, workers, chance.randint(1, workers)]),
+        workers_max=workers,
+        max_failures=chance.choice([-1, -1, -1, 0, 1, 3]),
+        progress_timeout_s=chance.choice([2.0, 4.0]) if hangs else None,
+        agents_timeout_s=30.0,
+        backoff_base_s=0.5,
+        backoff_max_s=4.0,
+        lag_warning_s=chance.choice([0.5, 30.0]),
+        retention=RetentionRule(keep, chance.choice([None, "noise"]) if keep else None),
+    )
+    scenario = Scenario(
+        spec=spec,
+        iterations=iterations,
+        checkpoint_every=chance.choice([1, 2, 3, 5]),
+        checkpoint_ranks=chance.choice(["first", "all", "all", "last"]),
+        slots_per_node=chance.randint(1, workers),
+        lockstep=chance.random() < 0.6,
+        batch=chance.choice([1, 1, 3]),
+        step_s=chance.choice([0.05, 0.2, 0.6]),
+        message_s=chance.choice([0.001, 0.02, 0.1]),
+        storage_s=chance.choice([0.01, 0.1, 0.8]),
+        flush_s=chance.choice([0.25, 1.0]),
+        quiet_at=quiet_at,
+    )
+    kinds = chance.choices(_NAMES, _WEIGHTS, k=chance.choice([0, 1, 2, 3, 5, 8]))
+    usable = [kind for kind in kinds if hangs or kind != "hang_worker"]
+    scenario.faults = sorted((Fault(chance.uniform(0.0, quiet_at), kind) for kind in usable), key=lambda one: one.at)
+    if chance.random() < 0.3:
+        scenario.poison = {chance.randint(1, iterations): chance.randint(1, 4)}
+    if chance.random() < 0.3:
+        scenario.storage_trouble = 0.3
+        scenario.storage_fatal = chance.choice([0.0, 0.0, 0.03])
+    if chance.random() < 0.2:
+        scenario.refusals = 0.3
+    if chance.random() < 0.3:
+        scenario.repeats = 0.2
+    return scenario
