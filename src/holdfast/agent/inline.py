@@ -19,7 +19,7 @@ from holdfast.worker.bootstrap import run_inline
 from holdfast.worker.job import Assignment, Job
 from holdfast.worker.stdio import Wires
 
-__all__ = ["InlineSpawner"]
+__all__ = ["InlineSpawner", "RunInMain"]
 
 RunInMain = Callable[[Callable[[], None]], None]
 """Queues a call for the main thread; must not wait for it."""

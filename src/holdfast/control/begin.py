@@ -18,6 +18,7 @@ import cloudpickle
 import msgspec
 
 from holdfast import __version__
+from holdfast.agent.inline import RunInMain
 from holdfast.checkpoint import expire, restore
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
@@ -36,6 +37,7 @@ from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
 from holdfast.engines.engine import Engine, Meeting, OnGone
+from holdfast.engines.inline import InlineEngine
 from holdfast.engines.local import LocalEngine
 from holdfast.errors import ConfigError
 from holdfast.storage.locate import join, local_cache_dir
@@ -47,7 +49,9 @@ __all__ = ["check_resume", "make_plan", "make_prepare"]
 _log = logging.getLogger("holdfast")
 
 
-def make_plan(request: TrainRequest, prepare: Prepare, store: Store, history: History, lease: Lease) -> Plan:
+def make_plan(
+    request: TrainRequest, prepare: Prepare, store: Store, history: History, lease: Lease, run_in_main: RunInMain
+) -> Plan:
     """Everything that `Controller` needs, once the lease is held."""
     _write_run_file(request, store)
     _warn_of_changes(request, store, history)
@@ -56,7 +60,7 @@ def make_plan(request: TrainRequest, prepare: Prepare, store: Store, history: Hi
         state=State(_spec(request), history.durable),
         began=_begin(request, store, lease),
         prepare=prepare,
-        make_engine=_engine_maker(request),
+        make_engine=_engine_maker(request, run_in_main),
         observers=_observers(request, store, history),
         settings=_settings(),
         max_restarts=request.max_failures,
@@ -194,10 +198,12 @@ def _wants_change_of_directory() -> bool:
     return True
 
 
-def _engine_maker(request: TrainRequest) -> MakeEngine:
+def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
     slots_per_agent = -(-request.max_workers // max(1, request.nodes))
 
     def make(meeting: Meeting, on_gone: OnGone) -> Engine:
+        if request.local_mode:
+            return InlineEngine(meeting, on_gone, request.job, run_in_main)
         return LocalEngine(meeting, slots_per_agent, on_gone)
 
     return make

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -30,9 +31,12 @@ from holdfast.errors import Fenced, HoldfastError, TrainingFailedError
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
 
-__all__ = ["run_error", "run_training"]
+__all__ = ["Calls", "run_error", "run_training"]
 
 _log = logging.getLogger("holdfast")
+
+Calls = queue.SimpleQueue[Callable[[], None] | None]
+"""Work for the thread that called `fit()`; None when the run is over."""
 
 
 def run_training(request: TrainRequest) -> TrainOutcome:
@@ -44,13 +48,14 @@ def run_training(request: TrainRequest) -> TrainOutcome:
         _log.info("%s is complete already.", store.uri)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)
+    calls: Calls = queue.SimpleQueue()
     lease = acquire(store, takeover=request.takeover)
     try:
-        plan = make_plan(request, prepare, store, read_history(store), lease)
+        plan = make_plan(request, prepare, store, read_history(store), lease, calls.put)
     except BaseException:
         lease.release()
         raise
-    status = _drive(plan, lease)
+    status = _drive(plan, lease, calls, inline=request.local_mode)
     if status == "fenced":
         assert plan.state.fatal is not None
         raise Fenced(plan.state.fatal[1])
@@ -58,12 +63,12 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     return _outcome(store, plan.state.durable.outcome)
 
 
-def _drive(plan: Plan, lease: Lease) -> str:
-    """Run the controller in its thread and wait for it, signals included."""
+def _drive(plan: Plan, lease: Lease, calls: Calls, *, inline: bool) -> str:
+    """Run the controller in its thread. This one waits, answers signals, and in local mode runs the function."""
     journal = Journal(plan.store, lease.epoch)
     outcome: list[str | BaseException] = []
-    ready = threading.Event()
     controllers: list[Controller] = []
+    ready = threading.Event()
 
     async def main() -> str:
         controller = Controller(plan, lease, journal)
@@ -78,13 +83,15 @@ def _drive(plan: Plan, lease: Lease) -> str:
             outcome.append(error)
         finally:
             ready.set()
+            calls.put(None)
 
     thread = threading.Thread(target=work, name="holdfast-controller")
     thread.start()
     ready.wait()
-    with _signals_to(controllers[0]) if controllers else contextlib.nullcontext():
-        while thread.is_alive():
-            thread.join(timeout=3600)
+    with _signals_to(controllers, inline=inline):
+        while (call := calls.get()) is not None:
+            call()
+        thread.join()
     journal.close()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
@@ -92,7 +99,7 @@ def _drive(plan: Plan, lease: Lease) -> str:
 
 
 @contextlib.contextmanager
-def _signals_to(controller: Controller) -> Iterator[None]:
+def _signals_to(controllers: list[Controller], *, inline: bool) -> Iterator[None]:
     """Ctrl+C and SIGTERM stop the run; only the main thread may say so to Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -103,7 +110,10 @@ def _signals_to(controller: Controller) -> Iterator[None]:
         nonlocal asked
         asked += 1
         why = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
-        controller.post_threadsafe(e.StopRequested(why=why, force=asked > 1))
+        for controller in controllers:
+            controller.post_threadsafe(e.StopRequested(why=why, force=asked > 1))
+        if inline and asked == 1:
+            raise KeyboardInterrupt  # the training function runs in this very thread
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -46,6 +46,8 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
             host=event.host,
             pid=event.pid,
             workers=state.spec.workers_max,
+            score_attribute=state.spec.retention.score_attribute,
+            score_order=state.spec.retention.score_order,
             fingerprint=event.fingerprint,
         )
     )

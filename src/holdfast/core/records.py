@@ -57,6 +57,8 @@ class ControllerStarted(_Record, frozen=True, kw_only=True):
     host: str
     pid: int
     workers: int
+    score_attribute: str | None = None
+    score_order: str = "max"
     fingerprint: dict[str, Any] = {}
 
 

@@ -1,0 +1,57 @@
+"""Local mode's engine: one agent on the controller's own event loop, whose only worker runs in the caller's thread.
+
+For `ScalingConfig(num_workers=0)`: breakpoints and profilers work in the training function, and everything else is as
+usual: the same controller, wire, commits and journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from holdfast.agent.agent import Agent
+from holdfast.agent.inline import InlineSpawner, RunInMain
+from holdfast.engines.engine import Meeting, OnGone
+from holdfast.worker.job import Job
+
+__all__ = ["InlineEngine"]
+
+
+class InlineEngine:
+    """Brings the one agent that there can be."""
+
+    def __init__(self, meeting: Meeting, on_gone: OnGone, job: Job, run_in_main: RunInMain) -> None:
+        self._meeting = meeting
+        self._on_gone = on_gone
+        self._job = job
+        self._run_in_main = run_in_main
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, slots: int) -> list[str]:
+        name = f"inline-{os.getpid()}"
+        agent = Agent(
+            self._meeting.address,
+            self._meeting.token,
+            name,
+            slots,
+            make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main),
+        )
+        self._task = asyncio.get_running_loop().create_task(agent.run())
+        self._task.add_done_callback(lambda task: self._on_gone(name, _why(task)))
+        return [name]
+
+    def kill(self, agent: str) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """The agent ends by itself when the controller says so; it waits for the user's function."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+
+def _why(task: asyncio.Task[None]) -> str:
+    if task.cancelled():
+        return "it was cancelled"
+    error = task.exception()
+    return "it ended" if error is None else f"it failed: {error}"
