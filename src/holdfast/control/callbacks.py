@@ -7,20 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.checkpoint.handle import Checkpoint
+from holdfast.control.failures import worker_error
 from holdfast.control.request import RunContext
 from holdfast.core import records as r
-from holdfast.core.blame import describe_failure
 from holdfast.storage.store import Store
 from holdfast.wire.messages import LogLine
 
-__all__ = ["CallbackObserver", "failure_error"]
+__all__ = ["CallbackObserver"]
 
 _log = logging.getLogger(__name__)
-
-
-def failure_error(failure: r.WorkerFailure) -> Exception:
-    """A rank's failure as the exception that users find in `worker_failures`."""
-    return RuntimeError(describe_failure(failure))
 
 
 class CallbackObserver:
@@ -45,7 +40,7 @@ class CallbackObserver:
             case r.CheckpointAbandoned():
                 self._settle(record.iteration, None)
             case r.GenerationEnded(failures=failures) if failures:
-                self._call("after_exception", {failure.rank: failure_error(failure) for failure in failures})
+                self._call("after_exception", {failure.rank: worker_error(failure) for failure in failures})
             case r.RunFinished():
                 self._call("after_run_end", "finished")
             case r.RunFailed():

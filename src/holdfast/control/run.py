@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from holdfast import errors
 from holdfast.control.begin import check_resume, make_plan, make_prepare
-from holdfast.control.callbacks import failure_error
+from holdfast.control.failures import run_error
 from holdfast.control.history import read_history
 from holdfast.control.journal import Journal
 from holdfast.control.lease import Lease, acquire
@@ -27,11 +26,11 @@ from holdfast.control.loop import Controller, Plan
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.errors import Fenced, HoldfastError, TrainingFailedError
+from holdfast.errors import Fenced
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
 
-__all__ = ["Calls", "run_error", "run_training"]
+__all__ = ["Calls", "run_training"]
 
 _log = logging.getLogger("holdfast")
 
@@ -130,14 +129,3 @@ def _outcome(store: Store, ended: Any) -> TrainOutcome:
         return TrainOutcome(status="interrupted", uri=store.uri, store=store)
     assert isinstance(ended, r.RunFailed), ended
     return TrainOutcome(status="failed", uri=store.uri, store=store, error=run_error(ended, store.uri))
-
-
-def run_error(ended: r.RunFailed, uri: str) -> HoldfastError:
-    """The exception that a failed run raises from `fit()`."""
-    if ended.error_type != "TrainingFailedError":
-        kind = getattr(errors, ended.error_type, errors.RunError)
-        error: HoldfastError = kind(ended.error)
-        return error
-    failures = {failure.rank: failure_error(failure) for failure in ended.failures}
-    message = f"Training failed: {ended.error}. The same call continues from the last checkpoint in {uri}."
-    return TrainingFailedError(message, failures)

@@ -6,10 +6,19 @@ going on, and on one whose controller died.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["CheckpointView", "ErrorView", "FailureView", "ReportView", "RunView"]
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.control.failures import run_error
+from holdfast.control.history import read_history
+from holdfast.core import records as r
+from holdfast.core.accounting import account, effective_reports
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.storage.store import Store
+
+__all__ = ["CheckpointView", "ReportView", "RunView", "read_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +41,6 @@ class CheckpointView:
     metrics: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class FailureView:
-    """How one rank failed: the exception's class name, its text, and its traceback where there was one."""
-
-    type: str
-    message: str
-    traceback: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorView:
-    """Why the run failed for good."""
-
-    message: str
-    worker_failures: dict[int, FailureView] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """All of it. `reports` and `checkpoints` ascend by iteration."""
@@ -57,7 +49,8 @@ class RunView:
     reports: list[ReportView] = field(default_factory=list)
     checkpoints: list[CheckpointView] = field(default_factory=list)
     return_value: Any = None
-    error: ErrorView | None = None
+    error: HoldfastError | None = None
+    """What `fit()` raised, or would have."""
     params: dict[str, Any] | None = None
     """What params.json holds."""
     score_attribute: str | None = None
@@ -66,3 +59,45 @@ class RunView:
     recoveries: int = 0
     goodput: float | None = None
     """Share of the wall time spent on training that was kept, 0 to 1."""
+
+
+def read_run(store: Store) -> RunView:
+    """Look at the run whose directory is the store's root."""
+    history = read_history(store)
+    outcome = history.durable.outcome
+    started = next((one for one in reversed(history.records) if isinstance(one, r.ControllerStarted)), None)
+    spent = account(history.records)
+    return RunView(
+        status=_status(outcome),
+        reports=[ReportView(one.iteration, one.at, one.metrics) for one in effective_reports(history.records)],
+        checkpoints=[
+            CheckpointView(one.name, one.index, one.iteration, dict(one.metrics)) for one in Catalog(store).committed()
+        ],
+        return_value=outcome.return_value if isinstance(outcome, r.RunFinished) else None,
+        error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else None,
+        params=_params(store),
+        score_attribute=started.score_attribute if started else None,
+        score_order="min" if started and started.score_order == "min" else "max",
+        recoveries=len(spent.recoveries),
+        goodput=spent.goodput,
+    )
+
+
+def _status(outcome: r.Record | None) -> Literal["running", "finished", "failed", "interrupted"]:
+    match outcome:
+        case r.RunFinished():
+            return "finished"
+        case r.RunFailed():
+            return "failed"
+        case r.RunInterrupted():
+            return "interrupted"
+        case _:
+            return "running"
+
+
+def _params(store: Store) -> dict[str, Any] | None:
+    try:
+        found = json.loads(store.get("params.json"))
+    except (NotFound, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from holdfast.core.records import WorkerFailure
 
-__all__ = ["describe_failure", "root_cause", "signature"]
+__all__ = ["root_cause", "signature"]
 
 _ECHOES = (
     "connection closed by peer",
@@ -42,10 +42,3 @@ def _is_echo(failure: WorkerFailure) -> bool:
         return False
     text = f"{failure.error_type} {failure.error or ''}".lower()
     return any(echo in text for echo in _ECHOES)
-
-
-def describe_failure(failure: WorkerFailure) -> str:
-    """One failure in a sentence, with the traceback where there is one."""
-    where = f" on {failure.host}" if failure.host else ""
-    sentence = f"rank {failure.rank}{where} {failure.cause}"
-    return f"{sentence}\n{failure.traceback}" if failure.traceback else sentence

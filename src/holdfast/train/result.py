@@ -6,16 +6,15 @@ read. `holdfast.control.view` folds the journal; this shapes it as users of Ray 
 
 from __future__ import annotations
 
-import builtins
 import functools
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.handle import Checkpoint
-from holdfast.control.view import ErrorView, FailureView, RunView
+from holdfast.control.view import RunView
 from holdfast.core.retention import Candidate, RetentionRule, ranked
-from holdfast.errors import NotFound, TrainingFailedError
+from holdfast.errors import HoldfastError, NotFound
 from holdfast.train.paths import join_run_path
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Result:
         """`place` is the run's directory: a handle that knows its path and its filesystem."""
         self._place = place
         self._view = view
-        self.error: TrainingFailedError | None = _error(view.error)
+        self.error: HoldfastError | None = view.error
         """What ended the run, if it failed; `worker_failures` has each rank's."""
 
     @classmethod
@@ -132,29 +131,6 @@ class Result:
         if self.error is not None:
             parts.append(f"error={self.error!r}")
         return "Result(\n  " + ",\n  ".join(parts) + "\n)"
-
-
-def _error(view: ErrorView | None) -> TrainingFailedError | None:
-    if view is None:
-        return None
-    return TrainingFailedError(
-        view.message, {rank: _revived(failure) for rank, failure in view.worker_failures.items()}
-    )
-
-
-def _revived(failure: FailureView) -> Exception:
-    """The exception that a rank died of, as far as text can tell: its own class where that is Python's."""
-    kind = getattr(builtins, failure.type, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        error: Exception = RuntimeError(f"{failure.type}: {failure.message}")
-    else:
-        try:
-            error = kind(failure.message)
-        except TypeError:  # Some, such as UnicodeDecodeError, take more than a message.
-            error = RuntimeError(f"{failure.type}: {failure.message}")
-    if failure.traceback:
-        error.add_note(failure.traceback)
-    return error
 
 
 def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.handle import Checkpoint
-from holdfast.control.view import CheckpointView, ErrorView, FailureView, ReportView, RunView
-from holdfast.train import Result
+from holdfast.control.failures import run_error
+from holdfast.control.view import CheckpointView, ReportView, RunView
+from holdfast.core.records import RunFailed, WorkerFailure
+from holdfast.train import Result, TrainingFailedError
 
 
 def view(**changes: Any) -> RunView:
@@ -85,14 +87,18 @@ def test_the_best_checkpoint_by_any_metric(tmp_path: Path) -> None:
 
 
 def test_errors_come_back_with_their_class_where_python_has_it(tmp_path: Path) -> None:
-    failures = {
-        0: FailureView("ValueError", "bad batch", "Traceback: line 3"),
-        1: FailureView("mylib.Oops", "my own"),
-        2: FailureView("UnicodeDecodeError", "cannot be made from a message"),
-        3: FailureView("open", "a builtin that is no exception"),
-    }
-    error = result(tmp_path, status="failed", error=ErrorView("Rank 0 failed.", failures)).error
-    assert error is not None and str(error) == "Rank 0 failed."
+    failures = (
+        WorkerFailure(
+            rank=0, cause="raised", error_type="ValueError", error="bad batch", traceback="Traceback: line 3"
+        ),
+        WorkerFailure(rank=1, cause="raised", error_type="mylib.Oops", error="my own"),
+        WorkerFailure(rank=2, cause="raised", error_type="UnicodeDecodeError", error="cannot be made from a message"),
+        WorkerFailure(rank=3, cause="raised", error_type="open", error="a builtin that is no exception"),
+    )
+    ended = RunFailed(at=1.0, error="rank 0 raised ValueError: bad batch", failures=failures)
+    error = result(tmp_path, status="failed", error=run_error(ended, "/runs/x")).error
+    assert isinstance(error, TrainingFailedError)
+    assert str(error).startswith("Training failed: rank 0 raised ValueError: bad batch. ")
     assert isinstance(error.worker_failures[0], ValueError)
     assert error.worker_failures[0].__notes__ == ["Traceback: line 3"]
     assert str(error.worker_failures[1]) == "mylib.Oops: my own"
