@@ -29,6 +29,8 @@ from holdfast.wire.messages import (
     ControllerMessage,
     LogLine,
     Logs,
+    Ping,
+    Pong,
     Prepare,
     Prepared,
     Settled,
@@ -141,6 +143,8 @@ class Agent:
         elif isinstance(message, Collected):
             if self._generation is not None and self._generation.number == message.generation:
                 self._generation.collected(message)
+        elif isinstance(message, Ping):
+            self._send(Pong())
         elif isinstance(message, Shutdown):
             self.shut_down(message.flush_s)
 

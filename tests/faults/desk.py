@@ -1,0 +1,238 @@
+"""A controller small enough for a test: it starts a real agent, gives it orders, and writes down its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from holdfast.wire.auth import make_token
+from holdfast.wire.channel import Channel, Server, serve
+from holdfast.wire.messages import (
+    AgentHello,
+    AgentMessage,
+    Exited,
+    Finished,
+    Logs,
+    Prepare,
+    Prepared,
+    Report,
+    Reports,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+)
+from holdfast.worker.job import Framework, Job
+
+__all__ = ["Desk", "at_desk", "gone", "hold", "job_of"]
+
+M = TypeVar("M")
+
+
+class Desk:
+    """One agent and everything it said. `expect` waits for a message; those before it stay to be expected later."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.storage = directory / "storage" / "run"
+        self.cache = directory / "cache"
+        self.said: list[AgentMessage] = []
+        self.logs: list[Logs] = []
+        self.reports: list[Report] = []
+        self._news = asyncio.Condition()
+        self._joined = asyncio.Event()
+        self._left = asyncio.Event()
+        self._token = make_token()
+        self._server: Server
+        self._channel: Channel[AgentMessage]
+        self.process: subprocess.Popen[bytes]
+        self.master_port = 0
+
+    async def open(self, **environment: str) -> None:
+        self._server = await serve("127.0.0.1", 0, self._token, self._meet)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.agent", "--connect", f"127.0.0.1:{self._server.port}"]
+            + ["--agent-id", "a1", "--slots", "4", "--parent-pid", str(os.getpid())],
+            env={
+                **os.environ,
+                "HOLDFAST_TOKEN": self._token,
+                "HOLDFAST_LOCAL_CACHE_DIR": str(self.cache),
+                **environment,
+            },
+        )
+        self.hello = await self.expect(AgentHello)
+        self.master_port = self.hello.master_port
+
+    async def _meet(self, channel: Channel[AgentMessage]) -> None:
+        self._channel = channel
+        while (message := await channel.recv()) is not None:
+            async with self._news:
+                if isinstance(message, Logs):
+                    self.logs.append(message)
+                elif isinstance(message, Reports):
+                    self.reports += message.reports
+                if isinstance(message, Stopped):
+                    self.master_port = message.master_port
+                self.said.append(message)
+                self._news.notify_all()
+        self._left.set()
+
+    async def expect(self, kind: type[M], **fields: Any) -> M:
+        """The first message of this kind with these fields, waited for; it is taken out of `said`."""
+
+        def fits(message: Any) -> bool:
+            return isinstance(message, kind) and all(getattr(message, k) == v for k, v in fields.items())
+
+        async with self._news:
+            await self._news.wait_for(lambda: any(map(fits, self.said)))
+            at = next(i for i, message in enumerate(self.said) if fits(message))
+            found = self.said.pop(at)
+        assert isinstance(found, kind)
+        return found
+
+    async def expect_report(self, count: int = 1) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: len(self.reports) >= count)
+
+    async def expect_line(self, text: str) -> None:
+        """Until a worker has printed `text`."""
+        async with self._news:
+            await self._news.wait_for(lambda: any(text in line.text for logs in self.logs for line in logs.lines))
+
+    async def expect_more_logs(self) -> None:
+        async with self._news:
+            seen = len(self.logs)
+            await self._news.wait_for(lambda: len(self.logs) > seen)
+
+    def send(self, message: Any) -> None:
+        self._channel.send_nowait(message)
+
+    async def prepare(self, job: bytes, **changes: Any) -> Prepared:
+        order: dict[str, Any] = {
+            "function": job,
+            "storage": str(self.storage),
+            "experiment": "exp",
+            "trial_id": "t1",
+            "trial_dir": str(self.storage),
+            "work_dir": str(self.directory / "work"),
+            "sys_path": sys.path,
+            "environment": {},
+            **changes,
+        }
+        self.send(Prepare(**order))
+        return await self.expect(Prepared)
+
+    def start(self, generation: int = 1, ranks: int = 1, **changes: Any) -> None:
+        self.send(
+            Start(
+                generation=generation,
+                ranks=list(range(ranks)),
+                world_size=ranks,
+                local_world_size=ranks,
+                node_rank=0,
+                node_count=1,
+                master_address="127.0.0.1",
+                master_port=self.master_port,
+                restart_count=generation - 1,
+                max_restarts=3,
+                **changes,
+            )
+        )
+
+    async def started(self, generation: int = 1, ranks: int = 1, **changes: Any) -> dict[int, int]:
+        self.start(generation, ranks, **changes)
+        return (await self.expect(Started, generation=generation)).pids
+
+    async def stop(self, generation: int = 1, **changes: Any) -> Stopped:
+        self.send(Stop(generation=generation, **changes))
+        return await self.expect(Stopped, generation=generation)
+
+    async def finished(self, rank: int = 0) -> Finished:
+        ended = await self.expect(Finished | Exited, rank=rank)  # type: ignore[arg-type]
+        assert isinstance(ended, Finished), ended
+        return ended
+
+    async def exited(self, rank: int = 0) -> Exited:
+        return await self.expect(Exited, rank=rank)
+
+    async def hang_up(self) -> None:
+        """Cut the connection, as a killed controller would."""
+        self._channel.abort()
+        await self._left.wait()
+
+    async def agent_ended(self) -> int:
+        return await asyncio.get_running_loop().run_in_executor(None, self.process.wait)
+
+    async def close(self) -> None:
+        await self._server.close()
+        await self.agent_ended()
+
+    def zygote(self) -> int:
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(found) == 1, found
+        return int(found[0])
+
+    def leftovers(self) -> list[Path]:
+        """What lies in the agent's part of the cache."""
+        return sorted(self.cache.glob("agents/*"))
+
+
+@asynccontextmanager
+async def at_desk(directory: Path, **environment: str) -> AsyncIterator[Desk]:
+    desk = Desk(directory)
+    await desk.open(**environment)
+    try:
+        yield desk
+    finally:
+        with suppress(ProcessLookupError):
+            desk.process.send_signal(signal.SIGCONT)
+        await desk.close()
+
+
+def hold(test: Callable[[], Awaitable[None]]) -> None:
+    """Run an asynchronous test; the limit is far beyond what any of them needs."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(90):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def job_of(
+    function: Callable[..., Any], config: dict[str, Any] | None = None, framework: Framework | None = None
+) -> bytes:
+    """The job as a controller would send it; functions of test modules travel by value, like those of a script."""
+    module = sys.modules[function.__module__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(Job(function, config, config is not None, framework)))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+async def gone(*pids: int) -> None:
+    """Returns when none of these processes runs any more, as the kernel tells it."""
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            await asyncio.get_running_loop().run_in_executor(None, poll.poll, 60_000)
+            assert poll.poll(0), f"process {pid} still lives"
+        finally:
+            os.close(fd)

@@ -1,0 +1,150 @@
+"""Whoever is killed, nothing is left: no process, no file, no descriptor."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.faults.desk import Desk, at_desk, gone, hold, job_of
+
+from holdfast import train
+from holdfast.agent.session_dir import SessionDir, sweep_dead
+from holdfast.wire.messages import Exited, Shutdown
+
+
+def _with_grandchild() -> None:
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        signal.pause()
+    print(f"child {child}", flush=True)
+    train.report({})
+    signal.pause()
+
+
+async def _running(desk: Desk) -> list[int]:
+    """Everything below the agent, with two workers and a grandchild of each that left its group."""
+    await desk.prepare(job_of(_with_grandchild))
+    pids = await desk.started(ranks=2)
+    await desk.expect_report(2)
+    while True:
+        lines = [line.text.split() for logs in desk.logs for line in logs.lines]
+        children = [int(words[1]) for words in lines if words[0] == "child"]
+        if len(children) == 2:
+            break
+        await desk.expect_more_logs()
+    assert desk.leftovers()
+    return [desk.zygote(), *pids.values(), *children]
+
+
+def test_a_killed_agent_takes_everything_along(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            below = await _running(desk)
+            desk.process.kill()
+            await gone(*below)
+            assert desk.leftovers() == []
+
+    hold(test)
+
+
+def test_a_cut_connection_ends_everything(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            below = await _running(desk)
+            await desk.hang_up()
+            assert await desk.agent_ended() == 0
+            await gone(*below)
+            assert desk.leftovers() == []
+
+    hold(test)
+
+
+def test_a_polite_end_and_a_sigterm_leave_nothing_but_the_logs(tmp_path: Path) -> None:
+    async def test() -> None:
+        for how in ("shutdown", "sigterm"):
+            async with at_desk(tmp_path / how) as desk:
+                below = await _running(desk)
+                if how == "shutdown":
+                    desk.send(Shutdown())
+                else:
+                    desk.process.terminate()
+                assert await desk.agent_ended() == 0
+                await gone(*below)
+                assert desk.leftovers() == []
+                assert (desk.storage / "logs" / "generation_000001" / "rank_1.log").read_text().startswith("child")
+
+    hold(test)
+
+
+def test_a_killed_zygote_is_told_and_replaced(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            zygote, *below = await _running(desk)
+            os.kill(zygote, signal.SIGKILL)
+            for rank in (0, 1):
+                assert "zygote, which was killed by SIGKILL" in (await desk.exited(rank)).cause
+            await gone(*below)
+            await desk.stop()
+            pids = await desk.started(generation=2, ranks=2)
+            await desk.expect_report(4)
+            await desk.stop(generation=2)
+            await gone(*pids.values())
+
+    hold(test)
+
+
+def test_a_worker_killed_in_its_first_moment(tmp_path: Path) -> None:
+    def function() -> None:
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            for generation in range(1, 11):
+                pids = await desk.started(generation, ranks=2)
+                os.kill(pids[generation % 2], signal.SIGKILL)
+                exited = await desk.expect(Exited, generation=generation)
+                assert exited.cause == "killed by SIGKILL"
+                await desk.stop(generation)
+                await gone(*pids.values())
+
+    hold(test)
+
+
+def test_twenty_generations_leak_no_descriptor(tmp_path: Path) -> None:
+    def function() -> None:
+        train.report({})
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            counts = []
+            for generation in range(1, 21):
+                await desk.started(generation, ranks=2)
+                await desk.expect_report(2 * generation)
+                await desk.stop(generation)
+                counts.append((_descriptors(desk.process.pid), _descriptors(desk.zygote())))
+            assert counts[-1] == counts[4], counts
+
+    hold(test)
+
+
+def _descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_directories_of_dead_agents_are_swept_and_those_of_live_ones_not(tmp_path: Path) -> None:
+    mine = SessionDir("mine", tmp_path)
+    agents = tmp_path / "agents"
+    dead = agents / "dead"
+    dead.mkdir()
+    (dead / "owner.json").write_text('{"pid": 1, "start": 0}')  # process 1 began at another time
+    (agents / "nobody").mkdir()
+    (agents / f".half.{os.getpid()}").mkdir()
+    assert sorted(sweep_dead(agents)) == ["dead", "nobody"]
+    assert mine.path.exists()
+    mine.remove()
+    assert not mine.path.exists()

@@ -1,0 +1,293 @@
+"""Workers that a real agent forks: how they begin, what they say, and each way in which they can end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.desk import Desk, at_desk, gone, hold, job_of
+
+from holdfast import train
+from holdfast.wire.messages import Exited, Reports, Shutdown, Stacks
+
+
+@pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
+def test_a_function_runs_and_finishes(tmp_path: Path, fork: bool) -> None:
+    def function(config: dict[str, Any]) -> dict[str, Any]:
+        names = [
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "MASTER_PORT",
+            "TORCHELASTIC_RESTART_COUNT",
+            "OMP_NUM_THREADS",
+            "MINE",
+        ]
+        return {**config, **{name: os.environ.get(name) for name in names}, "cwd": str(Path.cwd())}
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            prepared = await desk.prepare(job_of(function, {"lr": 1}), fork=fork, environment={"MINE": "yes"})
+            assert (prepared.cold_reason is None) == fork
+            port = desk.master_port
+            pids = await desk.started(generation=1, ranks=2)
+            value = (await desk.finished(rank=0)).value
+            assert value == {
+                "lr": 1,
+                "RANK": "0",
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": "2",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "OMP_NUM_THREADS": "1",
+                "MINE": "yes",
+                "cwd": str(tmp_path / "work"),
+            }
+            assert (await desk.finished(rank=1)).value is None
+            await gone(*pids.values())
+            assert (await desk.stop()).master_port != port
+
+    hold(test)
+
+
+@pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
+def test_an_exception_is_told_with_its_causes_and_without_our_frames(tmp_path: Path, fork: bool) -> None:
+    def function() -> None:
+        print("about to fail", file=sys.stderr)
+        try:
+            os.environ["missing"]
+        except KeyError as error:
+            raise ValueError("the loss is NaN\nsecond line") from error
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function), fork=fork)
+            desk.start()
+            exited = await desk.exited()
+            assert exited.cause == "raised ValueError: the loss is NaN"
+            assert (exited.error_type, exited.error) == ("ValueError", "the loss is NaN\nsecond line")
+            assert exited.traceback is not None
+            assert "KeyError: 'missing'" in exited.traceback and "direct cause" in exited.traceback
+            assert "bootstrap" not in exited.traceback
+            assert exited.last_lines == ["about to fail"]
+            await desk.stop()
+            assert not [message for message in desk.said if isinstance(message, Exited)]
+
+    hold(test)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"), [(0, "called sys.exit(0)"), (None, "called sys.exit()"), ("no", "called sys.exit('no')")]
+)
+def test_sys_exit_is_a_failure(tmp_path: Path, code: object, cause: str) -> None:
+    def function(config: dict[str, Any]) -> None:
+        sys.exit(config["code"])
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function, {"code": code}))
+            desk.start()
+            assert (await desk.exited()).cause == cause
+
+    hold(test)
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("os._exit(0)", "exited with code 0 before its function returned"),
+        ("os._exit(7)", "exited with code 7"),
+        ("kill", "killed by SIGKILL"),
+        ("abort", "killed by SIGABRT"),
+    ],
+)
+def test_ends_that_the_worker_cannot_tell(tmp_path: Path, how: str, cause: str) -> None:
+    def function(config: dict[str, Any]) -> None:
+        if config["how"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif config["how"] == "abort":
+            os.abort()
+        else:
+            os._exit(int(config["how"][9]))
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function, {"how": how}))
+            desk.start()
+            exited = await desk.exited()
+            assert exited.cause == cause
+            assert (exited.code is None) != (exited.signal is None)
+
+    hold(test)
+
+
+def test_a_segfault_comes_with_the_line_that_caused_it(tmp_path: Path) -> None:
+    def crash_here() -> None:
+        ctypes.string_at(0)
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(crash_here))
+            desk.start()
+            exited = await desk.exited()
+            assert (exited.cause, exited.signal) == ("killed by SIGSEGV", signal.SIGSEGV)
+            assert exited.traceback is not None and "in crash_here" in exited.traceback
+
+    hold(test)
+
+
+def test_a_killed_worker_is_noticed_while_its_sibling_goes_on(tmp_path: Path) -> None:
+    def function() -> None:
+        train.report({"rank": int(os.environ["RANK"])})
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            pids = await desk.started(ranks=2)
+            await desk.expect_report(2)
+            os.kill(pids[1], signal.SIGKILL)
+            assert (await desk.exited(rank=1)).cause == "killed by SIGKILL"
+            os.kill(pids[0], 0)
+            await desk.stop()
+            await gone(*pids.values())
+            assert not [message for message in desk.said if isinstance(message, Exited)]
+
+    hold(test)
+
+
+def test_a_thousand_reports_arrive_in_order(tmp_path: Path) -> None:
+    def function() -> None:
+        for step in range(1000):
+            train.report({"step": step})
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            desk.start()
+            await desk.finished()
+            assert [report.number for report in desk.reports] == list(range(1, 1001))
+            assert [report.metrics for report in desk.reports] == [{"step": step} for step in range(1000)]
+            assert len([message for message in desk.said if isinstance(message, Reports)]) < 500
+
+    hold(test)
+
+
+def test_a_hung_worker_shows_where_before_it_is_killed(tmp_path: Path) -> None:
+    def stuck_in_here() -> None:
+        train.report({})
+        while True:
+            time.sleep(1000)
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(stuck_in_here))
+            pids = await desk.started(ranks=2)
+            await desk.expect_report(2)
+            os.kill(pids[0], signal.SIGSTOP)
+            stopped = await desk.stop(dump_stacks=True)
+            assert stopped.generation == 1
+            texts = {message.rank: message.text for message in desk.said if isinstance(message, Stacks)}
+            assert sorted(texts) == [0, 1]
+            assert all("in stuck_in_here" in text for text in texts.values())
+            await gone(*pids.values())
+            for rank in (0, 1):
+                await _stored_log(desk, rank, "in stuck_in_here")
+
+    hold(test)
+
+
+def test_everything_that_a_worker_started_goes_with_it(tmp_path: Path) -> None:
+    def function() -> None:
+        mine = os.fork()
+        if mine == 0:
+            signal.pause()
+        escaped = os.fork()
+        if escaped == 0:
+            os.setsid()
+            if os.fork() != 0:
+                os._exit(0)
+            print(f"escaped {os.getpid()}", flush=True)
+            signal.pause()
+        print(f"child {mine}", flush=True)
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            pids = await desk.started()
+            await desk.expect_line("child")
+            await desk.expect_line("escaped")
+            lines = [line.text.split() for logs in desk.logs for line in logs.lines]
+            others = {words[0]: int(words[1]) for words in lines}
+            os.kill(others["child"], 0)
+            os.kill(pids[0], signal.SIGKILL)
+            await desk.exited()
+            await gone(others["child"])
+            await desk.stop()
+            await gone(others["escaped"])
+
+    hold(test)
+
+
+def test_output_is_forwarded_and_kept(tmp_path: Path) -> None:
+    def function() -> None:
+        print("first")
+        os.write(2, b"from C\n")
+        os.system("echo from a child process")
+        print("progress 1%\rprogress 99%")
+        print("without an end", end="")
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            desk.start()
+            await desk.finished()
+            await desk.stop()
+            got = {(line.stream, line.text) for logs in desk.logs for line in logs.lines}
+            assert got == {
+                ("stdout", "first"),
+                ("stderr", "from C"),
+                ("stdout", "from a child process"),
+                ("stdout", "progress 99%"),
+                ("stdout", "without an end"),
+            }
+            text = await _stored_log(desk, 0, "without an end\n")
+            assert "progress 1%\rprogress 99%\n" in text
+
+    hold(test)
+
+
+def test_stop_is_idempotent_and_knows_no_strangers(tmp_path: Path) -> None:
+    def function() -> None:
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            await desk.stop(generation=17)
+            pids = await desk.started()
+            await desk.stop()
+            await desk.stop()
+            await gone(*pids.values())
+            desk.start(generation=2)
+            await desk.stop(generation=2)
+
+    hold(test)
+
+
+async def _stored_log(desk: Desk, rank: int, text: str) -> str:
+    """The rank's log in storage, once the agent was sent home politely."""
+    file = desk.storage / "logs" / "generation_000001" / f"rank_{rank}.log"
+    if desk.process.poll() is None:
+        desk.send(Shutdown())
+        await desk.agent_ended()
+    found = file.read_bytes().decode()
+    assert text in found
+    return found

@@ -1,0 +1,192 @@
+"""What the zygote imports, learns, refuses, and hands on to the workers that it forks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.desk import at_desk, gone, hold, job_of
+
+from holdfast import train
+from holdfast.wire.messages import Shutdown
+from holdfast.worker.job import Assignment
+
+_STARTS_A_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()
+"""
+
+
+def _module(directory: Path, name: str, text: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.py").write_text(text)
+
+
+@pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
+def test_a_function_that_cannot_be_opened_fails_on_every_rank(tmp_path: Path, fork: bool) -> None:
+    _module(tmp_path / "mine", "only_on_the_driver", "def function():\n    return 1\n")
+    sys.path.insert(0, str(tmp_path / "mine"))
+    try:
+        import only_on_the_driver  # type: ignore[import-not-found]
+
+        def function() -> Any:
+            return only_on_the_driver.function()
+
+        job = job_of(function)
+    finally:
+        sys.path.remove(str(tmp_path / "mine"))
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job, fork=fork)
+            await desk.started(ranks=2)
+            for rank in (0, 1):
+                exited = await desk.exited(rank)
+                assert exited.error_type == "ModuleNotFoundError"
+                assert "No module named 'only_on_the_driver': import it in the function, or install" in exited.cause
+                assert exited.traceback is not None and "Traceback" in exited.traceback
+
+    hold(test)
+
+
+def test_threads_started_at_import_mean_cold_workers_and_a_reason(tmp_path: Path) -> None:
+    _module(tmp_path / "mine", "starts_a_thread", _STARTS_A_THREAD)
+
+    def function() -> str:
+        return sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            prepared = await desk.prepare(
+                job_of(function), preload=["starts_a_thread"], sys_path=[str(tmp_path / "mine"), *sys.path]
+            )
+            assert prepared.cold_reason == "Importing starts_a_thread started 1 thread(s) (ticker)"
+            desk.start()
+            assert (await desk.finished()).value == "holdfast.worker.cold"
+            await desk.expect_line("Workers are started cold from now on: Importing starts_a_thread")
+
+    hold(test)
+
+
+def test_what_workers_import_is_there_for_the_next_generation(tmp_path: Path) -> None:
+    _module(tmp_path / "mine", "slow_to_import", "import os\nprint('imported by', os.getpid())\nMAKER = os.getpid()\n")
+    _module(tmp_path / "mine", "starts_a_thread", _STARTS_A_THREAD)
+
+    def function() -> None:
+        inherited = "slow_to_import" in sys.modules
+        import slow_to_import  # type: ignore[import-not-found]
+        import starts_a_thread  # type: ignore[import-not-found]  # noqa: F401
+
+        train.report({"inherited": inherited, "maker": slow_to_import.MAKER, "threads": threading.active_count()})
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function), sys_path=[str(tmp_path / "mine"), *sys.path])
+            await desk.started()
+            await desk.expect_report()
+            # The zygote prints when it has imported the module itself, which it does in its own time.
+            await desk.expect_line(f"imported by {desk.zygote()}")
+            await desk.stop()
+            await desk.started(generation=2)
+            await desk.expect_report(2)
+            first, second = (report.metrics for report in desk.reports)
+            assert first is not None and second is not None
+            assert not first["inherited"] and second["inherited"]
+            assert second["maker"] == desk.zygote()
+            assert second["threads"] == 2  # what starts threads was tried, and left out
+
+    hold(test)
+
+
+def test_workers_do_not_roll_the_same_dice(tmp_path: Path) -> None:
+    def function() -> None:
+        import numpy
+
+        train.report({"python": random.random(), "numpy": float(numpy.random.rand())})
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function), preload=["numpy"])
+            for generation in range(1, 4):
+                desk.start(generation)
+                await desk.finished()
+                await desk.stop(generation)
+            rolls = [report.metrics for report in desk.reports]
+            assert len({roll["python"] for roll in rolls if roll}) == 3
+            assert len({roll["numpy"] for roll in rolls if roll}) == 3
+
+    hold(test)
+
+
+def test_the_port_is_free_for_a_function_that_binds_it_itself(tmp_path: Path) -> None:
+    def function() -> int:
+        with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))) as server:
+            return int(server.getsockname()[1])
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function))
+            port = desk.master_port
+            desk.start(ranks=2)
+            value = (await desk.finished(0)).value
+            assert value == port
+
+    hold(test)
+
+
+class Listening:
+    """A framework that uses the bound socket, and says so when it is shut down."""
+
+    def setup(self, assignment: Assignment, master_listen_fd: int | None) -> None:
+        if master_listen_fd is not None:
+            with socket.socket(fileno=os.dup(master_listen_fd)) as listener:
+                print(f"rank {assignment.rank} listens on {listener.getsockname()[1]}")
+
+    def shutdown(self) -> None:
+        print("shut down")
+
+
+def test_a_framework_gets_the_socket_that_is_bound_already(tmp_path: Path) -> None:
+    def function() -> None:
+        if os.environ["RANK"] == "0":  # the others may come after it has gone
+            socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(function, framework=Listening()))
+            port = desk.master_port
+            desk.start(ranks=2)
+            await desk.expect_line(f"rank 0 listens on {port}")
+            await desk.finished(0)
+            await desk.finished(1)
+            await desk.expect_line("shut down")
+
+    hold(test)
+
+
+def test_a_module_that_crashes_the_zygote_ends_in_cold_workers(tmp_path: Path) -> None:
+    _module(tmp_path / "mine", "crashes", "import ctypes\nctypes.string_at(0)\n")
+
+    def function() -> int:
+        return 1
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            prepared = await desk.prepare(
+                job_of(function), preload=["crashes"], sys_path=[str(tmp_path / "mine"), *sys.path]
+            )
+            assert prepared.cold_reason is not None and "killed by SIGSEGV" in prepared.cold_reason
+            desk.start()
+            assert (await desk.finished()).value == 1
+            desk.send(Shutdown())
+            await gone(desk.process.pid)
+
+    hold(test)
