@@ -9,7 +9,6 @@ checked here before anyone joins its paths to a directory.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from holdfast.checkpoint.layout import is_sidecar
+from holdfast.core.floats import tag_floats, untag_floats
 from holdfast.core.parts import FileEntry
 from holdfast.errors import ConfigError, Damaged, InvalidURI, UnsupportedFormat
 from holdfast.storage.keys import check_key
@@ -65,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest's bytes as they lie in storage."""
-    plain = msgspec.structs.replace(manifest, metrics=_tagged(manifest.metrics))
+    plain = msgspec.structs.replace(manifest, metrics=tag_floats(manifest.metrics))
     body = msgspec.json.encode(plain)
     return body[:-1] + b',"self":"' + blake3(body).hexdigest().encode() + b'"}\n'
 
@@ -80,7 +80,7 @@ def decode(data: bytes, where: str) -> Manifest:
         _check_version(msgspec.json.decode(data, type=_Header).format, where)
         manifest = msgspec.json.decode(data, type=Manifest)
         _check_files(manifest.files)
-        return msgspec.structs.replace(manifest, metrics=_untagged(manifest.metrics))
+        return msgspec.structs.replace(manifest, metrics=untag_floats(manifest.metrics))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Damaged(f"{where}: the manifest does not follow the format ({error}).") from error
 
@@ -98,7 +98,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     """The metrics as a manifest can hold them, or a `ConfigError` that says what JSON has no word for."""
     plain = dict(metrics or {})
     try:
-        msgspec.json.encode(_tagged(plain))
+        msgspec.json.encode(tag_floats(plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"metrics must be numbers, strings, lists and dicts, so that any reader can read them: {error}."
@@ -134,32 +134,3 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
         if entry.size_bytes < 0 or not _HASH.match(entry.blake3):
             raise ValueError(f"size or hash of {entry.path!r}")
         seen.add(entry.path)
-
-
-def _tagged(value: Any) -> Any:
-    """JSON has no NaN or infinities: they travel as {"$float": "nan"}. A user's own dict with one such key
-    gets one more `$`, so that it comes back as it was."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(float(value))}
-    if isinstance(value, dict):
-        return {
-            ("$" + key if len(value) == 1 and isinstance(key, str) and key.startswith("$") else key): _tagged(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_tagged(item) for item in value]
-    return value
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        if len(value) == 1:
-            [(key, item)] = value.items()
-            if key == "$float":
-                return float(item)
-            if key.startswith("$$"):
-                return {key[1:]: _untagged(item)}
-        return {key: _untagged(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_untagged(item) for item in value]
-    return value

@@ -211,7 +211,14 @@ def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
 
 def _observers(request: TrainRequest, store: Store, history: History) -> list[Observer]:
     observers: list[Observer] = [
-        Terminal(sys.stderr, name=request.name, uri=store.uri, total_workers=request.max_workers, command=sys.argv),
+        Terminal(
+            sys.stderr,
+            name=request.name,
+            uri=store.uri,
+            total_workers=request.max_workers,
+            command=sys.argv,
+            prior=history.records,
+        ),
         ResultFiles(store, history.records, params=dict(request.params)),
     ]
     if request.callbacks:
