@@ -61,7 +61,7 @@ def test_an_exception_is_told_with_its_causes_and_without_our_frames(tmp_path: P
     def function() -> None:
         print("about to fail", file=sys.stderr)
         try:
-            os.environ["missing"]
+            os.environ["MISSING"]
         except KeyError as error:
             raise ValueError("the loss is NaN\nsecond line") from error
 
@@ -73,7 +73,7 @@ def test_an_exception_is_told_with_its_causes_and_without_our_frames(tmp_path: P
             assert exited.cause == "raised ValueError: the loss is NaN"
             assert (exited.error_type, exited.error) == ("ValueError", "the loss is NaN\nsecond line")
             assert exited.traceback is not None
-            assert "KeyError: 'missing'" in exited.traceback and "direct cause" in exited.traceback
+            assert "KeyError: 'MISSING'" in exited.traceback and "direct cause" in exited.traceback
             assert "bootstrap" not in exited.traceback
             assert exited.last_lines == ["about to fail"]
             await desk.stop()

@@ -12,7 +12,8 @@ import msgspec
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.erase import erase
-from holdfast.checkpoint.reservation import now_text
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.reservation import Reservation, now_text, read_reservation
 from holdfast.checkpoint.writer import describe, this_process
 from holdfast.errors import CheckpointError, NotCommitted, NotFound
 from holdfast.storage.store import Store
@@ -29,7 +30,22 @@ def remove(store: Store, name: str) -> None:
         )
     if is_pinned(store, name):
         raise CheckpointError(f"{store.uri}: {name} is pinned: `holdfast ckpt unpin` it before it is removed.")
+    owner = _taken_over(look.manifest) if look.manifest is not None else read_reservation(store, name)
+    if owner is not None:
+        # Should we die half-way, what is left is ours, so that `repair` need not wait for the writer's death.
+        mine = msgspec.structs.replace(owner, writer=this_process())
+        store.put(layout.key_of(name, layout.RESERVED), msgspec.json.encode(mine))
     erase(store, name)
+
+
+def _taken_over(manifest: Manifest) -> Reservation:
+    return Reservation(
+        token=manifest.token,
+        index=manifest.index,
+        epoch=manifest.epoch,
+        created_at=manifest.created_at,
+        writer=this_process(),
+    )
 
 
 def pin(store: Store, name: str) -> None:
