@@ -1,0 +1,102 @@
+"""Parts of checkpoints on their way through an agent: staged by workers, stored on request, gone when settled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+from tests.faults.desk import Desk, at_desk, gone, hold, job_of
+
+from holdfast import train
+from holdfast.core.parts import Draft
+from holdfast.wire.messages import Settled, Shutdown, Upload, Uploaded, UploadFailed
+
+DRAFT = Draft(name="checkpoint_000000", index=0, epoch=1, token="t")
+
+
+def _report_checkpoints() -> None:
+    rank = os.environ["RANK"]
+    for step in (1, 2):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"rank_{rank}.txt").write_text(f"step {step}")
+            train.report({"step": step}, checkpoint=train.Checkpoint(directory))
+    Path("artifact.txt").write_text("made on the way")
+    print("both reported")
+    signal.pause()
+
+
+def _upload(number: int, rank: int) -> Upload:
+    return Upload(generation=1, number=number, rank=rank, draft=DRAFT)
+
+
+def _staged(desk: Desk) -> list[str]:
+    return sorted(path.name for path in desk.cache.glob("agents/a1/staging/*/*"))
+
+
+def test_a_part_outlives_its_worker_and_goes_when_it_is_settled(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(_report_checkpoints))
+            pids = await desk.started(ranks=2)
+            await desk.expect_report(2)
+            os.kill(pids[0], signal.SIGKILL)
+            await desk.exited()
+            await desk.stop()
+            assert _staged(desk) == ["g1-r0-n1", "g1-r1-n1"]
+            for rank in (0, 1):
+                desk.send(_upload(1, rank))
+                stored = await desk.expect(Uploaded, rank=rank)
+                assert [entry.path for entry in stored.files] == [f"rank_{rank}.txt"]
+                assert stored.uploaded_bytes == len("step 1")
+            assert (desk.storage / DRAFT.name / "rank_1.txt").read_text() == "step 1"
+            desk.send(Settled(generation=1, number=1, name=DRAFT.name))
+            desk.send(Shutdown())
+            await desk.agent_ended()
+            assert desk.leftovers() == []
+
+    hold(test)
+
+
+def test_a_worker_waits_for_its_first_checkpoint_before_it_hands_over_a_second(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(_report_checkpoints), sync_artifacts=True)
+            await desk.started()
+            await desk.expect_report(1)
+            assert len(desk.reports) == 1
+            desk.send(Settled(generation=1, number=1, name=None))
+            await desk.expect_report(2)
+            await desk.expect_line("both reported")
+            desk.send(_upload(2, 0))
+            await desk.expect(Uploaded, number=2)
+            desk.send(Settled(generation=1, number=2, name=DRAFT.name))
+            await desk.stop()
+            desk.send(Shutdown())
+            await desk.agent_ended()
+            assert (desk.storage / "artifact.txt").read_text() == "made on the way"
+
+    hold(test)
+
+
+def test_a_part_that_nobody_gave_and_a_storage_that_refuses(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            desk.storage.parent.mkdir(parents=True)
+            desk.storage.write_text("a file where the run's directory should be")
+            await desk.prepare(job_of(_report_checkpoints))
+            pids = await desk.started()
+            await desk.expect_report(1)
+            desk.send(_upload(7, 0))
+            missing = await desk.expect(UploadFailed, number=7)
+            assert (missing.error_type, missing.retryable) == ("NotFound", False)
+            desk.send(_upload(1, 0))
+            refused = await desk.expect(UploadFailed, number=1)
+            assert not refused.retryable
+            assert str(desk.storage) in refused.error
+            os.kill(pids[0], 0)
+            await desk.stop()
+            await gone(*pids.values())
+
+    hold(test)

@@ -1,0 +1,30 @@
+"""Wait statuses in words."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from holdfast.agent.exits import ending_of, oom_kills
+
+
+def test_every_way_to_end() -> None:
+    assert ending_of(0).cause == "exited with code 0 before its function returned"
+    assert ending_of(3 << 8).cause == "exited with code 3"
+    assert ending_of(signal.SIGSEGV).cause == "killed by SIGSEGV"
+    assert ending_of(signal.SIGSEGV | 0x80).signal == signal.SIGSEGV  # with a core dump
+    assert ending_of(signal.SIGRTMIN + 3).cause == "killed by signal 37"
+
+
+def test_memory_is_blamed_for_sigkill_only() -> None:
+    assert ending_of(signal.SIGKILL, out_of_memory=True).cause == "killed by SIGKILL (out of memory)"
+    assert ending_of(signal.SIGTERM, out_of_memory=True).cause == "killed by SIGTERM"
+
+
+def test_an_ordinary_kill_does_not_count_as_out_of_memory() -> None:
+    before = oom_kills()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process.kill()
+    process.communicate()
+    assert oom_kills() == before

@@ -1,0 +1,139 @@
+"""Local mode: the worker runs in the test's own main thread, the agent in another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast import train
+from holdfast.agent.agent import Agent
+from holdfast.agent.inline import InlineSpawner
+from holdfast.wire.auth import make_token
+from holdfast.wire.channel import Channel, serve
+from holdfast.wire.messages import (
+    AgentHello,
+    AgentMessage,
+    Exited,
+    Finished,
+    Prepare,
+    Prepared,
+    Reports,
+    Shutdown,
+    Start,
+    Stop,
+)
+from holdfast.worker.job import Job
+
+
+def _run_locally(function: Callable[[], Any], tmp_path: Path, stop_at_report: bool = False) -> list[AgentMessage]:
+    """Everything that an embedded agent said while it ran `function` in this thread."""
+    said: list[AgentMessage] = []
+    calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
+    prepare = Prepare(
+        function=b"",
+        storage=str(tmp_path / "run"),
+        experiment="exp",
+        trial_id="t",
+        trial_dir=str(tmp_path / "run"),
+        work_dir=str(tmp_path / "work"),
+        sys_path=[],
+        environment={},
+    )
+
+    async def controller(channel: Channel[AgentMessage]) -> None:
+        while (message := await channel.recv()) is not None:
+            said.append(message)
+            if isinstance(message, AgentHello):
+                port = message.master_port
+                channel.send_nowait(prepare)
+            elif isinstance(message, Prepared):
+                channel.send_nowait(_start(port))
+            elif isinstance(message, Reports) and stop_at_report:
+                channel.send_nowait(Stop(generation=1))
+            elif isinstance(message, Finished | Exited) or type(message).__name__ == "Stopped":
+                channel.send_nowait(Shutdown())
+
+    async def run() -> None:
+        token = make_token()
+        server = await serve("127.0.0.1", 0, token, controller)
+        agent = Agent(
+            f"127.0.0.1:{server.port}",
+            token,
+            "inline",
+            1,
+            root=tmp_path / "cache",
+            make_spawner=lambda parent, _: InlineSpawner(parent, Job(function, None, False, None), calls.put),
+        )
+        try:
+            await asyncio.wait_for(agent.run(), 60)
+        finally:
+            await server.close()
+            calls.put(None)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    while (call := calls.get()) is not None:
+        call()
+    thread.join()
+    assert list((tmp_path / "cache" / "agents").iterdir()) == []
+    return said
+
+
+def _start(port: int) -> Start:
+    return Start(
+        generation=1,
+        ranks=[0],
+        world_size=1,
+        local_world_size=1,
+        node_rank=0,
+        node_count=1,
+        master_address="127.0.0.1",
+        master_port=port,
+        restart_count=0,
+        max_restarts=0,
+    )
+
+
+def test_it_runs_here_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    environment, directory = dict(os.environ), Path.cwd()
+    marks: list[Any] = []
+
+    def function() -> str:
+        train.report({"loss": 1.0})
+        marks.append((threading.current_thread() is threading.main_thread(), os.environ["RANK"], Path.cwd().name))
+        return "done"
+
+    said = _run_locally(function, tmp_path)
+    assert marks == [(True, "0", "work")]
+    assert [message.value for message in said if isinstance(message, Finished)] == ["done"]
+    assert [message.reports[0].metrics for message in said if isinstance(message, Reports)] == [{"loss": 1.0}]
+    assert (dict(os.environ), Path.cwd()) == (environment, directory)
+
+
+def test_an_error_is_told_like_any_worker_s(tmp_path: Path) -> None:
+    def function() -> None:
+        raise RuntimeError("no")
+
+    (exited,) = [message for message in _run_locally(function, tmp_path) if isinstance(message, Exited)]
+    assert exited.cause == "raised RuntimeError: no"
+
+
+def test_stop_cuts_its_line_and_the_next_report_raises(tmp_path: Path) -> None:
+    raised: list[str] = []
+
+    def function() -> None:
+        try:
+            while True:
+                train.report({})
+        except Exception as error:
+            raised.append(type(error).__name__)
+            raise
+
+    said = _run_locally(function, tmp_path, stop_at_report=True)
+    assert raised == ["WireError"]
+    assert not [message for message in said if isinstance(message, Exited | Finished)]

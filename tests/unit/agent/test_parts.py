@@ -1,0 +1,86 @@
+"""Parts that are settled, unreported or abandoned, with the real upload into a real directory."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast.agent.parts import Parts
+from holdfast.core.parts import Draft
+from holdfast.errors import OutOfSpace, Unavailable
+from holdfast.storage.posix import PosixStore
+from holdfast.wire.messages import Report, Upload, Uploaded, UploadFailed, WorkerReport
+
+DRAFT = Draft(name="checkpoint_000000", index=0, epoch=1, token="t")
+ORDER = Upload(generation=1, number=1, rank=0, draft=DRAFT)
+
+
+def _part(staging: Path, number: int = 1) -> WorkerReport:
+    directory = staging / f"n{number}"
+    directory.mkdir(parents=True)
+    (directory / "model.pt").write_bytes(b"weights")
+    return WorkerReport(report=Report(number=number, at=0.0, checkpoint=True), staged=str(directory))
+
+
+def test_only_settled_and_unreported_parts_are_removed(tmp_path: Path) -> None:
+    executor = ThreadPoolExecutor(2)
+    parts = Parts(executor)
+    parts.take(1, 0, _part(tmp_path, 1))
+    parts.take(1, 0, _part(tmp_path, 2))
+    _part(tmp_path, 3)  # its worker was killed before it could report it
+    parts.remove_unreported(tmp_path)
+    parts.settle(1, 1)
+    parts.settle(9, 2)
+    executor.shutdown()
+    assert [path.name for path in tmp_path.iterdir()] == ["n2"]
+
+
+def test_an_upload_can_be_repeated_until_it_is_settled(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "run")
+
+    async def test() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            parts = Parts(executor)
+            parts.take(1, 0, _part(tmp_path / "staging"))
+            first = await parts.upload(ORDER, lambda: store, 2)
+            second = await parts.upload(ORDER, lambda: store, 2)
+            assert isinstance(first, Uploaded) and isinstance(second, Uploaded)
+            assert first.files == second.files
+            parts.settle(1, 1)
+            assert isinstance(await parts.upload(ORDER, lambda: store, 2), UploadFailed)
+
+    asyncio.run(test())
+
+
+def test_files_that_are_in_storage_already_are_only_looked_at(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "run")
+    store.put("mine/model.pt", b"weights")
+
+    async def test() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            parts = Parts(executor)
+            report = Report(number=1, at=0.0, checkpoint=True)
+            parts.take(1, 0, WorkerReport(report=report, existing="mine"))
+            answer = await parts.upload(ORDER, lambda: store, 2)
+            assert isinstance(answer, Uploaded)
+            assert [(entry.path, entry.size_bytes) for entry in answer.files] == [("model.pt", 7)]
+
+    asyncio.run(test())
+
+
+def test_what_may_work_later_is_said_to_be_retryable(tmp_path: Path) -> None:
+    async def test() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            parts = Parts(executor)
+            parts.take(1, 0, _part(tmp_path))
+            for error, retryable in ((Unavailable("busy"), True), (OutOfSpace("full"), True), (OSError("odd"), False)):
+
+                def refuse(error: Exception = error) -> PosixStore:
+                    raise error
+
+                answer = await parts.upload(ORDER, refuse, 1)
+                assert isinstance(answer, UploadFailed)
+                assert (answer.error_type, answer.retryable) == (type(error).__name__, retryable)
+
+    asyncio.run(test())
