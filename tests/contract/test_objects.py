@@ -32,6 +32,7 @@ class TestMoto(StoreContract):
 
 class TestRclone(StoreContract):
     supports_exclusive = False
+    processes_find_it = True
     model_examples = 5
 
     @pytest.fixture

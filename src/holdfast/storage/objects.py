@@ -13,10 +13,12 @@ rule that aborts unfinished uploads.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,8 @@ from holdfast.storage.files import landing, write_all
 from holdfast.storage.hashing import new_hasher
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.objects_client import connect
-from holdfast.storage.objects_failures import RAISED, translate
-from holdfast.storage.objects_transfer import Sent, part_bytes, put_parts, ranges
+from holdfast.storage.objects_failures import RAISED, NoBucket, translate
+from holdfast.storage.objects_transfer import Sent, part_bytes_for, put_parts, ranges
 from holdfast.storage.objects_uri import Location, parse
 from holdfast.storage.store import Digest, Entry, OnBytes
 
@@ -38,7 +40,8 @@ __all__ = ["ObjectStore", "open_objects"]
 _MIB = 1024 * 1024
 _STREAM_BYTES = 4 * _MIB
 _RANGED_FROM_BYTES = 64 * _MIB
-_COPY_LIMIT_BYTES = 5 * 1024**3  # S3 copies no more than this in one request
+_COPY_LIMIT_BYTES = 5 * 1024**3
+_BEYOND_END = re.compile(r"status code: 416|Wanted range starting at")
 
 
 @dataclass(slots=True)
@@ -114,7 +117,7 @@ class ObjectStore:
                 return bytes(obstore.get_range(self._shared.verbs, self._path(key), start=start, length=length))
             except RAISED as error:
                 text = str(error)
-                if "416" in text and "Range" in text:
+                if _BEYOND_END.search(text):
                     return b""
                 if "non-partial" not in text:
                     raise
@@ -156,28 +159,26 @@ class ObjectStore:
 
     def copy(self, source: str, target: str) -> None:
         origin, path = self._path(source), self._path(target)
-        if self._shared.location.kind == "s3" and (size_bytes := self.size(source)) > _COPY_LIMIT_BYTES:
-            self._copy_through(source, target, size_bytes)
-            return
+        if source == target or self._shared.location.kind == "s3":
+            # S3 copies no object onto itself, and none that is larger than this.
+            size_bytes = self.size(source)
+            if source == target:
+                return
+            if size_bytes > _COPY_LIMIT_BYTES:
+                self._copy_through(source, target)
+                return
         with self._translated(source):
             obstore.copy(self._shared.bulk, origin, path)
 
     def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
-        path = self._path(key)
-        expected_bytes = source.stat().st_size
-        sent = Sent(source, part_bytes(expected_bytes), on_bytes)
-        try:
-            first = next(sent, b"")
+        path, sent = self._path(key), Sent(source, on_bytes)
+        parts = iter(sent)
+        first = next(parts, memoryview(b""))
+        if len(first) < sent.part_bytes:
             with self._translated(key):
-                if len(first) < part_bytes(expected_bytes):
-                    obstore.put(self._shared.bulk, path, first, use_multipart=False)
-                    return sent.digest()
-                put_parts(self._shared.bulk, path, sent.after(first), expected_bytes)
-        except StorageError:
-            # What went wrong on this side comes back through obstore as if the server had said it.
-            if sent.failure is not None:
-                raise sent.failure from None
-            raise
+                obstore.put(self._shared.bulk, path, first, use_multipart=False)
+            return sent.digest()
+        self._send(key, chain([first], parts), sent.part_bytes)
         digest = sent.digest()
         if self.size(key) != digest.size_bytes:
             raise Unavailable(f"{self._show(key)} was stored with another size than was sent: send it again.")
@@ -246,8 +247,7 @@ class ObjectStore:
         return False
 
     def _refuse_existing(self, key: str) -> None:
-        with suppress(NotFound):
-            self.size(key)
+        if self._holds(key):
             raise AlreadyExists(f"{self._show(key)} exists already: choose another name.")
 
     def _cut(self, key: str, start: int, length: int) -> bytes:
@@ -265,9 +265,17 @@ class ObjectStore:
         try:
             with self._translated(key):
                 obstore.delete(self._shared.verbs, path)
-        except NotFound as error:
-            if "does not exist: create it" in str(error):
+        except (AccessDenied, Unavailable):
+            raise
+        except StorageError as error:
+            if isinstance(error, NoBucket) or self._holds(key):
                 raise
+
+    def _holds(self, key: str) -> bool:
+        with suppress(NotFound):
+            self.size(key)
+            return True
+        return False
 
     def _incoming(self, key: str, answer: Any) -> Iterator[Any]:
         """The blocks of an object, in order: from the answer itself, or as several ranges at a time."""
@@ -278,11 +286,30 @@ class ObjectStore:
             else:
                 yield from answer.stream(min_chunk_size=_STREAM_BYTES)
 
-    def _copy_through(self, source: str, target: str, size_bytes: int) -> None:
+    def _copy_through(self, source: str, target: str) -> None:
         """Copy what the server will not, by way of this process."""
         with self._translated(source):
-            stream = obstore.get(self._shared.bulk, self._path(source)).stream(min_chunk_size=_STREAM_BYTES)
-            put_parts(self._shared.bulk, self._path(target), iter(stream), size_bytes)
+            answer = obstore.get(self._shared.bulk, self._path(source))
+        self._send(target, self._incoming(source, answer), part_bytes_for(answer.meta["size"]))
+
+    def _send(self, key: str, blocks: Iterable[Any], part_bytes: int) -> None:
+        """Send an object in parts. What goes wrong in making them is raised as it is: it is not the server's doing."""
+        failure: BaseException | None = None
+
+        def made() -> Iterator[Any]:
+            nonlocal failure
+            try:
+                yield from blocks
+            except BaseException as error:
+                failure = error
+                raise
+
+        try:
+            put_parts(self._shared.bulk, self._path(key), made(), part_bytes)
+        except RAISED as error:
+            if failure is not None:
+                raise failure from None
+            raise translate(error, self._shared.location, self._show(key)) from None
 
 
 def _without_markers(found: list[Entry], prefix: str) -> Iterator[Entry]:

@@ -23,7 +23,7 @@ from obstore.exceptions import (
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, OutOfSpace, StorageError, Unavailable
 from holdfast.storage.objects_uri import Location
 
-__all__ = ["RAISED", "translate"]
+__all__ = ["RAISED", "NoBucket", "translate"]
 
 RAISED = (BaseError, FileNotFoundError, PermissionError, NotImplementedError, ValueError)
 """What obstore raises: some of its errors are Python's own."""
@@ -46,6 +46,10 @@ _LATER = re.compile(
 )
 
 
+class NoBucket(NotFound):
+    """Not just the key: the whole bucket is not there."""
+
+
 def translate(error: BaseException, location: Location, what: str) -> StorageError:
     """The storage error that says what happened to `what`, a URI, and the way out."""
     text = str(error).partition("\n\nDebug source")[0]
@@ -56,7 +60,7 @@ def translate(error: BaseException, location: Location, what: str) -> StorageErr
     if isinstance(error, AlreadyExistsError | PreconditionError) or status == 412:
         return AlreadyExists(f"{what} exists already: choose another name.")
     if _NO_BUCKET.search(text):
-        return NotFound(
+        return NoBucket(
             f"The {_bucket_word(location)} {location.bucket} of {what} does not exist: create it, or check the name."
         )
     if isinstance(error, NotFoundError | FileNotFoundError) or status == 404:

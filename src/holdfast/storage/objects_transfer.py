@@ -7,9 +7,11 @@ is faster: a cloud gives more to many connections, while some servers of one's o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Semaphore
 from typing import Any
 
 import obstore
@@ -17,7 +19,7 @@ import obstore
 from holdfast.storage.hashing import blocks, new_hasher
 from holdfast.storage.store import Digest, OnBytes
 
-__all__ = ["Sent", "part_bytes", "put_parts", "ranges"]
+__all__ = ["Sent", "part_bytes_for", "put_parts", "ranges"]
 
 _MIB = 1024 * 1024
 _PART_BYTES = 8 * _MIB
@@ -26,54 +28,82 @@ _CONCURRENT_PARTS = 4
 _CONCURRENT_RANGES = 8
 
 
-class Sent(Iterator[Any]):
-    """The blocks of a local file on their way out: hashed, counted, and the failure kept that stopped them."""
+class Sent:
+    """A local file on its way out: its blocks, hashed and counted as they are read."""
 
-    def __init__(self, source: Path, block_bytes: int, on_bytes: OnBytes | None) -> None:
+    def __init__(self, source: Path, on_bytes: OnBytes | None) -> None:
         self._hasher = new_hasher()
-        self._blocks = blocks(source, self._hasher, on_bytes, block_bytes)
-        self._held: Any = None
         self._size_bytes = 0
-        self.failure: BaseException | None = None
+        self.part_bytes = part_bytes_for(source.stat().st_size)
+        self._blocks = blocks(source, self._hasher, on_bytes, self.part_bytes)
 
-    def __next__(self) -> Any:
-        if self._held is not None:
-            held, self._held = self._held, None
-            return held
-        try:
-            block = next(self._blocks)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self.failure = error
-            raise
-        self._size_bytes += len(block)
-        return block
-
-    def after(self, first: Any) -> Sent:
-        """This iterator with a block put back before the rest."""
-        self._held = first
-        return self
+    def __iter__(self) -> Iterator[memoryview]:
+        for block in self._blocks:
+            self._size_bytes += len(block)
+            yield block
 
     def digest(self) -> Digest:
+        """Of all that was read so far."""
         return Digest(self._size_bytes, self._hasher.hexdigest())
 
 
-def part_bytes(size_bytes: int) -> int:
-    """The size of parts: whole MiB, and not too many of them."""
-    return max(_PART_BYTES, -(-size_bytes // _MAX_PARTS // _MIB) * _MIB)
+def put_parts(client: Any, path: str, blocks: Iterable[Any], part_bytes: int = _PART_BYTES) -> None:
+    """Send an object in parts, several at a time; it appears when the last of them is there.
+
+    The blocks are made in the caller's thread and sent by another: obstore would run the caller's code inside its own
+    event loop, where nothing else of obstore's may be called, and no signal is seen.
+    """
+    parts = _Belt()
+    with ThreadPoolExecutor(1, thread_name_prefix="holdfast-send") as pool:
+        sending = pool.submit(_send, client, path, parts, part_bytes)
+        try:
+            for block in blocks:
+                if not parts.lay(block):
+                    break
+            parts.end()
+        except BaseException as error:
+            parts.end(error)
+            wait([sending])
+            raise
+        sending.result()
 
 
-def put_parts(client: Any, path: str, parts: Iterator[Any], size_bytes: int) -> None:
-    """Send an object in parts, several at a time; it appears when the last of them is there."""
-    obstore.put(
-        client,
-        path,
-        parts,
-        use_multipart=True,
-        chunk_size=part_bytes(size_bytes),
-        max_concurrency=_CONCURRENT_PARTS,
-    )
+def _send(client: Any, path: str, parts: _Belt, part_bytes: int) -> None:
+    try:
+        obstore.put(client, path, parts, use_multipart=True, chunk_size=part_bytes, max_concurrency=_CONCURRENT_PARTS)
+    finally:
+        parts.stop()
+
+
+class _Belt(Iterator[Any]):
+    """Hands blocks from one thread to another, a few at a time."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._room = Semaphore(2)
+        self._stopped = False
+
+    def lay(self, block: Any) -> bool:
+        """Hand a block over; False when nobody takes any more."""
+        self._room.acquire()
+        self._queue.put(block)
+        return not self._stopped
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more blocks; with an error, what was taken is not to be kept."""
+        self._queue.put(StopIteration() if error is None else error)
+
+    def stop(self) -> None:
+        """Let nobody wait for room any more."""
+        self._stopped = True
+        self._room.release()
+
+    def __next__(self) -> Any:
+        block = self._queue.get()
+        if isinstance(block, BaseException):
+            raise block
+        self._room.release()
+        return block
 
 
 def ranges(client: Any, path: str, size_bytes: int, tag: str | None) -> Iterator[Any]:
@@ -95,3 +125,8 @@ def ranges(client: Any, path: str, size_bytes: int, tag: str | None) -> Iterator
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def part_bytes_for(size_bytes: int) -> int:
+    """The size of parts: whole MiB, and not too many of them."""
+    return max(_PART_BYTES, -(-size_bytes // _MAX_PARTS // _MIB) * _MIB)
