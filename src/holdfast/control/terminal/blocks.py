@@ -132,7 +132,8 @@ def summary_line(name: str, uri: str, status: str, tally: Tally) -> str:
 
 def resume_command(command: Sequence[str]) -> str | None:
     """What to type to continue; None where the program was not started by a command that can be repeated."""
-    if not command or command[0] in ("", "-c", "-m") or "ipykernel" in command[0]:
+    bare = len(command) == 1 and not command[0].endswith(".py")
+    if not command or bare or any("ipykernel" in word for word in command):
         return None
     return shlex.join(["python", *command] if command[0].endswith(".py") else command)
 

@@ -81,7 +81,7 @@ class Terminal:
             elif not self._quiet:
                 self._pace.report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
             self._show(self._pace.due())
-        if not isinstance(record, r.Reported):
+        if not self._json or not isinstance(record, r.Reported):
             self._outlet.drain()
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
@@ -129,9 +129,7 @@ class Terminal:
                 self._outlet.line(self._outlet.style(text, f"{_BOLD};{_RED}"))
             case r.RanksLagging():
                 who = name_ranks(record.ranks)
-                self._warn(
-                    f"a checkpoint waits for {who} to call report() as often as the others (call {record.number})"
-                )
+                self._warn(f"a checkpoint waits for {who}, which called report() fewer than {record.number} times")
             case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
                 self._take_end(record)
 
