@@ -47,7 +47,7 @@ _SYNC_EVERY_S = 30.0
 _PAUSE_BACKLOG_BYTES = 32 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
-MakeSpawner = Callable[[Parent, Path], Spawner]
+_MakeSpawner = Callable[[Parent, Path], Spawner]
 
 
 class Agent:
@@ -62,7 +62,7 @@ class Agent:
         *,
         tls_fingerprint: str | None = None,
         root: Path | None = None,
-        make_spawner: MakeSpawner | None = None,
+        make_spawner: _MakeSpawner | None = None,
         adopts_orphans: bool = False,
     ) -> None:
         self._connect_to = connect_to

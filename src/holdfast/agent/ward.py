@@ -29,13 +29,13 @@ _DUMP_START_S = 1.0
 _DUMP_QUIET_S = 0.03
 _decoder: Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
 
-OnMessage = Callable[["Ward", WorkerMessage], None]
+_OnMessage = Callable[["Ward", WorkerMessage], None]
 
 
 class Ward:
     """The agent's end of one worker. `wires` are the worker's ends, to be handed over."""
 
-    def __init__(self, generation: int, rank: int, log: RankLog, listen_fd: int | None, on_message: OnMessage) -> None:
+    def __init__(self, generation: int, rank: int, log: RankLog, listen_fd: int | None, on_message: _OnMessage) -> None:
         self.generation = generation
         self.rank = rank
         self.log = log

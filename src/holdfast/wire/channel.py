@@ -32,7 +32,7 @@ _READ_BYTES = 256 * 1024
 _DRAIN_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
-In = TypeVar("In")
+_In = TypeVar("_In")
 _agent_messages: Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)
 _controller_messages: Decoder[ControllerMessage] = msgspec.msgpack.Decoder(ControllerMessage)
 _client_handshake: Decoder[auth.Proof] = msgspec.msgpack.Decoder(auth.Proof)
@@ -41,11 +41,11 @@ _server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Refused] = msgs
 )
 
 
-class Channel(Generic[In]):
+class Channel(Generic[_In]):
     """Messages of type `In` come out; anything goes in. Used from one event loop, read by one task."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[In], limit_bytes: int
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[_In], limit_bytes: int
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -89,7 +89,7 @@ class Channel(Generic[In]):
         """What was queued and the kernel has not taken yet: how far the peer lags."""
         return sum(map(len, self._unsent)) + self._writer.transport.get_write_buffer_size()
 
-    async def recv(self) -> In | None:
+    async def recv(self) -> _In | None:
         """The next message, or None when the connection is over: closed, cut, or given up for nonsense."""
         while not self._bodies:
             if not await self._fill():
@@ -151,13 +151,13 @@ class Channel(Generic[In]):
         self._splitter.limit_bytes = limit_bytes
 
 
-OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
+_OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 
 
 class Server:
     """The controller's door: accepts agents until closed."""
 
-    def __init__(self, token: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
+    def __init__(self, token: str, on_agent: _OnAgent, tls: Identity | None, limit_bytes: int) -> None:
         self._token = token
         self._on_agent = on_agent
         self._fingerprint = tls.fingerprint if tls else ""
@@ -221,7 +221,7 @@ async def serve(
     host: str,
     port: int,
     token: str,
-    on_agent: OnAgent,
+    on_agent: _OnAgent,
     tls: Identity | None = None,
     limit_bytes: int = MAX_FRAME_BYTES,
 ) -> Server:

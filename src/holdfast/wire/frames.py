@@ -26,13 +26,13 @@ _RECEIVE_BYTES = 256 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 
-M_co = TypeVar("M_co", covariant=True)
+_M_co = TypeVar("_M_co", covariant=True)
 
 
-class Decoder(Protocol[M_co]):
+class Decoder(Protocol[_M_co]):
     """What turns a frame's body into a message: a `msgspec.msgpack.Decoder` of the expected union."""
 
-    def decode(self, buf: Any, /) -> M_co: ...
+    def decode(self, buf: Any, /) -> _M_co: ...
 
 
 def encode(message: Any) -> bytes:
@@ -88,7 +88,7 @@ def send(connection: socket.socket, message: Any) -> None:
     connection.sendall(encode(message))
 
 
-def receive(connection: socket.socket, decoder: Decoder[M_co]) -> M_co | None:
+def receive(connection: socket.socket, decoder: Decoder[_M_co]) -> _M_co | None:
     """Read one message from a blocking socket; None where the peer closed it between two messages."""
     header = _read(connection, HEADER_BYTES)
     if not header:

@@ -15,7 +15,14 @@ from pathlib import Path
 
 from holdfast.worker.job import Assignment
 
-__all__ = ["enter_work_dir", "find_openblas", "refresh_randomness", "set_environment", "set_thread_counts"]
+__all__ = [
+    "SetThreads",
+    "enter_work_dir",
+    "find_openblas",
+    "refresh_randomness",
+    "set_environment",
+    "set_thread_counts",
+]
 
 _OPENBLAS_SETTERS = (
     "scipy_openblas_set_num_threads64_",
