@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.control.terminal.terminal import Terminal
 from holdfast.core import records as r
+from holdfast.core.accounting import account
 from holdfast.wire.messages import LogLine
 
 __all__ = ["Screen"]
@@ -19,6 +20,7 @@ class Screen:
     def __init__(self, **options: Any) -> None:
         self.stream = io.StringIO()
         self.now = 1000.0
+        self._fed: list[r.Record] = []
         settings: dict[str, Any] = {"name": "finetune", "uri": "/store/finetune", "total_workers": 2}
         settings |= {"command": ["train.py", "--lr", "0.1"], "clock": lambda: self.now}
         self.terminal = Terminal(self.stream, **(settings | options))
@@ -26,6 +28,7 @@ class Screen:
     def feed(self, records: Iterable[r.Record], gap_s: float = 2.0) -> str:
         """One record every `gap_s`; what that printed."""
         for record in records:
+            self._fed.append(record)
             self.now += gap_s
             self.terminal.record(record)
         return self.seen()
@@ -38,6 +41,12 @@ class Screen:
         self.now += after_s
         self.terminal.flush(final)
         return self.seen()
+
+    def goodput(self) -> str:
+        """As the accounts of what was fed have it."""
+        goodput = account(self._fed).goodput
+        assert goodput is not None
+        return f"{100 * goodput:.1f} %"
 
     def seen(self) -> str:
         text = self.stream.getvalue()

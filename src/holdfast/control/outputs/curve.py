@@ -43,8 +43,9 @@ class Curve:
         return len(self._iterations)
 
     @property
-    def last_iteration(self) -> int:
-        return self._iterations[-1] if self._iterations else 0
+    def total_s(self) -> float:
+        """Time spent on training that was kept."""
+        return self._totals_s[-1] if self._totals_s else 0.0
 
     def take(self, record: Record) -> Row | None:
         """The row that a report makes; None for every other record. A rollback makes the curve shorter."""
@@ -62,7 +63,7 @@ class Curve:
     def _report(self, record: Reported) -> Row:
         # Reports carry the worker's clock, generations the controller's: a little skew must not give negative times.
         this_s = max(0.0, record.at - self._since) if self._since is not None else 0.0
-        total_s = (self._totals_s[-1] if self._totals_s else 0.0) + this_s
+        total_s = self.total_s + this_s
         self._since, self._started = record.at, True
         self._iterations.append(record.iteration)
         self._totals_s.append(total_s)

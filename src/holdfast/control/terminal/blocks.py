@@ -114,8 +114,8 @@ def summary(name: str, uri: str, status: str, tally: Tally, *, width: int, fine:
         ("checkpoint", path if fits or tally.newest is None else tally.newest),
         ("recoveries", _recoveries(tally)),
         ("goodput", _goodput(tally)),
-        ("wall time", brief_time(tally.wall_s)),
-        ("stall", brief_time(tally.stall_s)),
+        ("wall time", brief_time(tally.account.wall_s)),
+        ("stall", brief_time(tally.account.stall_s)),
     ]
     text = box(f"Run {printable(name)}", rows, fine=fine)
     return text if fits else f"{text}\nCheckpoint: {path}"
@@ -124,9 +124,10 @@ def summary(name: str, uri: str, status: str, tally: Tally, *, width: int, fine:
 def summary_line(name: str, uri: str, status: str, tally: Tally) -> str:
     """The same in one line, for those who want quiet."""
     where = f"checkpoint at {place(uri, tally.newest)}" if tally.newest else "no checkpoint"
+    took = brief_time(tally.account.wall_s)
     return (
-        f"Run {printable(name)} {status} after {count(tally.iteration, 'iteration')} in {brief_time(tally.wall_s)}: "
-        f"{where}, {count(tally.recoveries, 'recovery')}, goodput {_goodput(tally)}"
+        f"Run {printable(name)} {status} after {count(tally.iteration, 'iteration')} in {took}: "
+        f"{where}, {count(len(tally.account.recoveries), 'recovery')}, goodput {_goodput(tally)}"
     )
 
 
@@ -139,11 +140,14 @@ def resume_command(command: Sequence[str]) -> str | None:
 
 
 def _recoveries(tally: Tally) -> str:
-    return f"{tally.recoveries} ({brief_time(tally.recovery_s)} in all)" if tally.recoveries else "0"
+    recoveries = tally.account.recoveries
+    took_s = sum(one.elapsed_s for one in recoveries)
+    return f"{len(recoveries)} ({brief_time(took_s)} in all)" if recoveries else "0"
 
 
 def _goodput(tally: Tally) -> str:
-    return "unknown" if tally.goodput is None else f"{100 * tally.goodput:.1f} %"
+    goodput = tally.account.goodput
+    return "unknown" if goodput is None else f"{100 * goodput:.1f} %"
 
 
 def _who(failure: WorkerFailure, hosts: Mapping[int, str], first: str = "Rank") -> str:
