@@ -24,6 +24,7 @@ from holdfast.storage.store import OnBytes, Store
 __all__ = ["Report", "repair", "verify"]
 
 _DAY_S = 24 * 3600.0
+_TORN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,9 @@ def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s:
         return False  # it was committed, or removed, since the report
     owner = found.reservation
     if owner is None:
-        if _file_age_s(store, found) < older_than_s:
+        # Torn as it was made, on a filesystem without links. Making one takes no minute, and a writer that is merely
+        # that slow finds its reservation gone before it commits.
+        if _file_age_s(store, found) < min(older_than_s, _TORN_S):
             return False
         erase(store, found.name)
         return True

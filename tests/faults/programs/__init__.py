@@ -1,0 +1,1 @@
+"""Programs that the training tests run and kill, and what watches over them."""

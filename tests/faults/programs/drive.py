@@ -1,0 +1,58 @@
+"""A driver to be killed: `python -m tests.faults.programs.drive JSON` calls `fit()` on a function of `jobs`.
+
+Its standard output is one line of JSON for each record of the run (HOLDFAST_JSON) and a last one for what `fit()` came
+to; `driver` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from tests.faults.programs import jobs
+
+from holdfast import train
+from holdfast.errors import HoldfastError
+
+__all__ = ["main", "trainer"]
+
+
+def trainer(
+    *,
+    storage: str,
+    name: str = "run",
+    job: str = "steps",
+    config: dict[str, Any],
+    workers: int = 2,
+    failure: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
+) -> train.DataParallelTrainer:
+    """The trainer that these options mean; tests in one process use it as well."""
+    return train.DataParallelTrainer(
+        getattr(jobs, job),
+        train_loop_config=config,
+        scaling_config=train.ScalingConfig(num_workers=workers),
+        run_config=train.RunConfig(
+            name=name, storage_path=storage, failure_config=train.FailureConfig(**(failure or {})), **(run or {})
+        ),
+    )
+
+
+def main() -> int:
+    code, told = 0, {}
+    try:
+        result = trainer(**json.loads(sys.argv[1])).fit()
+        told = {"kind": "Returned", "value": result.return_value, "metrics": result.metrics}
+    except KeyboardInterrupt:
+        code, told = 130, {"kind": "Raised", "type": "KeyboardInterrupt", "text": ""}
+    except HoldfastError as error:
+        failures = {rank: repr(one) for rank, one in getattr(error, "worker_failures", {}).items()}
+        code = 1
+        told = {"kind": "Raised", "type": type(error).__name__, "text": str(error), "failures": failures}
+    print(json.dumps(told), flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""A driver in a process of its own, and everything that it has said so far."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.faults.programs import kin
+
+__all__ = ["Driver", "Told"]
+
+Told = dict[str, Any]
+"""One line of a driver's output: a record of the run, output of a worker, or how it ended."""
+
+_REPOSITORY = Path(__file__).resolve().parents[3]
+_DEADLINE_S = 60.0
+
+
+class Driver:
+    """`python -m tests.faults.programs.drive`. `expect` waits for a line; nothing is polled."""
+
+    def __init__(self, options: Mapping[str, Any], errors: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._errors = errors
+        self.told: list[Told] = []
+        self._news = threading.Condition()
+        self._over = False
+        with errors.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.programs.drive", json.dumps(options)],
+                cwd=_REPOSITORY,
+                env={**os.environ, "HOLDFAST_JSON": "1", **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=file,
+            )
+        self._reader = threading.Thread(target=self._read, name="driver-output")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to standard error so far."""
+        return self._errors.read_text()
+
+    def agents(self) -> list[int]:
+        return [pid for pid in kin.children(self.pid) if "holdfast.agent" in kin.command_of(pid)]
+
+    def zygotes(self) -> list[int]:
+        return [pid for agent in self.agents() for pid in kin.children(agent)]
+
+    def workers(self) -> list[int]:
+        return [pid for zygote in self.zygotes() for pid in kin.children(zygote)]
+
+    def expect(self, kind: str, *, after: int = 0, **fields: Any) -> Told:
+        """The first line of this kind, from the `after`-th on, with these fields; waits for it."""
+
+        def fits(line: Told) -> bool:
+            return line.get("kind") == kind and all(line.get(key) == value for key, value in fields.items())
+
+        return self._find(fits, after, f"{kind} {fields}")
+
+    def expect_step(self, step: int, generation: int | None = None) -> Told:
+        """The report of this step (see `jobs.steps`)."""
+
+        def fits(line: Told) -> bool:
+            same = generation is None or line.get("generation") == generation
+            return line.get("kind") == "Reported" and line["metrics"]["step"] == step and same
+
+        return self._find(fits, 0, f"a report of step {step}")
+
+    def all(self, kind: str) -> list[Told]:
+        return [line for line in self.told if line.get("kind") == kind]
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> int:
+        """Its exit code, waited for, with all of its output read."""
+        code = self.process.wait(_DEADLINE_S)
+        self._reader.join(_DEADLINE_S)
+        assert not self._reader.is_alive(), "somebody else still holds the driver's output"
+        return code
+
+    def value(self) -> Any:
+        """What `fit()` returned; fails if it raised."""
+        code = self.end()
+        assert code == 0, (code, self.told[-1:], self.errors)
+        return self.told[-1]["value"]
+
+    def raised(self) -> Told:
+        assert self.end() != 0, self.told[-1]
+        assert self.told[-1]["kind"] == "Raised", self.errors
+        return self.told[-1]
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(_DEADLINE_S)
+
+    def _find(self, fits: Callable[[Told], bool], after: int, what: str) -> Told:
+        def found() -> Told | None:
+            return next((line for line in self.told[after:] if fits(line)), None)
+
+        with self._news:
+            self._news.wait_for(lambda: self._over or found() is not None, _DEADLINE_S)
+            line = found()
+        assert line is not None, f"{what} never came; {self.told[-3:]}\n{self.errors}"
+        return line
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._news:
+                    self.told.append(json.loads(line))
+                    self._news.notify_all()
+        with self._news:
+            self._over = True
+            self._news.notify_all()

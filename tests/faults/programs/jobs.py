@@ -1,0 +1,190 @@
+"""Training functions for the fault tests: exact arithmetic on every rank, and faults at the places that a test names.
+
+`steps` is a stand-in for training: each rank folds one sample a step into a number, so that a sample that was lost,
+seen twice or taken in another order shows in everything that follows. `undisturbed` says what must come out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from holdfast import train
+
+__all__ = ["State", "announce", "fail", "steps", "undisturbed"]
+
+State = dict[str, int]
+
+
+def steps(config: dict[str, Any]) -> State:
+    """Train for `config["steps"]` steps, a checkpoint of all ranks after every `config["every"]`.
+
+    `config["faults"]` maps "generation:rank:step" (generation may be *) to what goes wrong before that step, see
+    `fail`. `config["announce"]` names a datagram socket that is told of every step.
+    """
+    rank = train.get_context().get_world_rank()
+    state = _restored(rank)
+    told = announce(config)
+    for step in range(state["step"], config["steps"]):
+        if told is not None:
+            told(rank, step)
+        fail(config, rank, step)
+        state = _advanced(state, rank)
+        metrics = {"step": step, "loss": _loss(state), "samples": state["samples"]}
+        if (step + 1) % config.get("every", 1):
+            train.report(metrics)
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"rank_{rank}.json").write_text(json.dumps(state))
+            train.report(metrics, checkpoint=train.Checkpoint.from_directory(directory))
+    return state
+
+
+def undisturbed(count: int, rank: int = 0) -> list[State]:
+    """The states after each step of a run in which nothing goes wrong."""
+    states, state = [], _first(rank)
+    for _ in range(count):
+        state = _advanced(state, rank)
+        states.append(state)
+    return states
+
+
+def losses(count: int) -> list[float]:
+    """Rank 0's curve of a run in which nothing goes wrong."""
+    return [_loss(state) for state in undisturbed(count)]
+
+
+def fail(config: dict[str, Any], rank: int, step: int) -> None:
+    """Meet the fate that the configuration has for this moment, if any."""
+    faults = config.get("faults", {})
+    generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+    fate = faults.get(f"{generation}:{rank}:{step}") or faults.get(f"*:{rank}:{step}")
+    if fate is not None:
+        _FATES[fate](config)
+
+
+def announce(config: dict[str, Any]) -> Any:
+    """A function that tells `config["announce"]` who is where; None if nobody wants to know."""
+    if "announce" not in config:
+        return None
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    line.connect(config["announce"])
+    line.setblocking(False)
+
+    def tell(rank: int, step: int) -> None:
+        try:
+            line.send(json.dumps([os.getpid(), rank, step]).encode())
+        except BlockingIOError:
+            return  # nobody has to hear of every step
+
+    return tell
+
+
+def _first(rank: int) -> State:
+    return {"step": 0, "value": rank + 1, "samples": 0}
+
+
+def _advanced(state: State, rank: int) -> State:
+    step = state["step"]
+    sample = step * 2 + rank
+    value = (state["value"] * 6364136223846793005 + sample * 1442695040888963407 + 1) % 2**63
+    return {"step": step + 1, "value": value, "samples": state["samples"] + 1}
+
+
+def _loss(state: State) -> float:
+    return state["value"] / 2**63
+
+
+def _restored(rank: int) -> State:
+    checkpoint = train.get_checkpoint()
+    if checkpoint is None:
+        return _first(rank)
+    with checkpoint.as_directory() as directory:
+        found: State = json.loads(Path(directory, f"rank_{rank}.json").read_text())
+        return found
+
+
+# ---------------------------------------------------------------- the ways to fail
+
+
+def _raise(config: dict[str, Any]) -> None:
+    raise ValueError("the data is bad")
+
+
+def _exit(config: dict[str, Any]) -> None:
+    sys.exit(0)
+
+
+def _kill(config: dict[str, Any]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _crash(config: dict[str, Any]) -> None:
+    ctypes.string_at(0)
+
+
+def _stop(config: dict[str, Any]) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _deadlock(config: dict[str, Any]) -> None:
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+
+
+def _wait_for_others(config: dict[str, Any]) -> None:
+    train.collective.barrier()
+
+
+def _hold(config: dict[str, Any]) -> None:
+    """Wait, for ever, unless the test has let everyone go."""
+    if not Path(config["go"]).exists():
+        signal.pause()
+
+
+def _die_while_staging(config: dict[str, Any]) -> None:
+    from holdfast.worker import session
+
+    def half(source: Path, target: Path, *, let_go: bool) -> None:
+        target.mkdir(parents=True)
+        (target / "half.bin").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    session.stage = half
+
+
+def _die_after_report(config: dict[str, Any]) -> None:
+    """The agent has the files when `report` is over; what follows is the upload."""
+    from holdfast.worker.session import current
+
+    session = current()
+    real = session._send_report
+
+    def last(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    session._send_report = last  # type: ignore[method-assign]
+
+
+_FATES = {
+    "raise": _raise,
+    "exit": _exit,
+    "kill": _kill,
+    "crash": _crash,
+    "stop": _stop,
+    "deadlock": _deadlock,
+    "barrier": _wait_for_others,
+    "hold": _hold,
+    "staging": _die_while_staging,
+    "uploading": _die_after_report,
+}

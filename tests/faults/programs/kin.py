@@ -1,0 +1,79 @@
+"""Who descends from whom, and who is gone: as the kernel tells it."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+__all__ = ["children", "command_of", "descendants", "gone", "marked", "parent_of", "until"]
+
+_DEADLINE_S = 60.0
+_LOOK_AGAIN_S = 0.005
+
+
+def children(pid: int) -> list[int]:
+    """The living and the dead that nobody has waited for."""
+    found: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    below = children(pid)
+    return below + [one for child in below for one in descendants(child)]
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def command_of(pid: int) -> str:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def marked(marker: str) -> list[int]:
+    """All other processes that were started with `marker` ("NAME=value") in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def gone(*pids: int, within_s: float = _DEADLINE_S) -> None:
+    """Wait until none of these processes runs any more; fails beyond the deadline."""
+    end = monotonic() + within_s
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            assert poll.poll(max(0.0, end - monotonic()) * 1000), f"process {pid} still lives: {command_of(pid)}"
+        finally:
+            os.close(fd)
+
+
+def until(condition: Callable[[], object], what: str, within_s: float = _DEADLINE_S) -> None:
+    """For what no event tells of, such as a file of another process: look until it is so."""
+    end = monotonic() + within_s
+    while not condition():
+        assert monotonic() < end, f"waited in vain: {what}"
+        sleep(_LOOK_AGAIN_S)

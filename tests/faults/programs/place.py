@@ -1,0 +1,122 @@
+"""Where a test's runs live, and the check that nothing of them is left when the test is over.
+
+Every test of the training runtime asks for the fixture `place`. Its processes are known by the cache directory in their
+environment, which no other test shares.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs import kin
+from tests.faults.programs.driver import Driver
+from tests.faults.programs.drive import trainer
+
+from holdfast.checkpoint.verify import verify
+from holdfast.control.history import read_history
+from holdfast.core.records import Record
+from holdfast.storage.locate import open_store
+from holdfast.train import Result
+
+__all__ = ["Place", "place"]
+
+_OURS_IN_SHM = re.compile(r"holdfast|torch_")
+
+
+class Place:
+    """One test's storage and cache, and the drivers that it starts."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.storage = root / "storage"
+        self.cache = root / "cache"
+        self.go = root / "go"
+        """Once it is there, no worker holds any more."""
+        self._drivers: list[Driver] = []
+
+    @property
+    def marker(self) -> str:
+        return f"HOLDFAST_LOCAL_CACHE_DIR={self.cache}"
+
+    def options(self, config: dict[str, Any], **others: Any) -> dict[str, Any]:
+        return {"storage": str(self.storage), "config": {"go": str(self.go), **config}, **others}
+
+    def fit(self, config: dict[str, Any], **others: Any) -> Result:
+        """Run `jobs.steps` in this process's own name."""
+        return trainer(**self.options(config, **others)).fit()
+
+    def drive(self, config: dict[str, Any], environment: dict[str, str] | None = None, **others: Any) -> Driver:
+        """The same in a process that can be killed."""
+        driver = Driver(self.options(config, **others), self.root / f"driver_{len(self._drivers)}.err", environment)
+        self._drivers.append(driver)
+        return driver
+
+    def let_go(self) -> None:
+        self.go.touch()
+
+    def records(self, name: str = "run") -> list[Record]:
+        """What the run's journal holds."""
+        return list(read_history(open_store(self.storage / name)).records)
+
+    def log(self, generation: int, rank: int, name: str = "run") -> str:
+        return (self.storage / name / "logs" / f"generation_{generation:06d}" / f"rank_{rank}.log").read_text()
+
+    def check_stored(self, name: str = "run") -> list[str]:
+        """Every committed checkpoint verifies to the last byte; gives their names."""
+        report = verify(open_store(self.storage / name), deep=True)
+        assert report.intact, report.damaged
+        return [manifest.name for manifest in report.ok]
+
+    def check_nothing_left(self) -> None:
+        """No process, no thread, nothing in the cache but what users put into their working directories."""
+        kin.gone(*kin.marked(self.marker), within_s=10)
+        threads = [one.name for one in threading.enumerate() if one.name.startswith(("holdfast", "asyncio"))]
+        assert threads == []
+        left = [path for path in self.cache.rglob("*") if path.is_file() and "work" not in path.parts]
+        assert left == []
+        assert list(self.cache.glob("agents/*")) == []
+
+    def end(self) -> None:
+        """For tests that failed half way."""
+        for driver in self._drivers:
+            driver.close()
+        for pid in kin.marked(self.marker):
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    here = Place(tmp_path)
+    monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(here.cache))
+    monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.01")
+    monkeypatch.setenv("HOLDFAST_QUIET", "1")
+    ports, shared = _ports(), _shared_memory()
+    try:
+        yield here
+        here.check_nothing_left()
+        assert _ports() <= ports
+        assert _shared_memory() <= shared
+    finally:
+        here.end()
+
+
+def _ports() -> set[str]:
+    """The inodes of sockets on which this very process listens."""
+    mine = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            mine.add(os.readlink(fd))
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return {row[9] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if _OURS_IN_SHM.match(path.name)}
