@@ -49,6 +49,14 @@ def test_repeated_lines_are_told_at_the_end_too() -> None:
     assert shown.startswith("(rank 1, node-a) bye [repeated 1x across ranks]\n")
 
 
+def test_generations_are_not_folded_into_one() -> None:
+    screen = _running()
+    screen.say((0, "hello"), (1, "hello"))
+    ended = r.GenerationEnded(at=T0, generation=1, why="resized", detected_at=T0, iteration=0)
+    assert screen.feed([ended], gap_s=0.0) == "(rank 1, node-a) hello [repeated 1x across ranks]\n"
+    assert screen.say((1, "hello")) == "(rank 1, node-a) hello\n"
+
+
 def test_of_a_progress_bar_the_last_state_is_shown() -> None:
     shown = _running().say((0, "\r  0%|     |\r 50%|##   |\r100%|#####|"), (1, " 10%\r 20%\r\r"), (2, "\r"))
     assert shown == "(rank 0, node-a) 100%|#####|\n(rank 1, node-a)  20%\n(rank 2, node-b) \n"

@@ -154,6 +154,7 @@ class Terminal:
             self._say("There was no checkpoint to restore: training starts from the beginning")
 
     def _take_death(self, record: r.GenerationEnded) -> None:
+        self._chatter.flush(everything=True)  # the next generation's lines are not repetitions of this one's
         self._show(self._pace.due(everything=True))
         self._ended = self._ended or record
         if not record.counted:
