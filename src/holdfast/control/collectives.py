@@ -1,16 +1,21 @@
-"""Barriers and broadcasts among the ranks of a generation, relayed by the controller.
+"""Barriers, broadcasts and questions to the controller that all ranks of a generation ask at once.
 
 They exist for the odd small agreement between ranks (`train.collective`), not for tensors: frameworks bring their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.wire.messages import Collect, Collected
 
-__all__ = ["Collectives"]
+__all__ = ["Answer", "Collectives"]
+
+
+Answer = Callable[[str, Any], Any]
+"""From a collective's kind and rank 0's data to what every rank gets."""
 
 
 @dataclass(slots=True)
@@ -23,7 +28,8 @@ class _Gathering:
 class Collectives:
     """One generation's open collectives. A new generation begins with none."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         self._generation = 0
         self._world_size = 0
         self._open: dict[int, _Gathering] = {}
@@ -43,4 +49,5 @@ class Collectives:
         if len(gathering.ranks) < self._world_size:
             return None
         del self._open[message.sequence]
-        return Collected(generation=message.generation, sequence=message.sequence, data=gathering.data)
+        data = self._answer(gathering.kind, gathering.data)
+        return Collected(generation=message.generation, sequence=message.sequence, data=data)

@@ -207,11 +207,11 @@ class Controller:
         except StorageError as error:
             _log.warning("%s could not be removed now; the next start of the run will: %s", name, error)
 
-    def _agent_process_gone(self, agent: str, why: str) -> None:
-        if agent in self._roster.links:
-            self._roster.lose(agent, why)
+    def _agent_process_gone(self, agent: str, slots: int, why: str) -> None:
+        if agent in self._roster.met:
+            self._roster.lose(agent, why)  # unless its closed connection has told already
         elif self._status is None:
-            self.post(e.AgentUnavailable(slots=0, why=why))
+            self.post(e.AgentUnavailable(slots=slots, why=why))
 
     # ------------------------------------------------------------ the rest
 

@@ -29,6 +29,8 @@ class Roster:
 
     def __init__(self, prepare: m.Prepare, epoch: int, post: Callable[[e.Event], None], publisher: Publisher) -> None:
         self.links: dict[str, AgentLink] = {}
+        self.met: set[str] = set()
+        """Every agent that ever said hello."""
         self.on_upload: OnUpload | None = None
         """Told of the answers to `Upload`; the persister's."""
         self._prepare = prepare
@@ -45,6 +47,7 @@ class Roster:
         clock = asyncio.get_running_loop().time
         link = AgentLink(channel, hello, clock())
         self.links[link.name] = link
+        self.met.add(link.name)
         link.send(m.Welcome(protocol=m.PROTOCOL, run=self._prepare.experiment, epoch=self._epoch))
         self._post(e.AgentJoined(agent=link.name, host=link.host, slots=link.slots))
         link.send(self._prepare)
@@ -87,12 +90,6 @@ class Roster:
                     iteration=command.iteration,
                 )
             )
-
-    def _send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
-        for agent in agents:
-            link = self.links.get(agent)
-            if link is not None:
-                link.send(message)
 
     def lose(self, agent: str, why: str) -> None:
         link = self.links.pop(agent, None)

@@ -1,7 +1,7 @@
 """Not-a-number and the infinities in JSON, which has none: they travel as {"$float": "nan"}.
 
-Manifests and journals hold users' metrics, and a diverged loss must come back as it was. A user's own dict with a single
-key that begins with `$` gets one more `$`, so that it comes back as it was, too.
+Manifests and journals hold users' metrics, and a diverged loss must come back as it was. A user's own dict with a
+single key that begins with `$` gets one more `$`, so that it comes back as it was, too.
 """
 
 from __future__ import annotations

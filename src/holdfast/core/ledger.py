@@ -90,6 +90,8 @@ def take_reports(state: State, group: Group, event: e.RankReported, now: float, 
                 if len(group.recent) > _RECENT_LIMIT:
                     group.recent.pop(next(iter(group.recent)))
         if item.checkpoint:
+            if rank == 0:
+                state.cadence.stalled(item.stall_s, now)
             _take_part(state, group, rank, item, iteration, now)
 
 
@@ -153,6 +155,7 @@ def take_outcome(
     if state.group is not None:
         state.group.saw_progress(now)  # workers may have been waiting for this
     if isinstance(event, e.CheckpointStored):
+        state.cadence.stored(event.elapsed_s)
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
         _tell(state, pending, event.stored.name, out)
         _expire(state, now, out)

@@ -207,6 +207,7 @@ def _watch(state: State, group: Group, now: float, out: Output) -> None:
         _stop(group, out, dump_stacks=False)
     if group.running_since is None and not group.starting and group.ending is None:
         group.running_since = now
+        state.cadence.begin(now)
         out.record(r.GenerationRunning(at=now, generation=group.generation))
 
 
@@ -220,8 +221,8 @@ def _stop(group: Group, out: Output, *, dump_stacks: bool) -> None:
 def _watched(group: Group) -> dict[int, float]:
     """Last sign of life of the ranks whose silence counts: those that report at all, or all while none has.
 
-    A rank that waits inside `report` is known to live: where no upload is under way, it waits for a rank that is behind,
-    and that one is watched."""
+    A rank that waits inside `report` is known to live: where no upload is under way, it waits for a rank that is
+    behind, and that one is watched."""
     busy = {rank: at for rank, at in group.progress_at.items() if rank not in group.finished | group.waiting}
     reporting = {rank: at for rank, at in busy.items() if group.counts[rank] > 0}
     return reporting or busy

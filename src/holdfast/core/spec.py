@@ -22,6 +22,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for enough agents before the run fails."""
     backoff_base_s: float = 1.0
     backoff_max_s: float = 60.0
+    target_overhead: float = 0.02
+    """Share of the time that checkpoints may stall training when `should_checkpoint` decides."""
     lag_warning_s: float = 30.0
     """After how long ranks that have not reported are named when a checkpoint waits for them."""
     retention: RetentionRule = RetentionRule()

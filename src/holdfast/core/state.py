@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause, signature
+from holdfast.core.cadence import Cadence
 from holdfast.core.commands import Place
 from holdfast.core.events import Stored, Ticket
 from holdfast.core.spec import RunSpec
@@ -136,10 +137,14 @@ class State:
     failed_requests: int = 0
     group: Group | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
+    cadence: Cadence = field(init=False)
     not_before: float = 0.0
     stop: str | None = None
     fatal: tuple[str, str] | None = None
     """(error type, message) that ends the run as failed."""
+
+    def __post_init__(self) -> None:
+        self.cadence = Cadence(self.spec.target_overhead)
 
 
 def fold(durable: Durable, record: r.Record) -> None:
