@@ -79,7 +79,7 @@ class Controller:
         self._events: deque[e.Event] = deque()
         self._wake = asyncio.Event()
         self._publisher = Publisher(plan.observers)
-        self._roster = Roster(plan.prepare, lease.epoch, self.post, self._publisher)
+        self._roster = Roster(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
         self._persister = Persister(plan.store, lease.epoch, self._roster, plan.settings.storage_patience_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None
@@ -206,6 +206,12 @@ class Controller:
             await asyncio.to_thread(expire.remove, self._plan.store, name)
         except StorageError as error:
             _log.warning("%s could not be removed now; the next start of the run will: %s", name, error)
+
+    def _answer(self, kind: str, data: Any) -> Any:
+        """What ranks get from a collective: rank 0's data, or the core's word on whether a checkpoint is due."""
+        if kind != "cadence":
+            return data
+        return self._state.cadence.ask(int(data), self._state.durable.failures, self._now())
 
     def _agent_process_gone(self, agent: str, slots: int, why: str) -> None:
         if agent in self._roster.met:

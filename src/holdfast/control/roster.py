@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from holdfast.control.agents import AgentLink, translate
-from holdfast.control.collectives import Collectives
+from holdfast.control.collectives import Answer, Collectives
 from holdfast.control.publish import Publisher
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -27,7 +27,14 @@ OnUpload = Callable[[m.Uploaded | m.UploadFailed], None]
 class Roster:
     """Every connected agent by name. Used from the controller's event loop only."""
 
-    def __init__(self, prepare: m.Prepare, epoch: int, post: Callable[[e.Event], None], publisher: Publisher) -> None:
+    def __init__(
+        self,
+        prepare: m.Prepare,
+        epoch: int,
+        post: Callable[[e.Event], None],
+        publisher: Publisher,
+        answer: Answer,
+    ) -> None:
         self.links: dict[str, AgentLink] = {}
         self.met: set[str] = set()
         """Every agent that ever said hello."""
@@ -37,7 +44,7 @@ class Roster:
         self._epoch = epoch
         self._post = post
         self._publisher = publisher
-        self._collectives = Collectives()
+        self._collectives = Collectives(answer)
 
     async def serve(self, channel: Channel[m.AgentMessage]) -> None:
         """One agent's connection, from its hello to its end."""

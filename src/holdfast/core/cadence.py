@@ -1,8 +1,8 @@
 """How often a checkpoint is worth its stall: the policy behind `train.should_checkpoint()`.
 
 Young's rule balances what checkpoints cost against what a failure loses: the best interval is the root of twice the
-stall times the mean time between failures. It is never shorter than storage needs to make one durable, nor so short that
-the stall takes more than `target_overhead` of the time. Stall and time to durable are measured; failures are those
+stall times the mean time between failures. It is never shorter than storage needs to make one durable, nor so short
+that the stall takes more than `target_overhead` of the time. Stall and time to durable are measured; failures are those
 that the run has seen.
 
 Ranks agree by counting: all of them ask at the same call, which the previous answer named, and get the same answer.
