@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from tests.faults.desk import Desk, at_desk, gone, hold, job_of
 
 from holdfast import train
@@ -127,7 +128,9 @@ def test_twenty_generations_leak_no_descriptor(tmp_path: Path) -> None:
                 await desk.expect_report(2 * generation)
                 await desk.stop(generation)
                 counts.append((_descriptors(desk.process.pid), _descriptors(desk.zygote())))
-            assert counts[-1] == counts[4], counts
+            agents, zygotes = zip(*counts, strict=True)
+            assert max(agents[-5:]) <= max(agents[:5]) + 2, agents  # a log on its way to storage comes and goes
+            assert len(set(zygotes)) == 1
 
     hold(test)
 
@@ -139,12 +142,12 @@ def _descriptors(pid: int) -> int:
 def test_directories_of_dead_agents_are_swept_and_those_of_live_ones_not(tmp_path: Path) -> None:
     mine = SessionDir("mine", tmp_path)
     agents = tmp_path / "agents"
-    dead = agents / "dead"
-    dead.mkdir()
-    (dead / "owner.json").write_text('{"pid": 1, "start": 0}')  # process 1 began at another time
+    (agents / "dead").mkdir()
+    (agents / "dead.lock").touch()
     (agents / "nobody").mkdir()
-    (agents / f".half.{os.getpid()}").mkdir()
-    assert sorted(sweep_dead(agents)) == ["dead", "nobody"]
+    assert sweep_dead(agents) == ["dead", "nobody"]
     assert mine.path.exists()
+    with pytest.raises(FileExistsError, match="Another agent mine"):
+        SessionDir("mine", tmp_path)
     mine.remove()
-    assert not mine.path.exists()
+    assert list(agents.iterdir()) == []

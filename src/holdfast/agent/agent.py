@@ -21,7 +21,7 @@ from holdfast.agent.generation import Generation
 from holdfast.agent.nursery import Nursery
 from holdfast.agent.session_dir import SessionDir
 from holdfast.agent.spawner import Parent, Spawner
-from holdfast.wire.channel import connect
+from holdfast.wire.channel import Channel, connect
 from holdfast.wire.messages import (
     PROTOCOL,
     AgentHello,
@@ -47,7 +47,7 @@ _SYNC_EVERY_S = 30.0
 _PAUSE_BACKLOG_BYTES = 32 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
-_MakeSpawner = Callable[[Parent, Path], Spawner]
+_MakeSpawner = Callable[[Parent, SessionDir], Spawner]
 
 
 class Agent:
@@ -72,9 +72,11 @@ class Agent:
         self._tls_fingerprint = tls_fingerprint
         self._root = root
         self._make_spawner = make_spawner or (
-            lambda parent, directory: Nursery(parent, directory, adopts_orphans=adopts_orphans)
+            lambda parent, session: _nursery(parent, session, adopts_orphans=adopts_orphans)
         )
+        self._channel: Channel[ControllerMessage] | None = None
         self._end = asyncio.Event()
+        self._error: BaseException | None = None
         self._flush_s = 0.0
         self._generation: Generation | None = None
         self._prepare_order: Prepare | None = None
@@ -87,23 +89,28 @@ class Agent:
     async def run(self) -> None:
         self._session = SessionDir(self._id, self._root)
         self._depot = Depot(self._session.path / "logs")
-        self._spawner = self._make_spawner(self, self._session.path)
+        self._spawner = self._make_spawner(self, self._session)
         try:
-            self._channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
+            channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
+            self._channel = channel
             try:
-                await self._serve()
+                await self._serve(channel)
             finally:
-                await self._channel.close()
+                await channel.close()
         finally:
+            await self._spawner.close()
+            await self._depot.close(self._flush_s)
             self._session.remove()
+        if self._error is not None:
+            raise self._error
 
     def shut_down(self, flush_s: float = 30.0) -> None:
         """Ask `run` to end: kill everything now, then take up to `flush_s` to store logs and artifacts."""
         self._flush_s = max(self._flush_s, flush_s)
         self._end.set()
 
-    async def _serve(self) -> None:
-        self._address = self._channel.local_host
+    async def _serve(self, channel: Channel[ControllerMessage]) -> None:
+        self._address = channel.local_host
         self._listener = _bind(self._address)
         try:
             self._send(
@@ -117,14 +124,14 @@ class Agent:
                     master_port=self._master_port,
                 )
             )
-            self._do(self._obey_all())
+            self._do(self._obey_all(channel))
             self._do(self._sync_now_and_then())
             await self._end.wait()
         finally:
             await self._clean_up()
 
-    async def _obey_all(self) -> None:
-        while (message := await self._channel.recv()) is not None:
+    async def _obey_all(self, channel: Channel[ControllerMessage]) -> None:
+        while (message := await channel.recv()) is not None:
             self._obey(message)
         self._end.set()
 
@@ -164,9 +171,7 @@ class Agent:
             await asyncio.shield(self._prepared)
             await self._end_generation()
             await self._spawner.ready()
-            generation = Generation(
-                order.generation, self._spawner, self._depot.parts, self._send, lambda: self._channel.backlog_bytes
-            )
+            generation = Generation(order.generation, self._spawner, self._depot.parts, self._send, self._backlog_bytes)
             self._generation = generation
             for local_rank, rank in enumerate(sorted(order.ranks)):
                 listen_fd = self._hand_over_listener(order.master_port) if rank == 0 else None
@@ -177,10 +182,14 @@ class Agent:
     async def _stop(self, order: Stop) -> None:
         if self._starting is not None and self._starting[0] == order.generation:
             self._starting[1].cancel()  # no effect once its workers are on their way
-        async with self._lifecycle:
-            if self._generation is not None and self._generation.number == order.generation:
-                await self._end_generation(order.dump_stacks)
+        if self._is_current(order.generation):
+            async with self._lifecycle:
+                if self._is_current(order.generation):
+                    await self._end_generation(order.dump_stacks)
         self._send(Stopped(generation=order.generation, master_port=self._master_port))
+
+    def _is_current(self, generation: int) -> bool:
+        return self._generation is not None and self._generation.number == generation
 
     async def _end_generation(self, dump_stacks: bool = False) -> None:
         if self._generation is None:
@@ -203,11 +212,11 @@ class Agent:
     # ------------------------------------------------------------------ what the spawner says
 
     def worker_started(self, generation: int, rank: int, pid: int) -> None:
-        if self._generation is not None and self._generation.number == generation:
+        if self._generation is not None and self._is_current(generation):
             self._generation.worker_started(rank, pid)
 
     def worker_died(self, generation: int, rank: int, status: int) -> None:
-        if self._generation is not None and self._generation.number == generation:
+        if self._generation is not None and self._is_current(generation):
             self._generation.worker_died(rank, status)
 
     def workers_lost(self, why: str) -> None:
@@ -237,17 +246,23 @@ class Agent:
     # ------------------------------------------------------------------ the loop around it
 
     def _send(self, message: Any) -> None:
-        self._channel.send_nowait(message)
-        if self._channel.backlog_bytes > _PAUSE_BACKLOG_BYTES and not self._draining and not self._end.is_set():
+        channel = self._channel
+        if channel is None:
+            return
+        channel.send_nowait(message)
+        if channel.backlog_bytes > _PAUSE_BACKLOG_BYTES and not self._draining and not self._end.is_set():
             self._draining = True
-            self._do(self._wait_for_controller())
+            self._do(self._wait_for_controller(channel))
 
-    async def _wait_for_controller(self) -> None:
+    def _backlog_bytes(self) -> int:
+        return self._channel.backlog_bytes if self._channel is not None else 0
+
+    async def _wait_for_controller(self, channel: Channel[ControllerMessage]) -> None:
         """Let workers wait in `report` while the controller lags, rather than fill this process's memory."""
         paused = self._generation
         if paused is not None:
             paused.pause()
-        await self._channel.drain()
+        await channel.drain()
         self._draining = False
         if paused is not None:
             paused.resume()
@@ -262,7 +277,7 @@ class Agent:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("The agent ends because of an error of its own.", exc_info=error)
+            self._error = self._error or error
             self._end.set()
 
     async def _clean_up(self) -> None:
@@ -273,7 +288,12 @@ class Agent:
         if self._generation is not None:
             self._generation.release()
         self._listener.close()
-        await self._depot.close(self._flush_s)
+
+
+def _nursery(parent: Parent, session: SessionDir, adopts_orphans: bool) -> Nursery:
+    nursery = Nursery(parent, [session.path, session.lock_path], adopts_orphans=adopts_orphans)
+    nursery.launch()
+    return nursery
 
 
 def _bind(address: str) -> socket.socket:

@@ -52,17 +52,19 @@ _decoder: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygo
 class Nursery:
     """A `Spawner` by way of a zygote."""
 
-    def __init__(self, parent: Parent, session_dir: Path, *, adopts_orphans: bool) -> None:
-        """`adopts_orphans`: this process is a subreaper and has no children but these, so it may kill them all."""
+    def __init__(self, parent: Parent, leftovers: list[Path], *, adopts_orphans: bool) -> None:
+        """`leftovers` go when this process is killed. `adopts_orphans`: it is a subreaper and has no children but
+        these, so it may kill them all."""
         self._parent = parent
         self._adopts_orphans = adopts_orphans
-        self._session_dir = session_dir
+        self._leftovers = [str(path) for path in leftovers]
         self._load: Load | None = None
         self._zygote: _Zygote | None = None
         self._cold_reason: str | None = None
 
     async def prepare(self, prepare: Prepare) -> str | None:
-        await self.close()
+        if self._zygote is not None and self._zygote.loaded:
+            await self.close()
         self._load = Load(
             function=prepare.function,
             filesystem=prepare.filesystem,
@@ -70,18 +72,25 @@ class Nursery:
             environment=prepare.environment,
             preload=prepare.preload,
             fork=prepare.fork,
-            session_dir=str(self._session_dir),
+            leftovers=self._leftovers,
         )
         self._cold_reason = None if prepare.fork else "the run asks for it"
         await self.ready()
         return self._cold_reason
+
+    def launch(self) -> None:
+        """Start a zygote that has nothing to load yet: it will be there by the time that the job is."""
+        self._zygote = _Zygote(self._parent, self._adopts_orphans)
 
     async def ready(self) -> None:
         assert self._load is not None, "a generation was started before the job was prepared"
         while True:
             if self._zygote is None or self._zygote.lost:
                 await self.close()
-                self._zygote = _Zygote(self._parent, self._adopts_orphans)
+                self.launch()
+            assert self._zygote is not None
+            if not self._zygote.loaded:
+                self._zygote.loaded = True
                 self._zygote.say(self._load)
             reason = await asyncio.shield(self._zygote.warm) or self._zygote.unsafe
             if reason is None:
@@ -129,6 +138,7 @@ class _Zygote:
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._cleared: asyncio.Future[None] | None = None
         self.warm: asyncio.Future[str | None] = self._loop.create_future()
+        self.loaded = False
         self.lost = False
         self._control, theirs = socket.socketpair()
         self._output, output = os.pipe()

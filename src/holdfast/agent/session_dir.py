@@ -1,23 +1,24 @@
 """The agent's own directory on its node: staged parts, logs and error files; gone when the agent is.
 
-`<cache>/agents/<agent id>/`, with a file that names its owner by pid and start time. An agent that was killed
-cannot clean up after itself: its zygote does so, and if that was killed too, the next agent on the node does.
+`<cache>/agents/<agent id>/`, with a lock file beside it that the agent holds as long as it lives. The kernel drops the
+locks of the dead, on other machines that share the cache as well, so that a lock which can be taken means a directory
+that can go. An agent that was killed cannot clean up after itself: its zygote does so, and if that was killed too, the
+next agent on the node does.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from holdfast.storage.locate import local_cache_dir
-from holdfast.worker.kinship import start_time
 
 __all__ = ["SessionDir", "sweep_dead"]
 
-_OWNER = "owner.json"
+_LOCK = ".lock"
 
 
 class SessionDir:
@@ -28,13 +29,13 @@ class SessionDir:
         agents.mkdir(parents=True, exist_ok=True)
         sweep_dead(agents)
         self.path = agents / agent
-        if self.path.exists():
+        self.lock_path = agents / f"{agent}{_LOCK}"
+        lock = _take(self.lock_path)
+        if lock is None:
             raise FileExistsError(f"Another agent {agent} lives on this node: give this one another --agent-id.")
-        # Named first, moved into place after: a directory without an owner would be swept.
-        fresh = agents / f".{agent}.{os.getpid()}"
-        fresh.mkdir()
-        (fresh / _OWNER).write_text(json.dumps({"pid": os.getpid(), "start": start_time(os.getpid())}))
-        fresh.rename(self.path)
+        self._lock = lock
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
 
     def staging(self, generation: int) -> Path:
         return self._made("staging", f"generation_{generation:06d}")
@@ -46,7 +47,10 @@ class SessionDir:
         return self._made("errors", f"generation_{generation:06d}") / f"rank_{rank}.json"
 
     def remove(self) -> None:
+        """Remove the directory, then its lock: a directory without a lock is nobody's."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self.lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
 
     def _made(self, *parts: str) -> Path:
         path = self.path.joinpath(*parts)
@@ -57,19 +61,27 @@ class SessionDir:
 def sweep_dead(agents: Path) -> list[str]:
     """Remove the directories of agents that no longer live; gives their names."""
     swept = []
-    for directory in agents.iterdir():
-        if not _lives(directory):
-            shutil.rmtree(directory, ignore_errors=True)
-            swept.append(directory.name)
+    for name in sorted({entry.name.removesuffix(_LOCK) for entry in agents.iterdir()}):
+        lock_path = agents / f"{name}{_LOCK}"
+        lock = _take(lock_path)
+        if lock is not None:
+            shutil.rmtree(agents / name, ignore_errors=True)
+            lock_path.unlink(missing_ok=True)
+            os.close(lock)
+            swept.append(name)
     return swept
 
 
-def _lives(directory: Path) -> bool:
-    if directory.name.startswith("."):  # being made: by whom, its name says
-        with suppress(ValueError):
-            return start_time(int(directory.name.rpartition(".")[2])) is not None
-    try:
-        owner = json.loads((directory / _OWNER).read_text())
-        return start_time(int(owner["pid"])) == int(owner["start"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _take(path: Path) -> int | None:
+    """A descriptor that holds the lock; None where someone else does, or where the filesystem has no locks."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(lock).st_ino:
+                    return lock
+        except OSError:
+            os.close(lock)
+            return None
+        os.close(lock)  # its holder removed it just then

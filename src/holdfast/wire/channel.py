@@ -53,6 +53,7 @@ class Channel(Generic[_In]):
         self._splitter = Splitter(limit_bytes)
         self._bodies: deque[bytes] = deque()
         self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self._closed = False
         name = writer.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "a socket")
@@ -68,7 +69,9 @@ class Channel(Generic[_In]):
             return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(encode(message))
+        data = encode(message)
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
 
     async def send(self, message: Any) -> None:
         """Queue one message, and wait where the peer reads too slowly."""
@@ -87,7 +90,7 @@ class Channel(Generic[_In]):
     @property
     def backlog_bytes(self) -> int:
         """What was queued and the kernel has not taken yet: how far the peer lags."""
-        return sum(map(len, self._unsent)) + self._writer.transport.get_write_buffer_size()
+        return self._unsent_bytes + self._writer.transport.get_write_buffer_size()
 
     async def recv(self) -> _In | None:
         """The next message, or None when the connection is over: closed, cut, or given up for nonsense."""
@@ -137,6 +140,7 @@ class Channel(Generic[_In]):
         if self._unsent:
             data = b"".join(self._unsent)
             self._unsent.clear()
+            self._unsent_bytes = 0
             if not self._closed:
                 self._writer.write(data)
 

@@ -12,6 +12,7 @@ import atexit
 import os
 import socket
 import sys
+import threading
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -51,12 +52,20 @@ def run_worker(
         session = _make_session(loaded, assignment, connection)
         if session is not None and not isinstance(loaded.job, Failure):
             code = _live(loaded.job, session, connection, wires.listen)
-            atexit._run_exitfuncs()
+            _exit_like_python(code)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _exit_like_python(code: int) -> None:
+    """What the interpreter does at its end: wait for threads that are no daemons, and run what was left to `atexit`.
+    After an error nobody is waited for."""
+    if code == 0:
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def run_inline(job: Job, assignment: Assignment, connection: socket.socket, listen_fd: int | None) -> int:
@@ -75,19 +84,23 @@ def run_inline(job: Job, assignment: Assignment, connection: socket.socket, list
 
 def _live(job: Job, session: LearningSession, connection: socket.socket, listen_fd: int | None) -> int:
     """Run the function and tell how it ended; gives the process's exit code."""
-    here = session.assignment
+    here, pid = session.assignment, os.getpid()
     sessions.install(session)
     try:
         value = _call(job, here, listen_fd)
         if job.framework is not None:
             job.framework.shutdown()
-    except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a worker like any other error
+    except BaseException as error:
+        if os.getpid() != pid:
+            raise  # a process that the function forked and let escape: its end is not the worker's
         # Told first: taking a framework down while its peers are stuck may take for ever.
         frames.send(connection, describe(error, _our_frames(error)).as_exited(here.generation, here.rank))
         if job.framework is not None:
             with suppress(Exception):
                 job.framework.shutdown()
         return 1
+    if os.getpid() != pid:
+        os._exit(0)
     with suppress(WireError):
         session.tell_imports()
     frames.send(connection, _finished(here, value))

@@ -39,8 +39,8 @@ class Load(_Order, frozen=True, kw_only=True):
     environment: dict[str, str]
     preload: list[str]
     fork: bool
-    session_dir: str
-    """Removed by the zygote if the agent is killed and cannot do it."""
+    leftovers: list[str]
+    """Removed by the zygote, in this order, if the agent is killed and cannot do it."""
 
 
 class Fork(_Order, frozen=True, kw_only=True):

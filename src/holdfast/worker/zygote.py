@@ -19,6 +19,7 @@ import socket
 import sys
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -269,7 +270,9 @@ class Zygote:
             os._exit(1)  # a newborn that had not yet let go of its parent's ways
         self._brood.end()
         if self._load is not None and not agent_lives:
-            shutil.rmtree(self._load.session_dir, ignore_errors=True)
+            for path in map(Path, self._load.leftovers):
+                shutil.rmtree(path, ignore_errors=True)
+                path.unlink(missing_ok=True)
         os._exit(0)
 
 
