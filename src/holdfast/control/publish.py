@@ -1,7 +1,7 @@
 """Showing records and worker output to the observers: after they are durable, and off the controller's loop.
 
-Result files live in storage and may be slow; the terminal is quick. Both are observers, and both are called from one
-thread of the publisher's own, so a slow store never delays a decision.
+Each observer has a thread of its own: result files live in storage and may be slow, callbacks are the user's and may do
+anything, and neither must delay a decision, the terminal, or each other.
 """
 
 from __future__ import annotations
@@ -21,59 +21,72 @@ __all__ = ["Publisher"]
 _FLUSH_S = 1.0
 _log = logging.getLogger(__name__)
 
+_News = list[Record] | tuple[int, Sequence[LogLine]] | None
+"""Records, a generation's output, or the end."""
+
 
 class Publisher:
     """`hold` what was decided, `release` it once it is durable."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = list(observers)
+        self._desks = [_Desk(observer) for observer in observers]
         self._held: list[Record] = []
-        self._queue: queue.SimpleQueue[list[Record] | tuple[int, Sequence[LogLine]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="holdfast-publish", daemon=True)
-        self._thread.start()
 
     def hold(self, records: Sequence[Record]) -> None:
         self._held.extend(records)
 
     def release(self) -> None:
         if self._held:
-            self._queue.put(self._held)
+            self._tell(self._held)
             self._held = []
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
-        self._queue.put((generation, lines))
+        self._tell((generation, lines))
 
     def close(self) -> None:
         """Show what is left and wait until it is written."""
         self.release()
-        self._queue.put(None)
-        self._thread.join()
+        self._tell(None)
+        for desk in self._desks:
+            desk.thread.join()
+
+    def _tell(self, news: _News) -> None:
+        for desk in self._desks:
+            desk.news.put(news)
+
+
+class _Desk:
+    """One observer and the thread that calls it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        name = f"holdfast-{type(observer).__name__.lower()}"
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
 
     def _work(self) -> None:
-        next_flush = time.monotonic() + _FLUSH_S
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001  the run outlives its views
+            _log.exception("%s failed and is switched off for the rest of this run.", type(self._observer).__name__)
+
+    def _serve(self) -> None:
+        flush_at = time.monotonic() + _FLUSH_S
         while True:
             try:
-                item = self._queue.get(timeout=max(0.0, next_flush - time.monotonic()))
+                news = self.news.get(timeout=max(0.0, flush_at - time.monotonic()))
             except queue.Empty:
-                item = []
-            if item is None:
+                news = []
+            if news is None:
                 break
-            if isinstance(item, list):
-                for record in item:
-                    self._each("record", record)
+            if isinstance(news, list):
+                for record in news:
+                    self._observer.record(record)
             else:
-                self._each("logs", *item)
-            if time.monotonic() >= next_flush:
-                self._each("flush")
-                next_flush = time.monotonic() + _FLUSH_S
-        self._each("flush", True)
-        self._each("close")
-
-    def _each(self, method: str, *arguments: object) -> None:
-        """An observer that fails is dropped, loudly: a broken view must not break the run."""
-        for observer in list(self._observers):
-            try:
-                getattr(observer, method)(*arguments)
-            except Exception:  # noqa: BLE001  the run outlives its views
-                _log.exception("%s failed and is switched off for the rest of this run.", type(observer).__name__)
-                self._observers.remove(observer)
+                self._observer.logs(*news)
+            if time.monotonic() >= flush_at:
+                self._observer.flush()
+                flush_at = time.monotonic() + _FLUSH_S
+        self._observer.flush(True)
+        self._observer.close()

@@ -6,6 +6,7 @@ next generation says from which iteration it goes on, so the last stretch of tra
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -62,9 +63,9 @@ class Accountant:
         """Up to here every second is put down to something."""
         self._purpose = "start_up_s"
         self._running_at: float | None = None
-        self._iterations: list[int] = []
-        self._times: list[float] = []
-        self._stalls: list[float] = []
+        self._iterations = array("q")
+        self._times = array("d")
+        self._stalls = array("d")
         self._held_until: float | None = None
         """End of a stretch of training whose worth is not known yet."""
         self._committed = 0
@@ -81,7 +82,7 @@ class Accountant:
             case r.ControllerStarted():
                 self._hold(self._last_at)
                 self._spend("down_s", at)
-                self._purpose = "start_up_s"
+                self._purpose, self._ended = "start_up_s", None
             case r.GenerationStarted():
                 self._hold(at)
                 self._judge(record.iteration)
@@ -124,9 +125,8 @@ class Accountant:
         self._lost_iterations = len(self._iterations) - kept
         self._spent_until = self._held_until
         self._running_at = self._held_until = None
-        self._iterations.clear()
-        self._times.clear()
-        self._stalls.clear()
+        for column in (self._iterations, self._times, self._stalls):
+            del column[:]
 
     def _spend(self, purpose: str, at: float) -> None:
         if self._spent_until is not None and at > self._spent_until:
@@ -135,7 +135,7 @@ class Accountant:
 
     def _recovered(self, at: float) -> None:
         ended, self._ended = self._ended, None
-        if ended is None:
+        if ended is None or not ended.failures:
             return
         cause = root_cause(ended.failures) if ended.failures else None
         elapsed_s = at - ended.detected_at
