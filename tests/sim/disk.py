@@ -117,5 +117,7 @@ class Disk:
         """The journal that counts, in order."""
         for epoch in sorted(self.journals):
             found = self.journals[epoch]
-            cuts = [later.cuts.get(epoch, 0) for n, later in self.epochs.items() if n > epoch and later.cuts is not None]
+            cuts = [
+                later.cuts.get(epoch, 0) for n, later in self.epochs.items() if n > epoch and later.cuts is not None
+            ]
             yield from found[: min(cuts)] if cuts else found

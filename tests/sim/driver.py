@@ -48,6 +48,7 @@ class Driver:
         self._journal_lost = False
         self._timer = 0
         self.clock.say(self.name, "takes the lease")
+        sim.moment("leased")
         self._pause(self._set_floor)
 
     # ------------------------------------------------------------ taking the run on
@@ -123,6 +124,7 @@ class Driver:
         if self.nodes.get(node.name) is node:
             del self.nodes[node.name]
             node.cut_at = min(node.cut_at, self.clock.now)
+            self.sim.moment("lost")
             if node.joined:
                 self.post(e.AgentLost(agent=node.name, why=why))
             else:
@@ -202,7 +204,8 @@ class Driver:
     def _flushed(self, commands: list[c.Command]) -> None:
         if self.alive:
             self._save(len(self._unsaved))
-            self._do_all(commands)
+            self.sim.moment("flushed")
+            self.clock.after(0.0, self._do_all, commands)
 
     def _flush_later(self) -> None:
         if self.alive and not self._busy and not self._journal_lost and self.clock.now >= self.sim.outage_until:

@@ -61,9 +61,13 @@ class Worker:
     def load(self, checkpoint: str | None, iteration: int) -> None:
         if not self.alive:
             return
-        sim = self.node.driver.sim
         if checkpoint is not None:
-            self.iteration, self.sum = sim.checkers.loaded(checkpoint, iteration)
+            driver = self.node.driver
+            found = driver.sim.checkers.loaded(driver, checkpoint, iteration)
+            if found is None:
+                self.die(f"raised NotCommitted: {checkpoint}", "NotCommitted")
+                return
+            self.iteration, self.sum = found
         self.soon()
         self.fabric.moved()
 
@@ -100,6 +104,7 @@ class Worker:
             ticket = e.Ticket(self.generation, self.number)
             self.unsettled = ticket
             self.node.staged[ticket, self.rank] = (self.iteration, self.sum)
+            self.node.driver.sim.moment("part")
         metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
         self.batch.append(e.ReportItem(number=self.number, at=self.node.clock.now, metrics=metrics, checkpoint=part))
         if len(self.batch) >= self.node.scenario.batch or part:
@@ -190,6 +195,7 @@ class Node:
     def send_started(self, generation: int) -> None:
         if any(worker.generation == generation for worker in self.workers):
             self.send(e.WorkersStarted(generation=generation, agent=self.name))
+            self.driver.sim.moment("started")
 
     def stop(self, generation: int) -> None:
         for worker in self.workers:

@@ -53,6 +53,7 @@ class Persisting:
 
     def _reserve(self) -> None:
         self.name, self.index = self.disk.reserve(self.driver.epoch, self.command.at_least_index)
+        self.driver.sim.moment("reserved")
         self._next(self._upload)
 
     def _upload(self) -> None:
@@ -65,6 +66,7 @@ class Persisting:
                 self._fail(f"agent {agent} was lost with the part of rank {rank}", fatal=False)
                 return
             self.parts[rank] = part
+        self.driver.sim.moment("uploaded")
         self._next(self._commit)
 
     def _commit(self) -> None:
@@ -85,6 +87,7 @@ class Persisting:
             return
         self.clock.say(self.driver.name, "created the manifest of %s", self.name)
         self.driver.sim.checkers.committed(manifest)
+        self.driver.sim.moment("created")
         self._next(self._tell)
 
     def _tell(self) -> None:

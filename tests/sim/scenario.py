@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
+
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 
@@ -22,6 +24,8 @@ FAULTS = {
     "force_stop": 1,
     "outage": 2,
 }
+MOMENTS = ("leased", "started", "part", "reserved", "uploaded", "created", "flushed", "lost")
+"""When it hurts most: a fault may wait for the n-th of these instead of a time."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
@@ -38,10 +42,12 @@ def total(iteration: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something bad, at some time."""
+    """Something bad, at some time, or at the `count`-th `moment` from then on."""
 
     at: float
     kind: str
+    moment: str = ""
+    count: int = 1
 
 
 @dataclass(slots=True)
@@ -87,8 +93,8 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     workers = chance.choice([1, 1, 2, 2, 3, 4])
     hangs = chance.random() < 0.35
-    iterations = chance.randint(3, 16)
-    quiet_at = chance.uniform(1.0, 10.0)
+    iterations = chance.choice([chance.randint(1, 8), chance.randint(5, 30)])
+    quiet_at = chance.uniform(1.0, 15.0)
     keep = chance.choice([None, None, 1, 2])
     spec = RunSpec(
         workers_min=chance.choice([workers, workers, chance.randint(1, workers)]),
@@ -115,9 +121,18 @@ def draw(seed: int) -> Scenario:
         flush_s=chance.choice([0.25, 1.0]),
         quiet_at=quiet_at,
     )
-    kinds = chance.choices(_NAMES, _WEIGHTS, k=chance.choice([0, 1, 2, 3, 5, 8]))
+    if chance.random() < 0.3:
+        _sharpen(scenario, chance)
+        return scenario
+    kinds = chance.choices(_NAMES, _WEIGHTS, k=chance.choice([0, 1, 2, 3, 5, 8, 13]))
     usable = [kind for kind in kinds if hangs or kind != "hang_worker"]
-    scenario.faults = sorted((Fault(chance.uniform(0.0, quiet_at), kind) for kind in usable), key=lambda one: one.at)
+    for kind in usable:
+        if chance.random() < 0.5:
+            scenario.faults.append(Fault(chance.uniform(0.0, quiet_at), kind))
+        else:
+            scenario.faults.append(
+                Fault(chance.uniform(0.0, quiet_at / 2), kind, chance.choice(MOMENTS), chance.randint(1, 4))
+            )
     if chance.random() < 0.3:
         scenario.poison = {chance.randint(1, iterations): chance.randint(1, 4)}
     if chance.random() < 0.3:
@@ -128,3 +143,35 @@ def draw(seed: int) -> Scenario:
     if chance.random() < 0.3:
         scenario.repeats = 0.2
     return scenario
+
+
+def _sharpen(scenario: Scenario, chance: random.Random) -> None:
+    """Aim at the races that blind chance seldom hits."""
+    theme = chance.choice(["duel", "parts", "stuck"])
+    scenario.checkpoint_every = 1
+    scenario.lockstep = False
+    spec = scenario.spec
+    workers = max(2, spec.workers_max)
+    budget = -1 if theme != "duel" else spec.max_failures
+    timeout_s = 2.0 if theme == "stuck" else None
+    scenario.spec = msgspec.structs.replace(
+        spec, workers_min=workers, workers_max=workers, max_failures=budget, progress_timeout_s=timeout_s
+    )
+    if theme == "duel":
+        scenario.storage_s, scenario.message_s = 0.8, 0.001
+        aims = [
+            ("take_over", "flushed"),
+            ("take_over", "reserved"),
+            ("take_over", "uploaded"),
+            ("kill_driver", "leased"),
+        ]
+    elif theme == "parts":
+        scenario.slots_per_node, scenario.checkpoint_ranks, scenario.step_s = 1, "all", 0.2
+        scenario.message_s = 0.1
+        aims = [("kill_node", "part"), ("cut_link", "part"), ("kill_node", "lost")]
+    else:
+        scenario.checkpoint_ranks, scenario.step_s = "all", 0.05
+        aims = [("hang_worker", "started"), ("hang_worker", "part"), ("kill_driver", "part")]
+    for kind, moment in chance.choices(aims, k=chance.randint(1, 5)):
+        when = chance.uniform(0.0, scenario.quiet_at / 2)
+        scenario.faults.append(Fault(when, kind, moment, chance.randint(1, 3)))

@@ -29,13 +29,18 @@ class Simulation:
         self.excuses: set[str] = set()
         """What may have made the run fail for good."""
         self.over = ""
+        self._armed: list[list[object]] = []
+        """[moment, how many more of it, kind of fault]"""
         self._nodes = 0
         self._failed = 0
 
     def run(self) -> str:
         """How the run ended: finished or failed. Raises `Violation`."""
         for fault in self.scenario.faults:
-            self.clock.at(fault.at, self._strike, fault.kind)
+            if fault.moment:
+                self.clock.at(fault.at, self._armed.append, [fault.moment, fault.count, fault.kind])
+            else:
+                self.clock.at(fault.at, self._strike, fault.kind)
         self._fit()
         in_time = self.clock.run(lambda: bool(self.over), self.scenario.quiet_at + _PATIENCE_S)
         if not in_time:
@@ -80,6 +85,16 @@ class Simulation:
         driver.post(AgentUnavailable(slots=slots, why="no room"))
 
     # ------------------------------------------------------------ faults
+
+    def moment(self, name: str) -> None:
+        """Something happened that makes a good time for a fault: at once, or a blink later."""
+        for armed in [one for one in self._armed if one[0] == name]:
+            armed[1] -= 1  # type: ignore[operator]
+            if armed[1] == 0:
+                self._armed.remove(armed)
+                if self.clock.now < self.scenario.quiet_at:
+                    blink_s = self.clock.chance.choice([0.0, self.scenario.message_s, self.scenario.storage_s])
+                    self.clock.after(blink_s * self.clock.chance.random(), self._strike, armed[2])
 
     def _strike(self, kind: str) -> None:
         self.clock.say("FAULT", kind)
