@@ -11,8 +11,8 @@ from typing import Protocol
 
 __all__ = ["Engine", "Meeting", "OnGone"]
 
-OnGone = Callable[[str, str], None]
-"""Told (agent, why) when an agent's process is gone, from the controller's event loop."""
+OnGone = Callable[[str, int, str], None]
+"""Told (agent, its slots, why) when an agent's process is gone, from the controller's event loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class InlineEngine:
             make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main),
         )
         self._task = asyncio.get_running_loop().create_task(agent.run())
-        self._task.add_done_callback(lambda task: self._on_gone(name, _why(task)))
+        self._task.add_done_callback(lambda task: self._on_gone(name, slots, _why(task)))
         return [name]
 
     def kill(self, agent: str) -> None:

@@ -12,12 +12,19 @@ import os
 import signal
 import subprocess
 import sys
+from typing import NamedTuple
 
 from holdfast.engines.engine import Meeting, OnGone
 
 __all__ = ["LocalEngine"]
 
 _GRACE_S = 5.0
+
+
+class _Process(NamedTuple):
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    slots: int
 
 
 class LocalEngine:
@@ -28,7 +35,7 @@ class LocalEngine:
         self._slots_per_agent = slots_per_agent
         self._on_gone = on_gone
         self._numbers = itertools.count()
-        self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._running: dict[str, _Process] = {}
         self._emptied = asyncio.Event()
 
     def start(self, slots: int) -> list[str]:
@@ -42,12 +49,12 @@ class LocalEngine:
     def pid(self, agent: str) -> int | None:
         """The process of a running agent."""
         found = self._running.get(agent)
-        return found[0].pid if found else None
+        return found.process.pid if found else None
 
     def kill(self, agent: str) -> None:
         found = self._running.get(agent)
         if found is not None:
-            found[0].kill()
+            found.process.kill()
 
     async def close(self) -> None:
         """The controller has told the agents to shut down; those that take too long are killed."""
@@ -57,8 +64,8 @@ class LocalEngine:
                 async with asyncio.timeout(_GRACE_S):
                     await self._emptied.wait()
             except TimeoutError:
-                for process, _ in self._running.values():
-                    process.kill()
+                for one in self._running.values():
+                    one.process.kill()
                 await self._emptied.wait()
 
     def _spawn(self, name: str, slots: int) -> str:
@@ -72,17 +79,17 @@ class LocalEngine:
         )
         pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(pidfd, self._gone, name)
-        self._running[name] = (process, pidfd)
+        self._running[name] = _Process(process, pidfd, slots)
         return name
 
     def _gone(self, name: str) -> None:
-        process, pidfd = self._running.pop(name)
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
-        code = process.wait()
+        gone = self._running.pop(name)
+        asyncio.get_running_loop().remove_reader(gone.pidfd)
+        os.close(gone.pidfd)
+        code = gone.process.wait()
         if not self._running:
             self._emptied.set()
-        self._on_gone(name, _how(code))
+        self._on_gone(name, gone.slots, _how(code))
 
 
 def _how(code: int) -> str:

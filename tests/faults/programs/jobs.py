@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast import train
 
-__all__ = ["State", "announce", "fail", "steps", "undisturbed"]
+__all__ = ["State", "announce", "fail", "losses", "steps", "undisturbed"]
 
 State = dict[str, int]
 
