@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from blake3 import blake3
@@ -30,6 +31,7 @@ from holdfast.storage.store import Store
 __all__ = ["Checkpoint"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_AZURE = frozenset({"az", "abfs", "abfss"})
 _TYPE_NAMES = {"file": "local", "gs": "gcs", "az": "abfs", "abfss": "abfs"}
 
 
@@ -54,7 +56,7 @@ class Checkpoint:
         else:
             name = scheme[1].lower()
             self._kind = _TYPE_NAMES.get(name, name)
-            self._path = redact(self._given)[len(scheme[0]) :].partition("?")[0].rstrip("/")
+            self._path = _path_in(self._given)
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -72,7 +74,8 @@ class Checkpoint:
     def _from_store(cls, store: Store, name: str) -> Checkpoint:
         """The runtime's way: a checkpoint of the run whose directory is the store's root."""
         below = store.sub(name)
-        found = cls(below.uri if below.local_root is None else below.local_root)
+        where = str(below.local_root or below.uri)
+        found = cls(where, None if below.local_root or _SCHEME.match(where) else _brought_along(below))
         found._opened = below
         return found
 
@@ -87,7 +90,7 @@ class Checkpoint:
         if self._custom is not None:
             return self._custom
         try:
-            from holdfast.storage.arrow import filesystem_for  # noqa: PLC0415
+            from holdfast.storage.arrow import filesystem_for
 
             return filesystem_for(None if self._kind == "local" else self._given)
         except MissingExtra:
@@ -184,9 +187,8 @@ class Checkpoint:
 
     def _copy_to(self, target: Path) -> None:
         store = self._open()
-        if store.local_root is not None and target.exists() and store.local_root.exists():
-            if target.samefile(store.local_root):
-                return
+        if _same(store.local_root, target):
+            return
         manifest = self._manifest(store)
         if manifest is not None:
             fetch_manifest(store, "", manifest, target)
@@ -205,6 +207,23 @@ class Checkpoint:
         seen = blake3(repr(store.list()).encode()).hexdigest()
         with shared_copy((store.uri, "", seen), lambda target: _download_plain(store, target)) as directory:
             yield directory
+
+
+def _brought_along(store: Store) -> Any:
+    """The pyarrow filesystem below a store that no URI names: the user's own, which must travel along."""
+    return getattr(getattr(store, "_store", store), "_fs", None)
+
+
+def _path_in(uri: str) -> str:
+    """`bucket/prefix`, as pyarrow's filesystems call it: no scheme, user, account's host or query."""
+    parts = urlsplit(uri)
+    user, at, host = parts.netloc.rpartition("@")
+    bucket = user.partition(":")[0] if at and parts.scheme.lower() in _AZURE else host
+    return unquote(bucket + parts.path).rstrip("/")
+
+
+def _same(source: Path | None, target: Path) -> bool:
+    return source is not None and source.exists() and target.exists() and target.samefile(source)
 
 
 def _copy_plain(source: Path, target: Path) -> None:

@@ -81,7 +81,7 @@ def decode(data: bytes, where: str) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
         _check_files(manifest.files)
         return msgspec.structs.replace(manifest, metrics=untag_floats(manifest.metrics))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise Damaged(f"{where}: the manifest does not follow the format ({error}).") from error
 
 

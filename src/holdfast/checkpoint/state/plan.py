@@ -1,0 +1,199 @@
+"""What a state becomes on disk, worked out before a byte is moved: its files, where each lies in one buffer, and the
+copies.
+
+`plan(state)` is what the worker's session and `StateCheckpoint` call. The same structure again costs a walk and a
+comparison (`tree`), for layouts are remembered. `Plan.write_into` is the stall of a checkpoint: it copies the tensors
+to where the files' bytes belong, so that whoever owns the buffer writes files from it as they are.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.checkpoint.state.grouping import Group, Tensor, group, round_up
+from holdfast.checkpoint.state.skeleton import FILE, Skeleton
+from holdfast.checkpoint.state.tensors import Arrays, Copier, Described, stored_as
+from holdfast.checkpoint.state.tree import Flat, flatten
+
+__all__ = ["INDEX", "Layout", "Plan", "PlannedFile", "arrays", "name_leaves", "plan"]
+
+INDEX = "state.safetensors.index.json"
+_LAYOUTS_KEPT = 8
+
+arrays = Arrays()
+
+
+class PlannedFile(NamedTuple):
+    """One file: its path in the checkpoint's directory, and where its bytes lie in the buffer."""
+
+    path: str
+    offset: int
+    size: int
+
+
+class Plan:
+    """A state that is ready to be copied. It holds the state's tensors until it is dropped."""
+
+    __slots__ = ("_layout", "_leaves", "_tail", "files", "size_bytes")
+
+    def __init__(self, layout: Layout, leaves: Sequence[Any], tail: Sequence[tuple[str, bytes]]) -> None:
+        """`tail`: the files that are anew with every state, by path and content."""
+        self._layout = layout
+        self._leaves = leaves
+        self._tail = [content for _, content in tail]
+        last = _lay_behind(layout.size_bytes, [(path, len(content)) for path, content in tail])
+        self.files: tuple[PlannedFile, ...] = (*layout.files, *last)
+        """In the order of their offsets, each at a multiple of 4096."""
+        self.size_bytes = _end(self.files)
+        """How large the buffer must be at least."""
+
+    def write_into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with the files. What lies between two files is left as it is."""
+        if buffer.nbytes < self.size_bytes:
+            raise ValueError(f"The buffer has {buffer.nbytes} bytes, and the state needs {self.size_bytes}.")
+        self._layout.copier.copy(self._leaves, buffer)
+        for file, content in zip(self.files, (*self._layout.heads, *self._tail), strict=True):
+            buffer[file.offset : file.offset + len(content)] = content
+
+    def write_files(self, directory: Path) -> None:
+        """Write the files into `directory`, for when there is no buffer to be had: one after the other, so that it
+        takes no more memory than the largest of them."""
+        directory.mkdir(parents=True, exist_ok=True)
+        heads = (*self._layout.heads, *self._tail)
+        largest = max((file.size for file in self.files), default=1)
+        with mmap.mmap(-1, largest) as memory, memoryview(memory) as view:
+            for number, (file, head) in enumerate(zip(self.files, heads, strict=True)):
+                self._layout.copier_of_file(number).copy(self._leaves, view)
+                view[: len(head)] = head
+                with (directory / file.path).open("wb") as out, view[: file.size] as content:
+                    out.write(content)
+
+
+class Layout:
+    """Where everything lies, for all states of one structure."""
+
+    def __init__(self, groups: Sequence[Group], leaves: Sequence[tuple[int, Described]], index: bytes | None) -> None:
+        """`leaves`: for each tensor in the groups the leaf that it is, and that leaf's description."""
+        self.heads = [file.header for file in groups]
+        """What each file begins with: all of it, where the file has no tensors."""
+        sizes = [(file.path, file.size_bytes) for file in groups]
+        if index is not None:
+            self.heads.append(index)
+            sizes.append((INDEX, len(index)))
+        self.files = _lay_behind(0, sizes)
+        self.size_bytes = _end(self.files)
+        self._places = [[(*leaves[spot.number], spot.offset) for spot in file.spots] for file in groups]
+        self.copier = Copier(
+            [
+                (number, described, file.offset + offset)
+                for file, places in zip(self.files, self._places, strict=False)
+                for number, described, offset in places
+            ]
+        )
+
+    def copier_of_file(self, number: int) -> Copier:
+        """The copies of one file, into a buffer of its own."""
+        return Copier(self._places[number] if number < len(self._places) else [])
+
+
+class _Structure(NamedTuple):
+    """A structure that was seen, with all that was worked out for it."""
+
+    tokens: list[Any]
+    aliases: tuple[int, ...] | None
+    skeleton: Skeleton
+    layout: Layout | None
+    """None for a sharded one, whose layout the ranks work out together."""
+
+
+_lock = threading.Lock()
+_seen: list[_Structure] = []
+
+
+def plan(state: Any) -> Plan:
+    """Work out what `state` becomes. Raises a `TypeError` that names the path of what cannot be saved."""
+    flat = flatten(state, arrays)
+    aliases = arrays.aliases(flat.leaves)
+    with _lock:
+        known = _find(flat, aliases)
+        if known.layout is not None:
+            text = known.skeleton.encode(flat.plains, [file.path for file in known.layout.files])
+            return Plan(known.layout, flat.leaves, [(FILE, text)])
+    raise NotImplementedError
+
+
+def _find(flat: Flat, aliases: tuple[int, ...] | None) -> _Structure:
+    for number, known in enumerate(_seen):
+        if known.tokens == flat.tokens and known.aliases == aliases:
+            _seen.insert(0, _seen.pop(number))
+            return known
+    known = _work_out(flat, aliases)
+    _seen.insert(0, known)
+    del _seen[_LAYOUTS_KEPT:]
+    return known
+
+
+def _work_out(flat: Flat, aliases: tuple[int, ...] | None) -> _Structure:
+    skeleton, names, described = name_leaves(flat, aliases)
+    numbers = sorted(names)
+    if any(described[number].kind == "dtensor" for number in numbers):
+        return _Structure(flat.tokens, aliases, skeleton, None)
+    tensors = [stored_as(described[number], names[number])[0] for number in numbers]
+    groups = group(tensors, _name_file)
+    index = _index(groups, tensors) if len(groups) > 1 else None
+    layout = Layout(groups, [(number, described[number]) for number in numbers], index)
+    return _Structure(flat.tokens, aliases, skeleton, layout)
+
+
+def name_leaves(flat: Flat, aliases: tuple[int, ...] | None) -> tuple[Skeleton, dict[int, str], list[Described]]:
+    """The skeleton, the name of each leaf that is written (an alias is not), and all leaves' descriptions."""
+    names: dict[int, str] = {}
+    taken = {"", "__metadata__"}
+    found: list[Described] = []
+
+    def reference(number: int, described: Described, path: tuple[str, ...]) -> dict[str, Any]:
+        found.append(described)
+        owner = number if aliases is None else aliases[number]
+        if owner == number:
+            names[number] = _unique(".".join(path), taken)
+        return stored_as(described, names[owner])[1]
+
+    return Skeleton(flat.tokens, reference), names, found
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, more = name, 1
+    while found in taken:
+        more += 1
+        found = f"{name}#{more}"
+    taken.add(found)
+    return found
+
+
+def _name_file(number: int, count: int) -> str:
+    return "state.safetensors" if count == 1 else f"state-{number:05d}-of-{count:05d}.safetensors"
+
+
+def _index(groups: Sequence[Group], tensors: Sequence[Tensor]) -> bytes:
+    """The customary file that says which tensor lies where, for other tools; ours reads the headers."""
+    weights = {tensors[spot.number].name: file.path for file in groups for spot in file.spots}
+    total = sum(tensor.size_bytes for tensor in tensors)
+    return msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": weights})
+
+
+def _lay_behind(begin: int, sizes: Iterable[tuple[str, int]]) -> tuple[PlannedFile, ...]:
+    files = []
+    for path, size in sizes:
+        files.append(PlannedFile(path, begin, size))
+        begin = round_up(begin + size)
+    return tuple(files)
+
+
+def _end(files: Sequence[PlannedFile]) -> int:
+    return round_up(files[-1].offset + files[-1].size) if files else 0

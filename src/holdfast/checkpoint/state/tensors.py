@@ -1,0 +1,235 @@
+"""Tensors and arrays on their way out: what they are, which of them are one and the same, and the copy into a buffer.
+
+This and `revive` (the way back), `device` and `sharded` are the only modules here that touch torch or numpy, and they
+import neither: a state can hold a tensor only where torch is loaded already. The copy is the stall of a checkpoint,
+so it is one `copy_` each, from wherever and however strided the source is straight to its place in the buffer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from holdfast.checkpoint.state.device import copy_from_device
+from holdfast.checkpoint.state.dtypes import CODE_OF_NUMPY, CODE_OF_TORCH, RAW
+from holdfast.checkpoint.state.grouping import Tensor
+from holdfast.checkpoint.state.tree import Refused
+
+__all__ = ["Arrays", "Copier", "Described", "carrier_of", "stored_as"]
+
+_TENSOR, _ARRAY, _SCALAR, _SHARDED = "tensor", "array", "scalar", "dtensor"
+_QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
+_CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+_RAW_NUMPY_KINDS = "biufcMmUS"
+
+
+class Described(NamedTuple):
+    """How a leaf is stored. Equal for leaves that take the same place; torch's or numpy's own dtype and shape."""
+
+    kind: str
+    dtype: Any
+    shape: tuple[int, ...]
+    sharding: Any = None
+
+
+class Arrays:
+    """The leaves that we know: torch's tensors and numpy's arrays and scalars."""
+
+    def __init__(self) -> None:
+        self._known: dict[type, Any] = {}
+
+    def leaf(self, value: Any) -> Described | None:
+        describe = self._known.get(type(value))
+        if describe is None:
+            describe = self._known_by_kin(type(value))
+            if describe is None:
+                return None
+        found: Described = describe(value)
+        return found
+
+    def tag(self, value: Any) -> dict[str, Any] | None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return None
+        if isinstance(value, torch.dtype):
+            return {"$dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.Size):
+            return {"$size": list(value)}
+        if isinstance(value, torch.device):
+            return {"$device": str(value)}
+        return None
+
+    def aliases(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
+        """For each leaf the first one that it is the same memory as (itself, as a rule); None if all differ."""
+        torch = sys.modules.get("torch")
+        tensor = torch.Tensor if torch is not None else ()
+        places = [leaf.data_ptr() if isinstance(leaf, tensor) else id(leaf) for leaf in leaves]
+        if len(set(places)) == len(places):
+            return None
+        first: dict[Any, int] = {}
+        found = tuple(first.setdefault(_identity(leaf, tensor), number) for number, leaf in enumerate(leaves))
+        return None if len(first) == len(leaves) else found
+
+    def _known_by_kin(self, kind: type) -> Any:
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        describe: Any = None
+        if torch is not None and issubclass(kind, torch.Tensor):
+            describe = _describer_of_tensors(torch, kind)
+        elif numpy is not None and issubclass(kind, numpy.ndarray):
+            describe = _describe_array if kind in (numpy.ndarray, numpy.memmap) else _refuse_array
+        elif numpy is not None and issubclass(kind, numpy.generic):
+            describe = _describe_scalar
+        if describe is not None:
+            self._known[kind] = describe
+        return describe
+
+
+def _identity(leaf: Any, tensor: Any) -> Any:
+    if not isinstance(leaf, tensor):
+        return id(leaf)
+    if leaf.numel() == 0:
+        return id(leaf)  # An empty tensor has no memory that it could share.
+    return (leaf.data_ptr(), leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg())
+
+
+def _describer_of_tensors(torch: Any, kind: type) -> Any:
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and issubclass(kind, distributed.DTensor):
+        return _describe_sharded
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        return _refuse_wrapper
+    strided, quantized = torch.strided, {getattr(torch, name) for name in _QUANTIZED if hasattr(torch, name)}
+
+    def describe(value: Any) -> Described:
+        if value.layout is not strided:
+            raise Refused("a sparse tensor cannot be saved in a state: write .to_dense()")
+        dtype = value.dtype
+        if dtype in quantized:
+            raise Refused("a quantized tensor cannot be saved in a state: save .int_repr(), scale and zero point")
+        if value.is_meta:
+            raise Refused("a meta tensor has no data that could be saved: materialize it first")
+        return Described(_TENSOR, dtype, value.shape)
+
+    return describe
+
+
+def _refuse_wrapper(value: Any) -> Described:
+    raise Refused(
+        f"{type(value).__module__}.{type(value).__qualname__}, a tensor that wraps others, cannot be saved in a "
+        "state: save the tensors that it is made of"
+    )
+
+
+def _describe_sharded(value: Any) -> Described:
+    if any(placement.is_partial() for placement in value.placements):
+        raise Refused("a DTensor with a partial placement is a sum that was not made yet: redistribute it first")
+    mesh = value.device_mesh
+    sharding = (tuple(value.placements), tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape))
+    return Described(_SHARDED, value.dtype, value.shape, sharding)
+
+
+def _describe_array(value: Any) -> Described:
+    kind = value.dtype.kind
+    if kind not in _RAW_NUMPY_KINDS:
+        what = "of Python objects" if kind == "O" else f"of dtype {value.dtype}"
+        raise Refused(f"an array {what} cannot be saved in a state: convert it to numbers")
+    return Described(_ARRAY, value.dtype.str, value.shape)
+
+
+def _describe_scalar(value: Any) -> Described:
+    described = _describe_array(value)
+    return Described(_SCALAR, described.dtype, ())
+
+
+def _refuse_array(value: Any) -> Described:
+    raise Refused(
+        f"{type(value).__module__}.{type(value).__qualname__} would come back as a plain array: write numpy.asarray()"
+    )
+
+
+def stored_as(described: Described, name: str) -> tuple[Tensor, dict[str, Any]]:
+    """What the file holds for a leaf, and the reference that stands for it in the skeleton."""
+    if described.kind in (_ARRAY, _SCALAR):
+        code = CODE_OF_NUMPY.get(described.dtype)
+        dtype_name, width = described.dtype, sys.modules["numpy"].dtype(described.dtype).itemsize
+        reference: dict[str, Any] = {"$array": name}
+        if described.kind == _SCALAR:
+            reference["scalar"] = True
+    else:
+        dtype_name, width = str(described.dtype).removeprefix("torch."), described.dtype.itemsize
+        code = CODE_OF_TORCH.get(dtype_name)
+        reference = {"$tensor": name}
+    shape = tuple(described.shape)
+    count = 1
+    for length in shape:
+        count *= length
+    if code is None:
+        code, shape = RAW, (*shape, width)
+        reference["dtype"] = dtype_name
+    return Tensor(name, code, shape, count * width, (width & -width) or 1), reference
+
+
+def carrier_of(torch: Any, dtype: Any) -> Any:
+    """The dtype as which elements are moved: some exotic ones have no copy of their own, but all have a size."""
+    if str(dtype).removeprefix("torch.") in CODE_OF_TORCH or dtype.is_complex:
+        return dtype
+    return getattr(torch, _CARRIERS[dtype.itemsize])
+
+
+class Copier:
+    """The copies of all leaves of one layout, with everything worked out that does not depend on the values."""
+
+    def __init__(self, places: Sequence[tuple[int, Described, int]]) -> None:
+        """`places`: the leaf's number, what it is, and its offset in the buffer."""
+        self._tensors: list[tuple[int, Any, bool, Any, tuple[int, ...], int]] = []
+        self._arrays: list[tuple[int, str, tuple[int, ...], int]] = []
+        for number, described, offset in places:
+            if 0 in described.shape:
+                continue
+            if described.kind in (_ARRAY, _SCALAR):
+                self._arrays.append((number, described.dtype, described.shape, offset))
+                continue
+            carrier = carrier_of(sys.modules["torch"], described.dtype)
+            shape = described.shape
+            strides = tuple(_contiguous(shape))
+            at, odd = divmod(offset, carrier.itemsize)
+            assert odd == 0, "every tensor begins at a multiple of its element's size"
+            self._tensors.append((number, carrier, carrier is not described.dtype, shape, strides, at))
+
+    def copy(self, leaves: Sequence[Any], buffer: memoryview) -> None:
+        """Copy each leaf to its place in `buffer`."""
+        if self._tensors:
+            self._copy_tensors(leaves, buffer)
+        if self._arrays:
+            numpy = sys.modules["numpy"]
+            for number, dtype, shape, offset in self._arrays:
+                numpy.copyto(numpy.ndarray(shape, dtype, buffer, offset), leaves[number], casting="no")
+
+    def _copy_tensors(self, leaves: Sequence[Any], buffer: memoryview) -> None:
+        torch = sys.modules["torch"]
+        raw = torch.frombuffer(buffer, dtype=torch.uint8)
+        bases: dict[Any, Any] = {}
+        elsewhere: list[tuple[Any, Any]] = []
+        with torch.no_grad():
+            for number, carrier, foreign, shape, strides, at in self._tensors:
+                base = bases.get(carrier)
+                if base is None:
+                    whole = len(raw) // carrier.itemsize * carrier.itemsize
+                    base = bases[carrier] = raw[:whole].view(carrier)
+                source = leaves[number]
+                if foreign:
+                    source = source.view(carrier)
+                target = base.as_strided(shape, strides, at)
+                if source.is_cpu:
+                    target.copy_(source)
+                else:
+                    elsewhere.append((target, source))
+            copy_from_device(elsewhere)
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for at in range(len(shape) - 2, -1, -1):
+        strides[at] = strides[at + 1] * shape[at + 1]
+    return strides

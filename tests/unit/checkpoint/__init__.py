@@ -1,0 +1,1 @@
+"""Tests of `holdfast.checkpoint` on real files."""

@@ -1,0 +1,297 @@
+"""Reserve, upload, commit: what is taken, what is copied, what is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.unit.checkpoint.far_store import FarStore, write_source
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.commit import (
+    abandon,
+    commit,
+    commit_directory,
+    merge_parts,
+    reference_existing,
+    reserve,
+    upload_part,
+)
+from holdfast.checkpoint.reservation import Reservation, read_reservation
+from holdfast.checkpoint.restore import fetch
+from holdfast.checkpoint.verify import verify
+from holdfast.checkpoint.writer import this_process
+from holdfast.core.parts import Draft, FileEntry
+from holdfast.errors import CheckpointError, ConfigError, DuplicateFile, Fenced, NameTaken, OutOfSpace, Unavailable
+from holdfast.storage.posix import PosixStore
+from holdfast.storage.store import Digest, OnBytes, Store
+
+
+@pytest.fixture(params=[True, False], ids=["exclusive", "not exclusive"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> FarStore:
+    return FarStore(tmp_path / "run", exclusive=request.param)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_source(tmp_path / "source", model="weights", layers__0="zero")
+
+
+def dead(store: Store, draft: Draft) -> None:
+    """Make a draft look as if its writer had died."""
+    found = read_reservation(store, draft.name)
+    assert found is not None
+    gone = msgspec.structs.replace(found.writer, started_ticks=1)
+    store.put(f"{draft.name}/.reserved.json", msgspec.json.encode(msgspec.structs.replace(found, writer=gone)))
+
+
+def test_one_call(store: FarStore, source: Path, tmp_path: Path) -> None:
+    (source / ".metadata.json").write_text('{"by": "me"}')
+    done = commit_directory(store, source, metrics={"loss": 1.5})
+    assert (done.name, done.index, done.parent, done.metrics) == ("checkpoint_000000", 0, None, {"loss": 1.5})
+    assert [entry.path for entry in done.files] == ["layers/0", "model"]
+    assert Catalog(store).committed() == [done]
+    fetched = fetch(store, done.name, tmp_path / "out")
+    assert (fetched / "layers" / "0").read_text() == "zero"
+    assert (fetched / ".metadata.json").read_text() == '{"by": "me"}'
+    assert sorted(path.name for path in fetched.iterdir()) == [".metadata.json", "layers", "model"]
+    assert not any(layout.CLAIM_PREFIX in entry.key for entry in store.list())
+
+
+def test_indices_count_on(store: FarStore, source: Path) -> None:
+    assert commit_directory(store, source).index == 0
+    assert commit_directory(store, source, name="best").index == 1
+    assert reserve(store).index == 2
+    assert reserve(store, at_least=10).name == "checkpoint_000010"
+    assert reserve(store).index == 11
+
+
+def test_an_empty_directory_is_a_checkpoint(store: FarStore, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    assert commit_directory(store, tmp_path / "nothing").files == ()
+    assert verify(store).intact
+
+
+def test_unchanged_files_are_copied(store: FarStore, source: Path) -> None:
+    commit_directory(store, source)
+    (source / "model").write_text("WEIGHTS")
+    store.uploads.clear()
+    done = commit_directory(store, source)
+    assert store.uploads == ["checkpoint_000001/model"]
+    assert done.parent == "checkpoint_000000"
+    assert verify(store, deep=True).intact
+
+
+def test_a_parent_that_is_gone_or_damaged_costs_an_upload(store: FarStore, source: Path, tmp_path: Path) -> None:
+    parent = commit_directory(store, source)
+    (tmp_path / "run" / parent.name / "model").write_text("we")
+    store.delete([f"{parent.name}/layers/0"])
+    draft = reserve(store)
+    files = upload_part(store, draft, source, rank=0, parent_files=parent.files)
+    commit(store, draft, files)
+    assert verify(store, [draft.name], deep=True).intact
+
+
+def test_ranks_add_to_one_draft(store: FarStore, tmp_path: Path) -> None:
+    draft = msgspec.json.decode(msgspec.json.encode(reserve(store)), type=Draft)
+    parts: dict[int, list[FileEntry]] = {}
+    for rank in (1, 0):
+        directory = write_source(tmp_path / f"rank{rank}", **{f"shard{rank}": f"part {rank}"})
+        (directory / ".metadata.json").write_text(f'{{"rank": {rank}}}')
+        parts[rank] = upload_part(store, draft, directory, rank=rank, parent_files=None)
+    assert Catalog(store).committed() == []
+    done = commit(store, draft, merge_parts(parts), metrics={}, world_size=2, generation=3, iteration=4)
+    assert [(entry.path, entry.rank) for entry in done.files] == [("shard0", 0), ("shard1", 1)]
+    assert (done.world_size, done.generation, done.iteration) == (2, 3, 4)
+    assert store.get(f"{done.name}/.metadata.json") == b'{"rank": 0}'
+    again = [FileEntry(path="shard0", size_bytes=0, blake3="0" * 64, rank=1)]
+    with pytest.raises(DuplicateFile, match=r"Ranks 0 and 1 .*'shard0'"):
+        merge_parts({0: parts[0], 1: again})
+
+
+def test_only_some_files(store: FarStore, source: Path) -> None:
+    draft = reserve(store)
+    assert [one.path for one in upload_part(store, draft, source, rank=0, parent_files=None, only=["model"])] == [
+        "model"
+    ]
+    with pytest.raises(ConfigError, match="no file 'other'"):
+        upload_part(store, draft, source, rank=0, parent_files=None, only=["other"])
+
+
+def test_a_name_is_had_once(store: FarStore, source: Path) -> None:
+    commit_directory(store, source, name="best")
+    with pytest.raises(NameTaken, match="'best'"):
+        commit_directory(store, source, name="best")
+    reserve(store, name="busy")
+    with pytest.raises(NameTaken, match=f"taken by .*:{os.getpid()}"):
+        reserve(store, name="busy")
+
+
+def test_a_users_own_directory_is_never_mixed_into(store: FarStore, source: Path) -> None:
+    store.put("mine/notes.txt", b"x")
+    with pytest.raises(NameTaken, match="other files"):
+        reserve(store, name="mine")
+    draft = reserve(store, name="mine", adopt=True)
+    entries = reference_existing(store, "mine")
+    done = commit(store, draft, entries)
+    assert [entry.path for entry in done.files] == ["notes.txt"]
+    assert verify(store, deep=True).intact
+
+
+def test_numbered_names_count_upwards(store: FarStore, source: Path) -> None:
+    assert commit_directory(store, source, name="checkpoint_000005").index == 5
+    with pytest.raises(ConfigError, match=r"count upwards.*checkpoint_000006"):
+        reserve(store, name="checkpoint_000003")
+    with pytest.raises(NameTaken):
+        reserve(store, name="checkpoint_000005")
+    assert reserve(store).index == 6
+
+
+def test_a_dead_writers_name_is_free_again(store: FarStore, source: Path) -> None:
+    draft = reserve(store, name="best")
+    upload_part(store, draft, write_source(source.parent / "other", stale="old"), rank=0, parent_files=None)
+    dead(store, draft)
+    done = commit_directory(store, source, name="best")
+    assert "best/stale" not in [entry.key for entry in store.list("best")]
+    assert Catalog(store).committed() == [done]
+
+
+def test_a_later_epoch_takes_a_name_over(store: FarStore, source: Path) -> None:
+    draft = reserve(store, name="best", epoch=1)
+    files = upload_part(store, draft, source, rank=0, parent_files=None)
+    with pytest.raises(NameTaken):
+        reserve(store, name="best", epoch=1)
+    taken = reserve(store, name="best", epoch=2)
+    with pytest.raises(Fenced, match="cleared away"):
+        commit(store, draft, files)
+    abandon(store, draft)
+    assert read_reservation(store, "best") is not None, "a fenced writer must not abandon its successor's draft"
+    files = upload_part(store, taken, source, rank=0, parent_files=None)
+    assert commit(store, taken, files).epoch == 2
+
+
+def test_a_commit_whose_answer_was_lost_may_be_repeated(store: FarStore, source: Path) -> None:
+    draft = reserve(store)
+    files = upload_part(store, draft, source, rank=0, parent_files=None)
+    first = commit(store, draft, files, created_at="2026-01-01T00:00:00.000Z")
+    assert commit(store, draft, files) == first
+    abandon(store, draft)
+    assert verify(store, deep=True).ok == [first]
+
+
+def test_abandoned_drafts_leave_nothing_to_see(store: FarStore, source: Path) -> None:
+    draft = reserve(store)
+    files = upload_part(store, draft, source, rank=0, parent_files=None)
+    abandon(store, draft)
+    assert [entry.key for entry in store.list()] == [f"{draft.name}/.manifest.json", f"{draft.name}/.reserved.json"]
+    with pytest.raises(Fenced):
+        commit(store, draft, files)
+    assert Catalog(store).committed() == []
+    custom = reserve(store, name="best")
+    abandon(store, custom)
+    assert reserve(store, name="best").name == "best"
+
+
+class FullStore(FarStore):
+    """A disk that fills up in the middle of an upload, and then has no room for a tombstone either."""
+
+    full = False
+
+    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+        if key.endswith("model"):
+            self.full = True
+            raise OutOfSpace("full")
+        return super().upload(key, source, on_bytes)
+
+    def create(self, key: str, data: bytes) -> None:
+        if self.full:
+            raise OutOfSpace("full")
+        super().create(key, data)
+
+
+def test_a_full_disk_is_emptied_again(source: Path, tmp_path: Path) -> None:
+    store = FullStore(tmp_path / "run")
+    with pytest.raises(OutOfSpace):
+        commit_directory(store, source)
+    assert store.list() == []
+
+
+class SilentStore(FarStore):
+    """Stores what it is given, and then does not answer."""
+
+    def create(self, key: str, data: bytes) -> None:
+        super().create(key, data)
+        if key.endswith(layout.MANIFEST):
+            raise Unavailable("no answer")
+
+
+def test_an_unknown_outcome_is_never_deleted(source: Path, tmp_path: Path) -> None:
+    store = SilentStore(tmp_path / "run")
+    with pytest.raises(Unavailable):
+        commit_directory(store, source)
+    assert [found.name for found in verify(store, deep=True).ok] == ["checkpoint_000000"]
+
+
+def test_links_are_followed_and_loops_named(store: FarStore, source: Path, tmp_path: Path) -> None:
+    (source / "linked").symlink_to(write_source(tmp_path / "elsewhere", x="y"))
+    (source / "file").symlink_to(source / "model")
+    assert [one.path for one in commit_directory(store, source).files] == ["file", "layers/0", "linked/x", "model"]
+    (source / "layers" / "up").symlink_to(source)
+    with pytest.raises(ConfigError, match="above it"):
+        commit_directory(store, source)
+    (source / "layers" / "up").unlink()
+    (source / "nowhere").symlink_to(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="link to nothing"):
+        commit_directory(store, source)
+
+
+def test_special_files_and_reserved_names_are_refused(store: FarStore, source: Path, tmp_path: Path) -> None:
+    for name in (".manifest.json", ".reserved.json", ".claim-1.json"):
+        (source / name).write_text("mine")
+        with pytest.raises(ConfigError, match="rename the file"):
+            commit_directory(store, source)
+        (source / name).unlink()
+    with socket.socket(socket.AF_UNIX) as plug:
+        plug.bind(str(source / "plug"))
+        with pytest.raises(ConfigError, match="no plain file"):
+            commit_directory(store, source)
+    with pytest.raises(ConfigError, match="not a directory"):
+        commit_directory(store, tmp_path / "missing")
+    assert Catalog(store).committed() == []
+
+
+def test_a_copy_of_a_checkpoint_may_be_committed_again(store: FarStore, source: Path, tmp_path: Path) -> None:
+    local = PosixStore(tmp_path / "local")
+    first = commit_directory(local, source)
+    done = commit_directory(store, tmp_path / "local" / first.name)
+    assert [(one.path, one.blake3) for one in done.files] == [(one.path, one.blake3) for one in first.files]
+
+
+def test_metrics_are_checked_before_anything_is_written(store: FarStore, source: Path) -> None:
+    with pytest.raises(ConfigError, match="metrics"):
+        commit_directory(store, source, metrics={"bad": object()})
+    assert store.list() == []
+
+
+def test_a_failed_file_stops_the_others(store: FarStore, source: Path) -> None:
+    def fail(_: int) -> None:
+        raise CheckpointError("enough")
+
+    with pytest.raises(CheckpointError):
+        commit_directory(store, source, on_bytes=fail)
+    assert store.list() == []
+
+
+def test_claims_of_the_dead_do_not_block(tmp_path: Path, source: Path) -> None:
+    store = FarStore(tmp_path / "run", exclusive=False)
+    gone = msgspec.structs.replace(this_process(), started_ticks=1)
+    for writer, name in ((gone, "a"), (this_process(), "b")):
+        claim = Reservation(token="t", index=0, epoch=0, created_at="2026-01-01T00:00:00Z", writer=writer)
+        store.put(f"{name}/.claim-t.json", msgspec.json.encode(claim))
+    assert commit_directory(store, source, name="a").name == "a"
+    with pytest.raises(NameTaken):
+        reserve(store, name="b")
