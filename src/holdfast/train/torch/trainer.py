@@ -21,16 +21,9 @@ __all__ = ["TorchTrainer"]
 class TorchTrainer(DataParallelTrainer):
     """Trains a PyTorch function on every worker, with the process group made and taken down around it."""
 
-    # What a first DDP step, optimizer, DataLoader and save import beyond `import torch`, as few roots: measured,
-    # torch._dynamo alone is 1.1 s of CPU that every forked worker would spend again.
-    _preload: ClassVar[tuple[str, ...]] = (
-        "torch",
-        "torch.distributed",
-        "torch._dynamo",
-        "torch.utils.data",
-        "torch.utils.serialization",
-        "torch.profiler._cupti_monitor",
-    )
+    # Only what setting up the process group needs: the first worker should start soon. What a first step imports besides
+    # (torch._dynamo: a second of CPU) the zygote learns from the first workers, for the generations to come.
+    _preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
 
     def __init__(
         self,
