@@ -41,4 +41,6 @@ def worker_error(failure: WorkerFailure) -> Exception:
         error = RuntimeError(f"{failure.error_type}: {failure.error}")
     if failure.traceback:
         error.add_note(failure.traceback)
+    elif failure.last_lines:
+        error.add_note("The last lines that it printed:\n" + "\n".join(failure.last_lines))
     return error

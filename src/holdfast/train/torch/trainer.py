@@ -21,8 +21,8 @@ __all__ = ["TorchTrainer"]
 class TorchTrainer(DataParallelTrainer):
     """Trains a PyTorch function on every worker, with the process group made and taken down around it."""
 
-    # Only what setting up the process group needs: the first worker should start soon. What a first step imports besides
-    # (torch._dynamo: a second of CPU) the zygote learns from the first workers, for the generations to come.
+    # Only what setting up the process group needs: the first worker should start soon. What a first step imports
+    # besides (torch._dynamo: a second of CPU) the zygote learns from the first workers, for the generations to come.
     _preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
 
     def __init__(
