@@ -1,149 +1,241 @@
-"""Where a run's time went, and which of its reports count: both from records alone.
+"""Where a run's time went, from its records alone: what was training, what of it was kept, and what the faults cost.
 
-Every second from the first record to the last is put down to one purpose. Training is kept or lost only when the
-next generation says from which iteration it goes on, so the last stretch of training is held until then.
+Every second between the first and the last record falls into one bucket of `Account`. Time is attributed when the next
+record comes; training stays on a stack until a later generation takes it back, so one record costs O(1) on average
+and a run that goes on can be watched. `story` and the views for people use it.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause
 
-__all__ = ["Account", "Accountant", "Recovery", "account", "effective_reports"]
+__all__ = ["Account", "Accountant", "EffectiveReports", "Recovery", "account", "effective_reports"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """One failure that the run got over: what died, what was lost, how long it took."""
 
     generation: int
     """The generation that failed."""
     cause: r.WorkerFailure | None
+    """The root cause; None where the journal names no rank."""
     why: str
+    ranks: tuple[int, ...]
+    """All that failed, whether of themselves or with the one that is to blame."""
     lost_iterations: int
     elapsed_s: float
-    """From the moment the failure was known to the moment all workers ran again."""
+    """From the moment the failure was noticed until every new worker ran."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Seconds by purpose. They add up to the wall time, and `goodput` is the share of `training_kept_s` in it."""
+    """Seconds by what they were spent on; they add up to `wall_s`."""
 
     start_up_s: float = 0.0
+    """From a controller's start until its first workers ran."""
     training_kept_s: float = 0.0
     training_lost_s: float = 0.0
+    """Training that a failure or a restart took back."""
     stall_s: float = 0.0
+    """Training waited inside `report`."""
     recovery_s: float = 0.0
+    """Noticing is over, work has not begun again: stopping, starting, loading."""
     waiting_s: float = 0.0
+    """Between two generations: backing off, waiting for agents or for uploads."""
     down_s: float = 0.0
-    recoveries: list[Recovery] = field(default_factory=list)
+    """No controller, or one that was shutting down."""
+    lost_iterations: int = 0
+    recoveries: tuple[Recovery, ...] = ()
 
     @property
     def wall_s(self) -> float:
-        spent = self.start_up_s + self.training_kept_s + self.training_lost_s + self.stall_s
-        return spent + self.recovery_s + self.waiting_s + self.down_s
+        training_s = self.training_kept_s + self.training_lost_s + self.stall_s
+        return training_s + self.start_up_s + self.recovery_s + self.waiting_s + self.down_s
 
     @property
     def goodput(self) -> float | None:
+        """Share of the wall time spent on training that was kept, 0 to 1; None before any time has passed."""
         return self.training_kept_s / self.wall_s if self.wall_s > 0 else None
 
 
-class Accountant:
-    """Fed with every record in order; `account` may be read at any time."""
+@dataclass(slots=True)
+class _Stretch:
+    """Training from iteration `first` to `last` that still counts."""
 
-    def __init__(self) -> None:
-        self.account = Account()
-        self._last_at: float | None = None
-        self._spent_until: float | None = None
-        """Up to here every second is put down to something."""
-        self._purpose = "start_up_s"
-        self._running_at: float | None = None
-        self._iterations = array("q")
-        self._times = array("d")
-        self._stalls = array("d")
-        self._held_until: float | None = None
-        """End of a stretch of training whose worth is not known yet."""
-        self._committed = 0
-        self._ended: r.GenerationEnded | None = None
-        self._lost_iterations = 0
+    first: int
+    last: int
+    seconds: float
+    sealed: bool
+    """Ends at a checkpoint, to which the run may go back."""
+
+
+@dataclass(slots=True)
+class _Failure:
+    ended: r.GenerationEnded
+    lost_iterations: int = 0
+
+
+@dataclass(slots=True)
+class Accountant:
+    """Takes a journal's records one by one; `account` may be read at any time."""
+
+    _phase: str = "down"
+    _cursor: float | None = None
+    _spent: dict[str, float] = field(default_factory=dict)
+    _tail_s: float = 0.0
+    """Training since the last report."""
+    _stretches: list[_Stretch] = field(default_factory=list)
+    _committed: int = 0
+    """The iteration to which the run would go back if it died now."""
+    _lost_iterations: int = 0
+    _failures: list[_Failure] = field(default_factory=list)
+    _recoveries: list[Recovery] = field(default_factory=list)
+
+    @property
+    def account(self) -> Account:
+        return Account(
+            start_up_s=self._spent.get("start_up", 0.0),
+            training_kept_s=self._spent.get("kept", 0.0) + self._tail_s,
+            training_lost_s=self._spent.get("lost", 0.0),
+            stall_s=self._spent.get("stall", 0.0),
+            recovery_s=self._spent.get("recovery", 0.0),
+            waiting_s=self._spent.get("waiting", 0.0),
+            down_s=self._spent.get("down", 0.0),
+            lost_iterations=self._lost_iterations,
+            recoveries=tuple(self._recoveries),
+        )
 
     def take(self, record: r.Record) -> None:
-        at = record.at if self._last_at is None else max(record.at, self._last_at)
+        """One more record of the journal, in order."""
         match record:
             case r.Reported():
-                self._iterations.append(record.iteration)
-                self._times.append(at)
-                self._stalls.append(record.stall_s)
+                self._pass(record.at)
+                self._report(record)
             case r.ControllerStarted():
-                self._hold(self._last_at)
-                self._spend("down_s", at)
-                self._purpose, self._ended = "start_up_s", None
+                self._leave("down")  # whoever had the run before is gone since its last record
+                self._pass(record.at)
+                self._phase = "start_up"
+                self._failures.clear()
             case r.GenerationStarted():
-                self._hold(at)
-                self._judge(record.iteration)
-                self._spend(self._purpose, at)
-                self._purpose = "recovery_s" if self._ended is not None else "start_up_s"
+                self._pass(record.at)
+                self._phase = "recovery" if self._phase == "waiting" else self._phase
+                self._go_back(record.iteration)
             case r.GenerationRunning():
-                self._spend(self._purpose, at)
-                self._recovered(at)
-                self._running_at = at
+                self._pass(record.at)
+                self._phase = "training"
+                self._recover(record)
             case r.GenerationEnded():
-                self._hold(min(at, max(record.detected_at, self._running_at or record.detected_at)))
-                self._ended, self._purpose = record, "waiting_s"
-            case r.CheckpointCommitted():
-                self._committed = record.iteration
+                self._end(record)
             case r.RunFinished():
-                self._hold(at)
-                self._judge(None)
+                self._pass(record.at)
+                self._add("kept", self._tail_s)
+                self._tail_s, self._phase = 0.0, "down"
             case r.RunFailed() | r.RunInterrupted():
-                self._hold(at)
-                self._judge(self._committed)
+                self._pass(record.at)
+                self._leave("down")
+                self._go_back(self._committed)
+            case r.CheckpointCommitted():
+                self._pass(record.at)
+                self._committed = record.iteration
             case _:
-                pass
-        self._last_at = at
+                self._pass(record.at)
 
-    def _hold(self, until: float | None) -> None:
-        if self._running_at is not None and self._held_until is None and until is not None:
-            self._held_until = max(until, self._running_at)
+    def _pass(self, until: float) -> None:
+        """Time passed in the present phase. Clocks of other machines may be off: it never runs backwards."""
+        if self._cursor is None:
+            self._cursor = until
+        seconds = max(0.0, until - self._cursor)
+        self._cursor += seconds
+        if self._phase == "training":
+            self._tail_s += seconds
+        else:
+            self._add(self._phase, seconds)
 
-    def _judge(self, iteration: int | None) -> None:
-        """The held stretch of training is kept up to the report of `iteration` (None: all of it)."""
-        if self._running_at is None or self._held_until is None:
-            return
-        kept = len(self._iterations) if iteration is None else bisect_right(self._iterations, iteration)
-        kept_until = self._held_until if iteration is None else (self._times[kept - 1] if kept else self._running_at)
-        kept_until = min(kept_until, self._held_until)
-        stalled_s = min(sum(self._stalls[:kept]), kept_until - self._running_at)
-        self.account.stall_s += stalled_s
-        self.account.training_kept_s += kept_until - self._running_at - stalled_s
-        self.account.training_lost_s += self._held_until - kept_until
-        self._lost_iterations = len(self._iterations) - kept
-        self._spent_until = self._held_until
-        self._running_at = self._held_until = None
-        for column in (self._iterations, self._times, self._stalls):
-            del column[:]
+    def _add(self, bucket: str, seconds: float) -> None:
+        self._spent[bucket] = self._spent.get(bucket, 0.0) + seconds
 
-    def _spend(self, purpose: str, at: float) -> None:
-        if self._spent_until is not None and at > self._spent_until:
-            setattr(self.account, purpose, getattr(self.account, purpose) + at - self._spent_until)
-        self._spent_until = at
+    def _leave(self, phase: str) -> None:
+        """Work that was not reported is lost with the workers that did it."""
+        self._add("lost", self._tail_s)
+        self._tail_s, self._phase = 0.0, phase
 
-    def _recovered(self, at: float) -> None:
-        ended, self._ended = self._ended, None
-        if ended is None or not ended.failures:
-            return
-        cause = root_cause(ended.failures) if ended.failures else None
-        elapsed_s = at - ended.detected_at
-        self.account.recoveries.append(Recovery(ended.generation, cause, ended.why, self._lost_iterations, elapsed_s))
+    def _report(self, record: r.Reported) -> None:
+        stall_s = min(record.stall_s, self._tail_s)
+        self._add("stall", stall_s)
+        seconds, self._tail_s = self._tail_s - stall_s, 0.0
+        self._add("kept", seconds)
+        top = self._stretches[-1] if self._stretches else None
+        if top is not None and not top.sealed and top.last + 1 == record.iteration:
+            top.last, top.sealed = record.iteration, record.checkpoint
+            top.seconds += seconds
+        else:
+            self._stretches.append(_Stretch(record.iteration, record.iteration, seconds, record.checkpoint))
+
+    def _end(self, record: r.GenerationEnded) -> None:
+        self._pass(min(record.detected_at, record.at))
+        failed = record.counted or bool(record.failures)
+        self._leave("recovery" if failed else "down")
+        self._pass(record.at)
+        if failed:
+            self._phase = "waiting"
+            self._failures.append(_Failure(record))
+
+    def _go_back(self, iteration: int) -> None:
+        """Training beyond the iteration from which the run goes on is lost."""
+        self._committed = iteration
+        lost = 0
+        while self._stretches and self._stretches[-1].last > iteration:
+            top = self._stretches.pop()
+            beyond = top.last - max(iteration, top.first - 1)
+            lost += beyond
+            lost_s = top.seconds * beyond / (top.last - top.first + 1)
+            self._add("lost", lost_s)
+            self._add("kept", -lost_s)
+            if top.first <= iteration:
+                self._stretches.append(_Stretch(top.first, iteration, top.seconds - lost_s, True))
+        if self._stretches:
+            self._stretches[-1].sealed = True
+        self._lost_iterations += lost
+        if self._failures:
+            self._failures[-1].lost_iterations = lost
+
+    def _recover(self, record: r.GenerationRunning) -> None:
+        for failure in self._failures:
+            ended = failure.ended
+            self._recoveries.append(
+                Recovery(
+                    generation=ended.generation,
+                    cause=root_cause(ended.failures) if ended.failures else None,
+                    why=ended.why,
+                    ranks=tuple(sorted(one.rank for one in ended.failures)),
+                    lost_iterations=failure.lost_iterations,
+                    elapsed_s=max(0.0, record.at - ended.detected_at),
+                )
+            )
+        self._failures.clear()
+
+
+class EffectiveReports:
+    """The reports that count, as records come in: a new generation takes back those beyond its start."""
+
+    def __init__(self) -> None:
+        self.rows: list[r.Reported] = []
+
+    def take(self, record: r.Record) -> None:
+        if isinstance(record, r.Reported):
+            self.rows.append(record)
+        elif isinstance(record, r.GenerationStarted):
+            while self.rows and self.rows[-1].iteration > record.iteration:
+                self.rows.pop()
 
 
 def account(records: Iterable[r.Record]) -> Account:
-    """The account of a whole journal."""
+    """Where the time of a whole journal went."""
     accountant = Accountant()
     for record in records:
         accountant.take(record)
@@ -151,11 +243,8 @@ def account(records: Iterable[r.Record]) -> Account:
 
 
 def effective_reports(records: Iterable[r.Record]) -> list[r.Reported]:
-    """The reports that count: a generation that starts from an earlier iteration supersedes those beyond it."""
-    rows: list[r.Reported] = []
+    """The reports that count after every rollback, in order of iteration."""
+    reports = EffectiveReports()
     for record in records:
-        if isinstance(record, r.Reported):
-            rows.append(record)
-        elif isinstance(record, r.GenerationStarted):
-            del rows[bisect_right(rows, record.iteration, key=lambda row: row.iteration) :]
-    return rows
+        reports.take(record)
+    return reports.rows
