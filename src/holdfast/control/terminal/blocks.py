@@ -70,8 +70,8 @@ def death(ended: GenerationEnded, hosts: Mapping[int, str]) -> str:
 
 
 def short_traceback(failure: WorkerFailure) -> str:
-    """The traceback, indented; of a very long one the middle is left out."""
-    lines = (failure.traceback or "").rstrip().splitlines()
+    """The traceback, or else what was printed last, indented; of a very long one the middle is left out."""
+    lines = (failure.traceback or "\n".join(failure.last_lines)).rstrip().splitlines()
     if len(lines) > _TRACEBACK_LINES:
         half = _TRACEBACK_LINES // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]

@@ -164,7 +164,7 @@ class Terminal:
             return
         self._outlet.line("\n" + self._outlet.style(blocks.death(record, self._hosts), _RED))
         cause = root_cause(record.failures) if record.failures else None
-        if cause is None or not cause.traceback:
+        if cause is None or not (cause.traceback or cause.last_lines):
             return
         kind, times = signature(cause), self._last_error[1] + 1
         if kind == self._last_error[0]:
