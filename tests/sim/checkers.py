@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from holdfast.core import records as r
-from holdfast.core.commands import StartWorkers
-from holdfast.core.state import Durable
 from tests.sim.clock import Violation
 from tests.sim.disk import Manifest
 from tests.sim.scenario import gain
+
+from holdfast.core import records as r
+from holdfast.core.commands import StartWorkers
+from holdfast.core.state import Durable
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver

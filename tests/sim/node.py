@@ -1,7 +1,7 @@
 """A node: the agent, its workers, and its connection to the driver that it was started for.
 
-The connection is an ordered stream in each direction. It may be slow or be cut; what was under way is then lost from some
-point on, and each side notices in its own time. A part that a worker has handed over outlives the worker, not
+The connection is an ordered stream in each direction. It may be slow or be cut; what was under way is then lost from
+some point on, and each side notices in its own time. A part that a worker has handed over outlives the worker, not
 the node.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.sim.scenario import gain
+
 from holdfast.core import events as e
 from holdfast.core.commands import Place, StartWorkers
 from holdfast.core.records import WorkerFailure
-from tests.sim.scenario import gain
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.sim.disk import Manifest
+
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from tests.sim.disk import Manifest
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver

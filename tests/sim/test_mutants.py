@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.sim.__main__ import run_seeds
+from tests.sim.disk import Disk
+from tests.sim.driver import Driver
+from tests.sim.persisting import Persisting
 
 from holdfast.core import events as e
 from holdfast.core import forming, ledger, machine
 from holdfast.core import records as r
 from holdfast.core import state as states
 from holdfast.core.state import Durable, Group, State
-from tests.sim.__main__ import run_seeds
-from tests.sim.disk import Disk
-from tests.sim.driver import Driver
-from tests.sim.persisting import Persisting
 
 Patch = pytest.MonkeyPatch
 _SEEDS = 1500

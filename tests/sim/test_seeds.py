@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.sim.__main__ import run_seeds
 from tests.sim.simulation import Simulation
 

@@ -121,7 +121,13 @@ def complete(state: State, group: Group) -> None:
 
 
 def persist_next(state: State, now: float, out: Output) -> None:
-    """Persist the oldest complete ticket, unless one is being persisted already."""
+    """Persist the oldest complete ticket, unless one is being persisted already.
+
+    Without a journal nothing new may begin. What is under way may still be committed: the next controller finds it."""
+    if state.journal_lost:
+        for pending in list(state.pending.values()):
+            state.pending.pop(pending.ticket)
+            _give_up(state, pending, "the journal could not be written", now, out)
     if not state.pending:
         return
     ticket = min(state.pending)

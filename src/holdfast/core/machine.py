@@ -98,6 +98,7 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
                     _take_failure(group, r.WorkerFailure(rank=rank, cause=cause, agent=agent), now)
         case e.StorageLost():
             state.fatal = (event.error_type, event.error)
+            state.journal_lost = True
         case e.ControllerFenced():
             state.ended = True
             state.fatal = ("Fenced", event.why)

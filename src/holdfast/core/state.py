@@ -140,6 +140,7 @@ class State:
     cadence: Cadence = field(init=False)
     not_before: float = 0.0
     stop: str | None = None
+    journal_lost: bool = False
     fatal: tuple[str, str] | None = None
     """(error type, message) that ends the run as failed."""
 
