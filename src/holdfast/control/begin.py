@@ -61,7 +61,7 @@ def make_plan(
         began=_begin(request, store, lease),
         prepare=prepare,
         make_engine=_engine_maker(request, run_in_main),
-        observers=_observers(request, store, history),
+        observers=_observers(request, store, history, lease),
         settings=_settings(),
         max_restarts=request.max_failures,
     )
@@ -209,17 +209,16 @@ def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
     return make
 
 
-def _observers(request: TrainRequest, store: Store, history: History) -> list[Observer]:
+def _observers(request: TrainRequest, store: Store, history: History, lease: Lease) -> list[Observer]:
     observers: list[Observer] = [
         Terminal(
             sys.stderr,
             name=request.name,
             uri=store.uri,
             total_workers=request.max_workers,
-            command=sys.argv,
             prior=history.records,
         ),
-        ResultFiles(store, history.records, params=dict(request.params)),
+        ResultFiles(store, history.records, params=dict(request.params), fenced=lease.is_fenced),
     ]
     if request.callbacks:
         observers.append(CallbackObserver(request.callbacks, request.run_context, store))

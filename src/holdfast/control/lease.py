@@ -8,6 +8,7 @@ few seconds: a beat that does not change for the time-to-live, by the clock of w
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -18,12 +19,15 @@ from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import Writer, describe, is_dead, this_process
 from holdfast.control.journal import Position, position
-from holdfast.errors import Fenced, NotFound, RunBusy
+from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
 from holdfast.storage.store import Store
 
 __all__ = ["TIME_TO_LIVE_S", "EpochFile", "Lease", "acquire", "read_epochs"]
 
 TIME_TO_LIVE_S = 15.0
+_log = logging.getLogger(__name__)
+_held: set[tuple[str, int]] = set()
+"""The leases of this process, by run and epoch: one that could not be released in storage is released here."""
 
 
 class EpochFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +54,8 @@ class Lease:
         self._store = store
         self._own = own
         self._number = 0
+        self._fenced = False
+        _held.add((store.uri, own.epoch))
 
     @property
     def epoch(self) -> int:
@@ -61,20 +67,39 @@ class Lease:
 
     def beat(self) -> None:
         """Show that this controller lives, and find out whether it still counts: `Fenced` if not."""
+        self.check()
+        self._number += 1
+        self._put(released=False)
+
+    def check(self) -> None:
+        """Raises `Fenced` if another controller has taken the run over."""
         newer = [epoch for epoch in _numbers(self._store) if epoch > self.epoch]
         if newer:
+            self._fenced = True
             other = _read(self._store, max(newer))
             raise Fenced(
                 f"{self._store.uri} was taken over by {describe(other.holder)} at {other.started_at}; "
                 "what this controller does no longer counts."
             )
-        self._number += 1
-        self._put(released=False)
+
+    def is_fenced(self) -> bool:
+        """The same, at the price of one look: whoever comes next has the next number."""
+        if not self._fenced:
+            try:
+                self._store.size(_key(self.epoch + 1))
+                self._fenced = True
+            except StorageError:  # not there, or the storage is silent: nothing that speaks against this controller
+                return False
+        return self._fenced
 
     def release(self) -> None:
-        """Let the next controller in without a wait."""
+        """Let the next controller in without a wait; never fails, since a dead holder is found out all the same."""
+        _held.discard((self._store.uri, self.epoch))
         self._number += 1
-        self._put(released=True)
+        try:
+            self._put(released=True)
+        except StorageError as error:
+            _log.info("The lease could not be released in storage: %s", error)
 
     def _put(self, *, released: bool) -> None:
         beat = _Beat(number=self._number, at=now_text(), released=released)
@@ -121,6 +146,8 @@ def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -
     if first is not None and first.released:
         return False
     dead = is_dead(holder.holder)
+    if dead is False and holder.holder == this_process():
+        return (store.uri, holder.epoch) in _held
     if dead is not None:
         return not dead
     waited_s, pause_s = 0.0, holder.time_to_live_s / 10

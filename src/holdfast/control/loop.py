@@ -84,6 +84,7 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None
         self._status: str | None = None
+        self._journal_lost: StorageError | None = None
         self._started = (time.time(), time.monotonic())
         self._loop = asyncio.get_running_loop()
 
@@ -120,6 +121,8 @@ class Controller:
                 await self._turn()
         finally:
             await self._close(server)
+        if self._journal_lost is not None and self._status == "finished":
+            raise self._journal_lost  # nobody would ever learn that it was
         return self._status
 
     async def _wait(self) -> None:
@@ -147,14 +150,34 @@ class Controller:
             self._journal.append(decided.records)
             self._publisher.hold(decided.records)
             commands.extend(decided.commands)
-        fenced = any(isinstance(command, c.EndRun) and command.status == "fenced" for command in commands)
-        if (commands or idle) and not fenced:
-            await self._make_durable()
+        ends = [command.status for command in commands if isinstance(command, c.EndRun)]
+        if ends and (why := await self._fenced_by()) is not None:
+            self._state.fatal = ("Fenced", why)
+            ends = ["fenced"]
+        if "fenced" in ends:
+            self._publisher.forget()
+            self._status = "fenced"
+            return
+        durable = await self._make_durable() if commands or idle else True
         for command in commands:
-            self._do(command)
+            # Without a journal nothing new may begin, but everything may still be brought to its end.
+            if durable or isinstance(command, c.StopWorkers | c.EndRun):
+                self._do(command)
 
-    async def _make_durable(self) -> None:
-        give_up_at = self._loop.time() + self._settings.storage_patience_s
+    async def _fenced_by(self) -> str | None:
+        """A sentence on who took the run over, if anybody did: an end that this controller comes to counts no more."""
+        try:
+            await asyncio.to_thread(self._lease.check)
+        except Fenced as error:
+            return str(error)
+        except StorageError as error:
+            _log.info("The lease could not be looked at: %s", error)
+        return None
+
+    async def _make_durable(self) -> bool:
+        """Flush the journal, with patience as long as it ever worked; False, and the end of the run, otherwise."""
+        patience_s = self._settings.storage_patience_s if self._journal_lost is None else 0.0
+        give_up_at = self._loop.time() + patience_s
         pause_s = 0.2
         while self._journal.dirty:
             try:
@@ -163,14 +186,19 @@ class Controller:
                 else:
                     await asyncio.to_thread(self._journal.flush)
             except StorageError as error:
-                if self._loop.time() + pause_s > give_up_at or self._state.ended:
-                    self._events.append(e.StorageLost(error=str(error), error_type=type(error).__name__))
-                    return
+                if self._loop.time() + pause_s > give_up_at:
+                    self._lose_journal(error)
+                    return False
                 if pause_s == 0.2:
                     _log.warning("The journal cannot be written; trying again: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, 10.0)
         self._publisher.release()
+        return True
+
+    def _lose_journal(self, error: StorageError) -> None:
+        self._journal_lost = self._journal_lost or error
+        self.post(e.StorageLost(error=str(error), error_type=type(error).__name__))
 
     # ------------------------------------------------------------ commands out
 
@@ -199,7 +227,12 @@ class Controller:
             self.post(e.AgentUnavailable(slots=slots, why=str(error)))
 
     async def _persist(self, command: c.PersistCheckpoint) -> None:
-        self.post(await self._persister.persist(command))
+        outcome = await self._persister.persist(command)
+        refused = isinstance(outcome, e.CheckpointFailed) and outcome.error_type == "Fenced"
+        if refused and (why := await self._fenced_by()) is not None:
+            self.post(e.ControllerFenced(why=why))
+        else:
+            self.post(outcome)
 
     async def _delete(self, name: str) -> None:
         try:

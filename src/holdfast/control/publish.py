@@ -35,6 +35,10 @@ class Publisher:
     def hold(self, records: Sequence[Record]) -> None:
         self._held.extend(records)
 
+    def forget(self) -> None:
+        """What was held is void."""
+        self._held.clear()
+
     def release(self) -> None:
         if self._held:
             self._tell(self._held)

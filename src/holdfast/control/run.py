@@ -54,11 +54,13 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     except BaseException:
         lease.release()
         raise
-    status = _drive(plan, lease, calls, inline=request.local_mode)
+    try:
+        status = _drive(plan, lease, calls, inline=request.local_mode)
+    finally:
+        lease.release()
     if status == "fenced":
         assert plan.state.fatal is not None
         raise Fenced(plan.state.fatal[1])
-    lease.release()
     return _outcome(store, plan.state.durable.outcome)
 
 

@@ -53,8 +53,11 @@ class ResultFiles:
         *,
         params: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        fenced: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`fenced` says whether these files are another controller's by now."""
         self._store = store
+        self._fenced = fenced
         self._prior: Sequence[r.Record] = prior
         self._clock = clock
         self._queue: deque[r.Record] = deque()
@@ -82,8 +85,8 @@ class ResultFiles:
 
     def flush(self, final: bool = False) -> None:
         with self._lock:
-            if self._started is None:
-                return  # nothing was decided yet
+            if self._started is None or self._fenced():
+                return  # nothing was decided yet, or nothing that counts
             failures: list[StorageError] = []
             try:
                 if self._sinks is None:
