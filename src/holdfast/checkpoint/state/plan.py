@@ -18,15 +18,15 @@ import msgspec
 
 from holdfast.checkpoint.state.grouping import Group, Tensor, group, round_up
 from holdfast.checkpoint.state.skeleton import FILE, Skeleton
-from holdfast.checkpoint.state.tensors import Arrays, Copier, Described, stored_as
+from holdfast.checkpoint.state.tensors import Arrays, CheckedArrays, Copier, Described, stored_as
 from holdfast.checkpoint.state.tree import Flat, flatten
 
-__all__ = ["INDEX", "Layout", "Plan", "PlannedFile", "arrays", "name_leaves", "plan"]
+__all__ = ["INDEX", "Layout", "Plan", "PlannedFile", "Structure", "plan"]
 
 INDEX = "state.safetensors.index.json"
-_LAYOUTS_KEPT = 8
+_STRUCTURES_KEPT = 8
 
-arrays = Arrays()
+_arrays = Arrays()
 
 
 class PlannedFile(NamedTuple):
@@ -78,14 +78,18 @@ class Plan:
 class Layout:
     """Where everything lies, for all states of one structure."""
 
-    def __init__(self, groups: Sequence[Group], leaves: Sequence[tuple[int, Described]], index: bytes | None) -> None:
-        """`leaves`: for each tensor in the groups the leaf that it is, and that leaf's description."""
+    def __init__(
+        self, groups: Sequence[Group], leaves: Sequence[tuple[int, Described]], index: tuple[str, bytes] | None
+    ) -> None:
+        """`leaves`: for each tensor in the groups the leaf that it is, and that leaf's description; `index`: one file
+        more, by path and content."""
         self.heads = [file.header for file in groups]
         """What each file begins with: all of it, where the file has no tensors."""
         sizes = [(file.path, file.size_bytes) for file in groups]
         if index is not None:
-            self.heads.append(index)
-            sizes.append((INDEX, len(index)))
+            path, content = index
+            self.heads.append(content)
+            sizes.append((path, len(content)))
         self.files = _lay_behind(0, sizes)
         self.size_bytes = _end(self.files)
         self._places = [[(*leaves[spot.number], spot.offset) for spot in file.spots] for file in groups]
@@ -102,69 +106,71 @@ class Layout:
         return Copier(self._places[number] if number < len(self._places) else [])
 
 
-class _Structure(NamedTuple):
+class Structure(NamedTuple):
     """A structure that was seen, with all that was worked out for it."""
 
     tokens: list[Any]
     aliases: tuple[int, ...] | None
     skeleton: Skeleton
+    named: list[tuple[int, str, Described]]
+    """The leaves that are written (an alias is not): number, name and description."""
     layout: Layout | None
-    """None for a sharded one, whose layout the ranks work out together."""
+    """None for a sharded one, which the ranks lay out together."""
 
 
 _lock = threading.Lock()
-_seen: list[_Structure] = []
+_seen: list[Structure] = []
 
 
 def plan(state: Any) -> Plan:
     """Work out what `state` becomes. Raises a `TypeError` that names the path of what cannot be saved."""
-    flat = flatten(state, arrays)
-    aliases = arrays.aliases(flat.leaves)
+    flat = flatten(state, _arrays)
+    aliases = _arrays.aliases(flat.leaves)
     with _lock:
-        known = _find(flat, aliases)
+        known = _find(flat, aliases) or _work_out(state, flat.tokens, aliases)
         if known.layout is not None:
             text = known.skeleton.encode(flat.plains, [file.path for file in known.layout.files])
             return Plan(known.layout, flat.leaves, [(FILE, text)])
-    raise NotImplementedError
+    from holdfast.checkpoint.state.sharded import plan_sharded
+
+    return plan_sharded(known, flat)
 
 
-def _find(flat: Flat, aliases: tuple[int, ...] | None) -> _Structure:
+def _find(flat: Flat, aliases: tuple[int, ...] | None) -> Structure | None:
     for number, known in enumerate(_seen):
         if known.tokens == flat.tokens and known.aliases == aliases:
             _seen.insert(0, _seen.pop(number))
             return known
-    known = _work_out(flat, aliases)
-    _seen.insert(0, known)
-    del _seen[_LAYOUTS_KEPT:]
-    return known
+    return None
 
 
-def _work_out(flat: Flat, aliases: tuple[int, ...] | None) -> _Structure:
-    skeleton, names, described = name_leaves(flat, aliases)
-    numbers = sorted(names)
-    if any(described[number].kind == "dtensor" for number in numbers):
-        return _Structure(flat.tokens, aliases, skeleton, None)
-    tensors = [stored_as(described[number], names[number])[0] for number in numbers]
-    groups = group(tensors, _name_file)
-    index = _index(groups, tensors) if len(groups) > 1 else None
-    layout = Layout(groups, [(number, described[number]) for number in numbers], index)
-    return _Structure(flat.tokens, aliases, skeleton, layout)
-
-
-def name_leaves(flat: Flat, aliases: tuple[int, ...] | None) -> tuple[Skeleton, dict[int, str], list[Described]]:
-    """The skeleton, the name of each leaf that is written (an alias is not), and all leaves' descriptions."""
+def _work_out(state: Any, tokens: list[Any], aliases: tuple[int, ...] | None) -> Structure:
+    checked = flatten(state, CheckedArrays())
     names: dict[int, str] = {}
+    leaves: list[Described] = []
     taken = {"", "__metadata__"}
-    found: list[Described] = []
 
     def reference(number: int, described: Described, path: tuple[str, ...]) -> dict[str, Any]:
-        found.append(described)
+        leaves.append(described)
         owner = number if aliases is None else aliases[number]
         if owner == number:
             names[number] = _unique(".".join(path), taken)
         return stored_as(described, names[owner])[1]
 
-    return Skeleton(flat.tokens, reference), names, found
+    skeleton = Skeleton(checked.tokens, reference)
+    named = [(number, names[number], leaves[number]) for number in sorted(names)]
+    sharded = any(described.kind == "dtensor" for described in leaves)
+    known = Structure(tokens, aliases, skeleton, named, None if sharded else _lay_out(named))
+    _seen.insert(0, known)
+    del _seen[_STRUCTURES_KEPT:]
+    return known
+
+
+def _lay_out(named: Sequence[tuple[int, str, Described]]) -> Layout:
+    tensors = [stored_as(described, name)[0] for _, name, described in named]
+    groups = group(tensors, _name_file)
+    index = (INDEX, _index(groups, tensors)) if len(groups) > 1 else None
+    return Layout(groups, [(number, described) for number, _, described in named], index)
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -54,7 +54,8 @@ class Skeleton:
             container[key] = self._reference(self._leaves, next(tokens), path)
             self._leaves += 1
         elif token == OBJECT:
-            found = container[key] = {}
+            found: dict[str, Any] = {}
+            container[key] = found
             for _ in range(next(tokens)):
                 name = next(tokens)
                 self._build(tokens, found, name, (*path, name))
@@ -74,7 +75,7 @@ class Skeleton:
 
 def _spell(key: str | bytes) -> str:
     """A key as part of a tensor's name: what it is in JSON, without the quotes."""
-    return key if type(key) is str else bytes(key).decode()
+    return key if isinstance(key, str) else key.decode()
 
 
 def read_document(data: bytes | memoryview, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from holdfast.checkpoint.state.dtypes import CODE_OF_NUMPY, CODE_OF_TORCH, RAW
 from holdfast.checkpoint.state.grouping import Tensor
 from holdfast.checkpoint.state.tree import Refused
 
-__all__ = ["Arrays", "Copier", "Described", "carrier_of", "stored_as"]
+__all__ = ["Arrays", "CheckedArrays", "Copier", "Described", "carrier_of", "stored_as"]
 
 _TENSOR, _ARRAY, _SCALAR, _SHARDED = "tensor", "array", "scalar", "dtensor"
 _QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
@@ -25,12 +25,11 @@ _RAW_NUMPY_KINDS = "biufcMmUS"
 
 
 class Described(NamedTuple):
-    """How a leaf is stored. Equal for leaves that take the same place; torch's or numpy's own dtype and shape."""
+    """How a leaf is stored: torch's dtype, or the name of numpy's."""
 
     kind: str
     dtype: Any
     shape: tuple[int, ...]
-    sharding: Any = None
 
 
 class Arrays:
@@ -39,14 +38,22 @@ class Arrays:
     def __init__(self) -> None:
         self._known: dict[type, Any] = {}
 
-    def leaf(self, value: Any) -> Described | None:
-        describe = self._known.get(type(value))
-        if describe is None:
-            describe = self._known_by_kin(type(value))
-            if describe is None:
-                return None
-        found: Described = describe(value)
-        return found
+    def leaf(self, value: Any) -> tuple[Any, ...] | None:
+        """What tells leaves apart that are not stored alike, as cheaply as can be: `describe` makes sense of it."""
+        features = self._known.get(type(value)) or self._known_by_kin(type(value))
+        return None if features is None else features(value)
+
+    def describe(self, features: tuple[Any, ...]) -> Described:
+        """How such a leaf is stored; `Refused` if it cannot be."""
+        kind, dtype, shape, *more = features
+        if kind == _TENSOR:
+            _check_tensor(dtype, *more)
+        elif kind == _SHARDED:
+            _check_sharded(*more)
+        else:
+            _check_array(dtype)
+            dtype = dtype.str
+        return Described(kind, dtype, shape)
 
     def tag(self, value: Any) -> dict[str, Any] | None:
         torch = sys.modules.get("torch")
@@ -73,16 +80,24 @@ class Arrays:
 
     def _known_by_kin(self, kind: type) -> Any:
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        describe: Any = None
+        features: Any = None
         if torch is not None and issubclass(kind, torch.Tensor):
-            describe = _describer_of_tensors(torch, kind)
+            features = _tensor_features(torch, kind)
         elif numpy is not None and issubclass(kind, numpy.ndarray):
-            describe = _describe_array if kind in (numpy.ndarray, numpy.memmap) else _refuse_array
+            features = _array_features if kind in (numpy.ndarray, numpy.memmap) else _refuse_array
         elif numpy is not None and issubclass(kind, numpy.generic):
-            describe = _describe_scalar
-        if describe is not None:
-            self._known[kind] = describe
-        return describe
+            features = _scalar_features
+        if features is not None:
+            self._known[kind] = features
+        return features
+
+
+class CheckedArrays(Arrays):
+    """The same, but each leaf is described at once: for a structure that was not seen before."""
+
+    def leaf(self, value: Any) -> Described | None:
+        features = super().leaf(value)
+        return None if features is None else self.describe(features)
 
 
 def _identity(leaf: Any, tensor: Any) -> Any:
@@ -93,56 +108,51 @@ def _identity(leaf: Any, tensor: Any) -> Any:
     return (leaf.data_ptr(), leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg())
 
 
-def _describer_of_tensors(torch: Any, kind: type) -> Any:
+def _tensor_features(torch: Any, kind: type) -> Any:
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and issubclass(kind, distributed.DTensor):
-        return _describe_sharded
+        return lambda value: (_SHARDED, value.dtype, value.shape, value.placements, value.device_mesh)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
         return _refuse_wrapper
-    strided, quantized = torch.strided, {getattr(torch, name) for name in _QUANTIZED if hasattr(torch, name)}
-
-    def describe(value: Any) -> Described:
-        if value.layout is not strided:
-            raise Refused("a sparse tensor cannot be saved in a state: write .to_dense()")
-        dtype = value.dtype
-        if dtype in quantized:
-            raise Refused("a quantized tensor cannot be saved in a state: save .int_repr(), scale and zero point")
-        if value.is_meta:
-            raise Refused("a meta tensor has no data that could be saved: materialize it first")
-        return Described(_TENSOR, dtype, value.shape)
-
-    return describe
+    return lambda value: (_TENSOR, value.dtype, value.shape, value.layout, value.is_meta)
 
 
-def _refuse_wrapper(value: Any) -> Described:
+def _refuse_wrapper(value: Any) -> Any:
     raise Refused(
         f"{type(value).__module__}.{type(value).__qualname__}, a tensor that wraps others, cannot be saved in a "
         "state: save the tensors that it is made of"
     )
 
 
-def _describe_sharded(value: Any) -> Described:
-    if any(placement.is_partial() for placement in value.placements):
+def _check_tensor(dtype: Any, layout: Any, is_meta: bool) -> None:
+    if layout is not sys.modules["torch"].strided:
+        raise Refused("a sparse tensor cannot be saved in a state: write .to_dense()")
+    if str(dtype).removeprefix("torch.") in _QUANTIZED:
+        raise Refused("a quantized tensor cannot be saved in a state: save .int_repr(), scale and zero point")
+    if is_meta:
+        raise Refused("a meta tensor has no data that could be saved: materialize it first")
+
+
+def _check_sharded(placements: Any, mesh: Any) -> None:
+    if any(placement.is_partial() for placement in placements):
         raise Refused("a DTensor with a partial placement is a sum that was not made yet: redistribute it first")
-    mesh = value.device_mesh
-    sharding = (tuple(value.placements), tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape))
-    return Described(_SHARDED, value.dtype, value.shape, sharding)
 
 
-def _describe_array(value: Any) -> Described:
-    kind = value.dtype.kind
-    if kind not in _RAW_NUMPY_KINDS:
-        what = "of Python objects" if kind == "O" else f"of dtype {value.dtype}"
+def _array_features(value: Any) -> tuple[Any, ...]:
+    return (_ARRAY, value.dtype, value.shape)
+
+
+def _scalar_features(value: Any) -> tuple[Any, ...]:
+    return (_SCALAR, value.dtype, ())
+
+
+def _check_array(dtype: Any) -> None:
+    if dtype.kind not in _RAW_NUMPY_KINDS:
+        what = "of Python objects" if dtype.kind == "O" else f"of dtype {dtype}"
         raise Refused(f"an array {what} cannot be saved in a state: convert it to numbers")
-    return Described(_ARRAY, value.dtype.str, value.shape)
 
 
-def _describe_scalar(value: Any) -> Described:
-    described = _describe_array(value)
-    return Described(_SCALAR, described.dtype, ())
-
-
-def _refuse_array(value: Any) -> Described:
+def _refuse_array(value: Any) -> Any:
     raise Refused(
         f"{type(value).__module__}.{type(value).__qualname__} would come back as a plain array: write numpy.asarray()"
     )

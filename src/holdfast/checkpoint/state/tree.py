@@ -152,7 +152,7 @@ def _walk_sequence(value: Any, token: int, flat: Flat, adapter: LeafAdapter, dep
     flat.tokens += (token, len(value))
     at = 0
     try:
-        for at, item in enumerate(value):
+        for at, item in enumerate(value):  # noqa: B007  the handler needs it
             _walk(item, flat, adapter, depth + 1)
     except Refused as refused:
         refused.came_through(value, f"[{at}]")

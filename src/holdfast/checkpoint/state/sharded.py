@@ -1,0 +1,181 @@
+"""States with DTensors: every rank writes its own part, and rank 0 also writes what tells where the parts are.
+
+Who writes what is decided by torch.distributed.checkpoint's own planner; our `StateWriter` only takes the outcome down
+as a layout, for the bytes go into a buffer like those of any other state (`plan`). Tensors that are not DTensors are
+taken for replicas, of which one rank writes one; plain values and numpy arrays are rank 0's. The planning is a
+collective call over the default process group; once all ranks have seen a structure it is one number's reduction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
+from torch.distributed.checkpoint import save as run_planner
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from holdfast.checkpoint.state.grouping import Tensor, group
+from holdfast.checkpoint.state.plan import Layout, Plan, Structure
+from holdfast.checkpoint.state.shards import INDEX, Chunk, ShardedTensor, build_index
+from holdfast.checkpoint.state.skeleton import FILE
+from holdfast.checkpoint.state.tensors import Described, stored_as
+from holdfast.checkpoint.state.tree import Flat
+from holdfast.errors import CheckpointError
+
+__all__ = ["StateWriter", "plan_sharded"]
+
+_Named = Sequence[tuple[int, str, Described]]
+
+
+def plan_sharded(known: Structure, flat: Flat) -> Plan:
+    """This rank's part. Every rank of the default process group must call it."""
+    tensors = {name: flat.leaves[number] for number, name, how in known.named if how.kind in ("tensor", "dtensor")}
+    others = [(number, name, how) for number, name, how in known.named if how.kind not in ("tensor", "dtensor")]
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    written = _written.get(known.skeleton)
+    if not _agreed(written is not None and (written.rank, written.world) == (rank, world)):
+        written = _work_out(known, tensors, others, rank, world)
+        _written[known.skeleton] = written
+    assert written is not None and written.layout is not None
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.set_up_planner(tensors, is_coordinator=rank == 0)
+    leaves = [planner.resolve_data(item) for item in written.items]
+    if rank != 0:
+        return Plan(written.layout, leaves, [])
+    leaves += [flat.leaves[number] for number, _, _ in others]
+    return Plan(written.layout, leaves, [(FILE, known.skeleton.encode(flat.plains, written.files))])
+
+
+def _work_out(known: Structure, tensors: Mapping[str, Any], others: _Named, rank: int, world: int) -> StateWriter:
+    digest = hashlib.sha256(repr([(name, how) for _, name, how in known.named]).encode()).hexdigest()
+    writer = StateWriter(rank, world, digest, others)
+    try:
+        run_planner(dict(tensors), storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False))
+    except CheckpointException as error:
+        reason = "; ".join(str(failure[0]) for failure in error.failures.values())
+        raise CheckpointError(f"The ranks could not agree on a sharded checkpoint: {reason}") from error
+    return writer
+
+
+def _agreed(ready: bool) -> bool:
+    """Whether every rank knows the structure already: if one does not, all must plan."""
+    if not dist.is_initialized():
+        return ready
+    on_cpu = "gloo" in str(dist.get_backend_config()) or "mpi" in str(dist.get_backend_config())
+    flag = torch.tensor(int(ready), device=torch.device("cpu") if on_cpu else torch.device("cuda"))
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+class StateWriter(StorageWriter):  # type: ignore[misc]
+    """Takes down what this rank is to write, instead of writing it."""
+
+    def __init__(self, rank: int, world: int, digest: str, others: _Named) -> None:
+        """`others` are written by rank 0 besides; `digest` stands for the structure, the same on every rank."""
+        self.rank = rank
+        self.world = world
+        self.items: list[WriteItem] = []
+        self.layout: Layout | None = None
+        self.files: list[str] = []
+        """Of rank 0: every rank's files."""
+        self._digest = digest
+        self._others = others if rank == 0 else []
+        self._tensors: list[Tensor] = []
+        self._described: list[Described] = []
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Nothing to forget: a writer serves one planning."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to set up: there is no storage here."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return SavePlan(plan.items, storage_data=self._digest, planner_data=plan.planner_data)
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        odd = [rank for rank, plan in enumerate(plans) if plan.storage_data != self._digest]
+        if odd:
+            raise ValueError(f"rank {odd[0]} gave a state with other paths, dtypes or shapes than rank 0.")
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        for item in plan.items:
+            if item.tensor_data is None:
+                raise ValueError(f"{item.index.fqn} is no tensor.")
+            if math.prod(item.tensor_data.chunk.sizes) == 0:
+                continue
+            described = Described("tensor", item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes))
+            self.items.append(item)
+            self._add(described, _chunk_name(item))
+        for _, name, described in self._others:
+            self._add(described, name)
+        self._lay_out(None)
+        places = self._places()
+        results = [
+            WriteResult(index=item.index, size_in_bytes=self._tensors[at].size_bytes, storage_data=places[at])
+            for at, item in enumerate(self.items)
+        ]
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0: the index of everybody's parts becomes one file more."""
+        places = {result.index: result.storage_data for rank_results in results for result in rank_results}
+        tensors = {}
+        for name, stored in metadata.state_dict_metadata.items():
+            whole, _ = stored_as(Described("tensor", stored.properties.dtype, tuple(stored.size)), name)
+            more = whole.shape[len(stored.size) :]
+            chunks = sorted(
+                Chunk((*index.offset, *(0,) * len(more)), (*_sizes(stored.chunks, index.offset), *more), *place)
+                for index, place in places.items()
+                if index.fqn == name
+            )
+            tensors[name] = ShardedTensor(whole.code, whole.shape, tuple(chunks))
+        mine = self._places()
+        for at in range(len(self.items), len(self._tensors)):
+            tensor = self._tensors[at]
+            chunks = [Chunk((0,) * len(tensor.shape), tensor.shape, *mine[at])] if tensor.size_bytes else []
+            tensors[tensor.name] = ShardedTensor(tensor.code, tensor.shape, tuple(chunks))
+        self._lay_out((INDEX, build_index(tensors)))
+        self.files = sorted({place[0] for place in (*places.values(), *mine)}) + [INDEX]
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+    def _add(self, described: Described, name: str) -> None:
+        self._described.append(described)
+        self._tensors.append(stored_as(described, name)[0])
+
+    def _lay_out(self, index: tuple[str, bytes] | None) -> None:
+        self._groups = group(self._tensors, lambda number, _: f"shard-r{self.rank:04d}-{number:05d}.safetensors")
+        self.layout = Layout(self._groups, list(enumerate(self._described)), index)
+
+    def _places(self) -> list[tuple[str, str]]:
+        """For each of this rank's tensors its file and its name there."""
+        files = {spot.number: file.path for file in self._groups for spot in file.spots}
+        return [(files[number], tensor.name) for number, tensor in enumerate(self._tensors)]
+
+
+_written: weakref.WeakKeyDictionary[Any, StateWriter] = weakref.WeakKeyDictionary()
+"""What was worked out for a structure, by its skeleton, and for as long as `plan` remembers that."""
+
+
+def _chunk_name(item: WriteItem) -> str:
+    """The tensor's own name where the chunk is all of it."""
+    chunk = item.tensor_data.chunk
+    name: str = item.index.fqn
+    return name if chunk.sizes == item.tensor_data.size else f"{name}@{','.join(map(str, chunk.offsets))}"
+
+
+def _sizes(chunks: Sequence[Any], offsets: Any) -> tuple[int, ...]:
+    return next(tuple(c.sizes) for c in chunks if c.offsets == offsets and math.prod(c.sizes) > 0)
