@@ -24,7 +24,7 @@ from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.restore import fetch
 from holdfast.storage.files import mount_kind
 from holdfast.storage.locate import open_store
-from holdfast.storage.store import Digest, OnBytes
+from holdfast.storage.store import Digest, OnBytes, Source
 
 __all__ = ["main"]
 
@@ -73,7 +73,7 @@ class _Counting:
         self._store = store
         self.sent_bytes = 0
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         digest: Digest = self._store.upload(key, source, on_bytes)
         self.sent_bytes += digest.size_bytes
         return digest
