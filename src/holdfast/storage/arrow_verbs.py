@@ -1,0 +1,160 @@
+"""The few verbs in which filesystems under pyarrow differ: how a file is moved, copied and deleted, and what is cached.
+
+pyarrow's own bridge to fsspec hands paths to functions that expand `*`, `?` and `[` in them, so that deleting one file
+might delete others, and its streams ask for a file's size first and read it afterwards, which an overwrite may tear:
+fsspec is called directly for those verbs. Neighbour: `arrow` does all that is alike.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Protocol
+
+from pyarrow import fs as pafs
+
+__all__ = ["Fsspec", "Native", "Verbs", "verbs_of"]
+
+_OBJECTS = {"s3", "s3a", "gs", "gcs", "gcsfs", "abfs", "abfss", "az", "adl", "azure", "oss", "oci", "r2", "tos", "cos"}
+
+_TRIES = 100
+
+
+class Verbs(Protocol):
+    """What `arrow` asks of a filesystem, besides opening and listing."""
+
+    objects: bool
+    """Whether a file appears whole when it is closed, and directories need not be made."""
+
+    def refresh(self) -> None:
+        """Forget what was cached, so that other processes' writes are seen."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """All of a file as it was at some moment."""
+        ...
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """A range that is known to lie inside the file."""
+        ...
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy one file; NotImplementedError where the filesystem cannot by itself."""
+        ...
+
+    def move(self, source: str, target: str) -> None:
+        """Rename one file over another."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Delete one file; FileNotFoundError if it is not there."""
+        ...
+
+    def prune(self, directory: str) -> bool:
+        """Remove a directory if it is empty, without any chance of removing more. True if the one above it is to be
+        looked at next."""
+        ...
+
+
+def verbs_of(filesystem: Any) -> Verbs:
+    """The verbs of this filesystem."""
+    handler = getattr(filesystem, "handler", None)
+    if isinstance(handler, pafs.FSSpecHandler):
+        return Fsspec(handler.fs)
+    return Native(filesystem)
+
+
+class Native:
+    """One of pyarrow's own filesystems, or a user's handler."""
+
+    def __init__(self, filesystem: Any) -> None:
+        self._fs = filesystem
+        self.objects = filesystem.type_name in _OBJECTS
+
+    def refresh(self) -> None:
+        """Nothing is cached."""
+
+    def read(self, path: str) -> bytes:
+        # A stream learns the size and then reads that much of whatever is there by then: look again until both agree.
+        for _ in range(_TRIES):
+            before = self._fingerprint(path)
+            with self._fs.open_input_stream(path, compression=None) as stream:
+                data = bytes(stream.read())
+            if before == self._fingerprint(path) and len(data) == before[0]:
+                return data
+        raise TimeoutError(f"{path} keeps changing")
+
+    def _fingerprint(self, path: str) -> tuple[int, object]:
+        info = self._fs.get_file_info(path)
+        if info.type != pafs.FileType.File:
+            raise FileNotFoundError(path)
+        if not self.objects:
+            return int(info.size), info.mtime_ns
+        with self._fs.open_input_stream(path, compression=None) as stream:
+            return int(info.size), (stream.metadata() or {}).get(b"ETag", info.mtime_ns)
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        with self._fs.open_input_file(path) as file:
+            file.seek(start)
+            return bytes(file.read(length))
+
+    def copy(self, source: str, target: str) -> None:
+        self._fs.copy_file(source, target)
+
+    def move(self, source: str, target: str) -> None:
+        try:
+            self._fs.move(source, target)
+        except OSError:
+            # HDFS renames nothing onto a file that is there.
+            if self._fs.get_file_info(target).type != pafs.FileType.File:
+                raise
+            self._fs.delete_file(target)
+            self._fs.move(source, target)
+
+    def delete(self, path: str) -> None:
+        self._fs.delete_file(path)
+
+    def prune(self, directory: str) -> bool:
+        # pyarrow deletes directories with all that is in them, or not at all. But where it marked one by an empty
+        # object, some servers have made a file of that.
+        if not self.objects:
+            return False
+        info = self._fs.get_file_info(directory)
+        if info.type != pafs.FileType.File or info.size:
+            return False
+        self._fs.delete_file(directory)
+        return True
+
+
+class Fsspec:
+    """A filesystem of fsspec's."""
+
+    def __init__(self, filesystem: Any) -> None:
+        self._fs = filesystem
+        protocols = filesystem.protocol
+        self.objects = not _OBJECTS.isdisjoint((protocols,) if isinstance(protocols, str) else protocols)
+
+    def refresh(self) -> None:
+        self._fs.invalidate_cache()
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._fs.cat_file(path))
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        return bytes(self._fs.cat_file(path, start=start, end=start + length))
+
+    def copy(self, source: str, target: str) -> None:
+        self._fs.cp_file(source, target)
+
+    def move(self, source: str, target: str) -> None:
+        self._fs.cp_file(source, target)
+        self._fs.rm_file(source)
+
+    def delete(self, path: str) -> None:
+        self._fs.rm_file(path)
+
+    def prune(self, directory: str) -> bool:
+        if not self.objects:
+            with suppress(OSError):
+                self._fs.rmdir(directory)
+                return True
+        return False
