@@ -24,6 +24,8 @@ class Epoch:
     floor: int | None = None
     cuts: dict[int, int] | None = None
     """How many records of each earlier epoch count."""
+    closed: bool = False
+    """A later controller came before this one had settled: it never will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,19 @@ class Disk:
 
     def next_index(self) -> int:
         return max((index for index, _ in self.reserved.values()), default=-1) + 1
+
+    def close_unsettled(self, below: int) -> None:
+        """Nobody who was overtaken may settle anything after this: floors are created once, by whoever is first."""
+        for number, one in self.epochs.items():
+            if number < below and one.floor is None:
+                one.closed = True
+
+    def settle(self, epoch: int, floor: int, cuts: dict[int, int]) -> bool:
+        """Declare where earlier controllers end; False if this one was overtaken meanwhile."""
+        if self.epochs[epoch].closed:
+            return False
+        self.epochs[epoch].floor, self.epochs[epoch].cuts = floor, cuts
+        return True
 
     def seal(self, epoch: int, floor: int) -> None:
         """Shut what earlier controllers reserved and have not committed."""

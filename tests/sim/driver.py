@@ -62,20 +62,25 @@ class Driver:
             then(*arguments)  # type: ignore[operator]
 
     def _set_floor(self) -> None:
-        self._pause(self._fence, self.sim.disk.next_index())
+        self.sim.disk.close_unsettled(self.epoch)
+        self._pause(self._look)
 
-    def _fence(self, floor: int) -> None:
-        self.sim.disk.epochs[self.epoch].floor = floor
+    def _look(self) -> None:
+        self._pause(self._look_again, self.sim.disk.next_index())
+
+    def _look_again(self, floor: int) -> None:
+        """The journal after the indices: whatever was reserved below the floor is told in what is read of it."""
+        self._pause(self._fence, floor, self.sim.disk.lengths(self.epoch))
+
+    def _fence(self, floor: int, cuts: dict[int, int]) -> None:
+        if not self.sim.disk.settle(self.epoch, floor, cuts):
+            self.end("fenced")
+            return
         self.sim.checkers.nothing_lost()
         self._pause(self._seal, floor)
 
     def _seal(self, floor: int) -> None:
         self.sim.disk.seal(self.epoch, floor)
-        self._pause(self._cut, floor)
-
-    def _cut(self, floor: int) -> None:
-        """Only now is nobody able to commit what the journal does not tell."""
-        self.sim.disk.epochs[self.epoch].cuts = self.sim.disk.lengths(self.epoch)
         self._pause(self._begin, floor)
 
     def _begin(self, floor: int) -> None:

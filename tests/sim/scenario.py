@@ -147,12 +147,12 @@ def draw(seed: int) -> Scenario:
 
 def _sharpen(scenario: Scenario, chance: random.Random) -> None:
     """Aim at the races that blind chance seldom hits."""
-    theme = chance.choice(["duel", "parts", "stuck"])
+    theme = chance.choice(["duel", "duel", "crowd", "parts", "stuck"])
     scenario.checkpoint_every = 1
     scenario.lockstep = False
     spec = scenario.spec
     workers = max(2, spec.workers_max)
-    budget = -1 if theme != "duel" else spec.max_failures
+    budget = spec.max_failures if theme in ("duel", "crowd") else -1
     timeout_s = 2.0 if theme == "stuck" else None
     scenario.spec = msgspec.structs.replace(
         spec, workers_min=workers, workers_max=workers, max_failures=budget, progress_timeout_s=timeout_s
@@ -165,6 +165,9 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
             ("take_over", "uploaded"),
             ("kill_driver", "leased"),
         ]
+    elif theme == "crowd":
+        scenario.storage_s, scenario.message_s, scenario.step_s = 0.8, 0.001, 0.05
+        aims = [("take_over", "started"), ("take_over", "leased"), ("take_over", "flushed"), ("take_over", "reserved")]
     elif theme == "parts":
         scenario.slots_per_node, scenario.checkpoint_ranks, scenario.step_s = 1, "all", 0.2
         scenario.message_s = 0.1

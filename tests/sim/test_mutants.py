@@ -147,14 +147,16 @@ def forget_those_who_never_came(patch: Patch) -> None:
     patch.setattr(Driver, "lose", silent)
 
 
-def read_the_journal_before_the_fence_is_settled(patch: Patch) -> None:
-    def cut_first(self: Driver) -> None:
-        self.sim.disk.epochs[self.epoch].cuts = self.sim.disk.lengths(self.epoch)
-        self._pause(set_floor, self)
+def read_the_journal_before_the_indices(patch: Patch) -> None:
+    def look(self: Driver) -> None:
+        cuts = self.sim.disk.lengths(self.epoch)
+        self.clock.after(3.0, lambda: self._pause(self._fence, self.sim.disk.next_index(), cuts))
 
-    set_floor = Driver._set_floor
-    patch.setattr(Driver, "_set_floor", cut_first)
-    patch.setattr(Driver, "_cut", lambda self, floor: self._pause(self._begin, floor))
+    patch.setattr(Driver, "_look", look)
+
+
+def let_the_overtaken_settle(patch: Patch) -> None:
+    patch.setattr(Disk, "close_unsettled", lambda self, below: None)
 
 
 def read_the_journal_before_the_lease_is_held(patch: Patch) -> None:
@@ -209,7 +211,8 @@ MUTANTS: list[Callable[[Patch], None]] = [
     go_on_after_being_fenced,
     set_a_deadline_that_has_passed,
     forget_those_who_never_came,
-    read_the_journal_before_the_fence_is_settled,
+    read_the_journal_before_the_indices,
+    let_the_overtaken_settle,
     read_the_journal_before_the_lease_is_held,
     call_a_commit_failed_that_was_made,
 ]

@@ -32,7 +32,6 @@ def _check_durable(state: State) -> None:
     _require(durable.streak <= durable.failures, f"a streak of {durable.streak} out of {durable.failures} failures")
     for stored in durable.checkpoints.values():
         _require(stored.index < durable.next_index, f"{stored.name} is not below the next index {durable.next_index}")
-        _require(stored.generation <= durable.generation, f"{stored.name} is of generation {stored.generation} to come")
 
 
 def _check_pending(state: State) -> None:

@@ -1,0 +1,1 @@
+"""The run's machine: events in, exact records and commands out."""

@@ -1,0 +1,160 @@
+"""A node is lost: its ranks failed with it, its parts are gone, and the next group forms on what remains or comes."""
+
+from __future__ import annotations
+
+from tests.machine.rig import (
+    NOTHING,
+    Rig,
+    began,
+    checkpoint_of,
+    committed,
+    died,
+    here,
+    joined,
+    persist,
+    report,
+    reported,
+    stored,
+    two_nodes,
+)
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.machine import Step
+
+GONE_B = r.AgentGone(at=10.0, agent="b", host="host-b", why="its connection closed")
+LOST_B = e.AgentLost(agent="b", why="its connection closed")
+STOP_A = c.StopWorkers(generation=1, agents=("a",))
+WITH_NODE = "was lost with its node (its connection closed)"
+
+
+def ended(at: float, rank: int, agent: str, iteration: int = 0) -> r.GenerationEnded:
+    return r.GenerationEnded(
+        at=at,
+        generation=1,
+        why=f"rank {rank} {WITH_NODE}",
+        detected_at=10.0,
+        iteration=iteration,
+        counted=True,
+        failures=(died(rank, WITH_NODE, agent=agent),),
+    )
+
+
+def test_a_replacement_is_asked_for_and_takes_the_lost_ranks() -> None:
+    rig = two_nodes(max_failures=1)
+    assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
+    decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 11.0)
+    assert decided == Step([ended(11.0, 1, "b")], [c.RequestAgents(slots=1)])
+    assert rig.feed(joined("c"), 12.0) == Step([here("c", 12.0)], [])
+    places = (c.Place(agent="a", node_rank=0, ranks=(0,)), c.Place(agent="c", node_rank=1, ranks=(1,)))
+    again = r.GenerationStarted(at=13.0, generation=2, world_size=2, agents=("a", "c"), iteration=0)
+    start = c.StartWorkers(generation=2, world_size=2, places=places, checkpoint=None, iteration=0, restart_count=1)
+    assert rig.feed(e.AgentPrepared(agent="c"), 13.0) == Step([again], [start])
+
+
+def test_an_elastic_run_goes_on_with_what_remains() -> None:
+    rig = Rig(workers_min=1, workers_max=2, max_failures=1)
+    rig.feed(began(), 0.0)
+    for agent in ("a", "b"):
+        rig.feed(joined(agent), 1.0)
+    rig.feed(e.AgentPrepared(agent="a"), 2.0)
+    assert [place.agent for place in rig.state.group.places] == ["a"]  # type: ignore[union-attr]
+    rig.feed(e.AgentPrepared(agent="b"), 2.0)
+    lost = rig.feed(e.AgentLost(agent="a", why="its connection closed"), 10.0)
+    start = c.StartWorkers(
+        generation=2,
+        world_size=1,
+        places=(c.Place(agent="b", node_rank=0, ranks=(0,)),),
+        checkpoint=None,
+        iteration=0,
+        restart_count=1,
+    )
+    gone = r.AgentGone(at=10.0, agent="a", host="host-a", why="its connection closed")
+    again = r.GenerationStarted(at=10.0, generation=2, world_size=1, agents=("b",), iteration=0)
+    assert lost == Step([gone, ended(10.0, 0, "a"), again], [start])
+
+
+def test_all_nodes_may_go_at_once() -> None:
+    rig = two_nodes(max_failures=1)
+    rig.feed(LOST_B, 10.0)
+    decided = rig.feed(e.AgentLost(agent="a", why="its connection closed"), 10.2)
+    assert decided.commands == [c.RequestAgents(slots=2)]
+    assert [type(one) for one in decided.records] == [r.AgentGone, r.GenerationEnded]
+    assert rig.state.durable.failures == 1
+
+
+def test_an_agent_that_nobody_knows_is_not_missed() -> None:
+    rig = two_nodes()
+    assert rig.feed(e.AgentLost(agent="z", why="its connection closed"), 10.0) == NOTHING
+    assert rig.feed(e.AgentPrepared(agent="z"), 10.0) == NOTHING
+
+
+def test_an_idle_agent_may_go() -> None:
+    rig = two_nodes()
+    rig.feed(joined("c"), 5.0)
+    decided = rig.feed(e.AgentLost(agent="c", why="its connection closed"), 6.0)
+    assert decided == Step([r.AgentGone(at=6.0, agent="c", host="host-c", why="its connection closed")], [])
+
+
+def test_a_part_that_is_lost_takes_its_checkpoint_with_it_even_if_the_others_still_report_theirs() -> None:
+    rig = two_nodes(max_failures=1)
+    rig.feed(report(1, 5.0, checkpoint=True, rank=1), 5.0)
+    assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
+    assert rig.feed(report(1, 9.9, checkpoint=True), 10.1) == Step([reported(1, 9.9, checkpoint=True)], [])
+    given_up = r.CheckpointAbandoned(at=11.0, generation=1, iteration=1, why="agent b was lost with its part")
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 11.0)
+    assert decided == Step([ended(11.0, 1, "b", iteration=1), given_up], [told, c.RequestAgents(slots=1)])
+
+
+def test_what_waits_for_its_upload_is_lost_and_what_is_under_way_is_left_to_its_outcome() -> None:
+    rig = two_nodes(max_failures=1)
+    for number in (1, 2):
+        rig.feed(report(number, 5.0, checkpoint=True), 5.0)
+        rig.feed(report(number, 5.0, checkpoint=True, rank=1), 5.0)
+    given_up = r.CheckpointAbandoned(at=10.0, generation=1, iteration=2, why="agent b was lost with its part")
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
+    assert rig.feed(LOST_B, 10.0) == Step([GONE_B, given_up], [told, STOP_A])
+    found = stored(0, 1)
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    assert rig.feed(checkpoint_of(1, found), 10.5) == Step([committed(found, 10.5)], [told])
+
+
+def test_a_node_whose_ranks_have_finished_may_go() -> None:
+    rig = two_nodes()
+    rig.feed(e.WorkerFinished(generation=1, rank=1), 9.0)
+    assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [])
+    finished = rig.feed(e.WorkerFinished(generation=1, rank=0, value=7), 11.0)
+    assert finished == Step([r.RunFinished(at=11.0, return_value=7)], [c.EndRun(status="finished")])
+
+
+def test_a_finished_rank_fails_after_all_if_its_last_checkpoint_is_lost_with_its_node() -> None:
+    rig = two_nodes(max_failures=1)
+    rig.feed(report(1, 5.0, checkpoint=True, rank=1), 5.0)
+    rig.feed(e.WorkerFinished(generation=1, rank=1), 9.0)
+    assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
+
+
+def test_nor_is_a_run_finished_whose_last_upload_was_lost_with_a_node() -> None:
+    rig = two_nodes(max_failures=1)
+    rig.feed(report(1, 5.0, checkpoint=True, rank=1), 5.0)
+    asked = rig.feed(report(1, 5.0), 5.0)
+    assert asked.commands == [persist(1, ((1, "b"),), world_size=2)]
+    for rank in (0, 1):
+        assert rig.feed(e.WorkerFinished(generation=1, rank=rank), 9.0) == NOTHING
+    assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [])
+    failed = e.CheckpointFailed(ticket=e.Ticket(1, 1), error="agent b was lost")
+    given_up = r.CheckpointAbandoned(at=11.0, generation=1, iteration=1, why="agent b was lost")
+    assert rig.feed(failed, 11.0) == Step([given_up], [STOP_A])
+    closed = rig.feed(e.WorkersStopped(generation=1, agent="a"), 12.0)
+    cause = "lost a checkpoint that it had reported with its node"
+    assert closed.records[0] == r.GenerationEnded(
+        at=12.0,
+        generation=1,
+        why=f"rank 1 {cause}",
+        detected_at=11.0,
+        iteration=1,
+        counted=True,
+        failures=(r.WorkerFailure(rank=1, cause=cause, agent="b"),),
+    )

@@ -1,0 +1,157 @@
+"""A worker dies: one failure is counted, the next generation starts from the last commit, and a budget has an end."""
+
+from __future__ import annotations
+
+import pytest
+from tests.machine.rig import NOTHING, Rig, checkpoint_of, committed, died, exited, persist, report, running, stored
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.machine import Step
+
+STOP = c.StopWorkers(generation=1, agents=("a",))
+STOPPED = e.WorkersStopped(generation=1, agent="a")
+
+
+def ended(at: float, failures: tuple[r.WorkerFailure, ...], iteration: int = 0, **rest: object) -> r.GenerationEnded:
+    why = f"rank {failures[0].rank} {failures[0].cause}"
+    fields: dict[str, object] = {"generation": 1, "detected_at": 10.0, "counted": True} | rest
+    return r.GenerationEnded(at=at, why=why, iteration=iteration, failures=failures, **fields)  # type: ignore[arg-type]
+
+
+def start(generation: int, checkpoint: e.Stored | None = None, workers: int = 1) -> c.StartWorkers:
+    return c.StartWorkers(
+        generation=generation,
+        world_size=workers,
+        places=(c.Place(agent="a", node_rank=0, ranks=tuple(range(workers))),),
+        checkpoint=checkpoint.name if checkpoint else None,
+        iteration=checkpoint.iteration if checkpoint else 0,
+        restart_count=generation - 1,
+    )
+
+
+def test_the_next_generation_starts_from_the_last_commit() -> None:
+    rig = running(max_failures=1)
+    rig.feed(report(1, 4.0, checkpoint=True), 4.0)
+    rig.feed(checkpoint_of(1, stored(0, 1)), 5.0)
+    rig.feed(report(2, 6.0), 6.0)
+    assert rig.feed(exited(died(0)), 10.0) == Step([], [STOP])
+    again = r.GenerationStarted(
+        at=10.5, generation=2, world_size=1, agents=("a",), iteration=1, checkpoint="checkpoint_000000"
+    )
+    assert rig.feed(STOPPED, 10.5) == Step([ended(10.5, (died(0),), iteration=2), again], [start(2, stored(0, 1))])
+    assert rig.feed(e.WorkersStarted(generation=2, agent="a"), 11.0).records == [
+        r.GenerationRunning(at=11.0, generation=2)
+    ]
+    assert rig.feed(report(1, 12.0, generation=2), 12.0).records == [
+        r.Reported(at=12.0, generation=2, iteration=2, metrics={"loss": 1})
+    ]
+
+
+def test_a_worker_may_die_before_its_group_runs() -> None:
+    rig = Rig(workers_min=1, max_failures=1)
+    rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101), 0.0)
+    rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 1.0)
+    rig.feed(e.AgentPrepared(agent="a"), 2.0)
+    assert rig.feed(exited(died(0)), 2.001) == Step([], [STOP])
+    assert rig.feed(e.WorkersStarted(generation=1, agent="a"), 2.002) == NOTHING
+
+
+def test_the_budget_is_spent_and_the_error_names_the_rank() -> None:
+    rig = running(max_failures=0)
+    rig.feed(exited(died(0, "raised ValueError: bad")), 10.0)
+    failure = died(0, "raised ValueError: bad")
+    failed = r.RunFailed(at=11.0, error="rank 0 raised ValueError: bad", failures=(failure,))
+    assert rig.feed(STOPPED, 11.0) == Step([ended(11.0, (failure,)), failed], [c.EndRun(status="failed")])
+    assert rig.feed(report(1, 12.0), 12.0) == NOTHING
+
+
+def test_an_unlimited_budget_is_never_spent() -> None:
+    rig = running(max_failures=-1, backoff_max_s=0.0)
+    for generation in range(1, 30):
+        rig.feed(exited(died(0), generation), float(10 * generation))
+        decided = rig.feed(e.WorkersStopped(generation=generation, agent="a"), 10.0 * generation + 1)
+        assert decided.commands == [start(generation + 1)]
+    assert rig.state.durable.failures == 29
+
+
+def test_several_ranks_are_one_failure_and_the_root_cause_is_named() -> None:
+    rig = running(workers=3, max_failures=0)
+    echo = died(2, "raised RuntimeError", error_type="RuntimeError", error="Connection closed by peer")
+    cause = died(1, "was killed by SIGKILL")
+    assert rig.feed(exited(echo), 10.0) == Step([], [STOP])
+    assert rig.feed(exited(cause), 10.1) == NOTHING
+    assert rig.feed(exited(cause), 10.2) == NOTHING
+    failed = r.RunFailed(at=11.0, error="rank 1 was killed by SIGKILL", failures=(echo, cause))
+    assert rig.feed(STOPPED, 11.0) == Step([ended(11.0, (echo, cause)), failed], [c.EndRun(status="failed")])
+
+
+def test_a_complete_checkpoint_outlives_its_group_and_the_next_one_waits_for_it() -> None:
+    rig = running(max_failures=1)
+    asked = rig.feed(report(1, 4.0, checkpoint=True), 4.0)
+    assert asked.commands == [persist(1, ((0, "a"),))]
+    rig.feed(exited(died(0)), 10.0)
+    assert rig.feed(STOPPED, 10.5) == Step([ended(10.5, (died(0),), iteration=1)], [])
+    assert rig.deadline is None
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    again = r.GenerationStarted(
+        at=12.0, generation=2, world_size=1, agents=("a",), iteration=1, checkpoint="checkpoint_000000"
+    )
+    found = stored(0, 1)
+    assert rig.feed(checkpoint_of(1, found), 12.0) == Step([committed(found, 12.0), again], [told, start(2, found)])
+
+
+def test_a_checkpoint_that_some_rank_never_reported_ends_with_its_group() -> None:
+    rig = running(workers=2, max_failures=1)
+    rig.feed(report(1, 4.0, checkpoint=True), 4.0)
+    rig.feed(exited(died(1)), 10.0)
+    given_up = r.CheckpointAbandoned(
+        at=10.5, generation=1, iteration=1, why="the workers stopped before every rank had reported it"
+    )
+    again = r.GenerationStarted(at=10.5, generation=2, world_size=2, agents=("a",), iteration=0)
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    assert rig.feed(STOPPED, 10.5) == Step(
+        [ended(10.5, (died(1),), iteration=1), given_up, again], [told, start(2, workers=2)]
+    )
+
+
+def test_what_a_dying_group_still_reports_counts() -> None:
+    rig = running(workers=2, max_failures=1)
+    rig.feed(report(1, 4.0, checkpoint=True), 4.0)
+    rig.feed(exited(died(0)), 10.0)
+    assert rig.feed(report(1, 9.9, checkpoint=True, rank=1), 10.1).commands == [
+        persist(1, ((0, "a"), (1, "a")), world_size=2)
+    ]
+
+
+def test_a_damaged_checkpoint_is_nobodys_failure_and_is_not_used_again() -> None:
+    rig = Rig(workers_min=1, max_failures=0)
+    rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1), stored(1, 2))), 0.0)
+    rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 1.0)
+    assert rig.feed(e.AgentPrepared(agent="a"), 2.0).commands == [start(1, stored(1, 2))]
+    failure = died(0, "raised Damaged: a hash differs", error_type="Damaged", error="a hash differs")
+    rig.feed(exited(failure), 10.0)
+    damaged = r.CheckpointDamaged(at=11.0, name="checkpoint_000001", why="a hash differs")
+    again = r.GenerationStarted(
+        at=11.0, generation=2, world_size=1, agents=("a",), iteration=1, checkpoint="checkpoint_000000"
+    )
+    assert rig.feed(STOPPED, 11.0) == Step(
+        [ended(11.0, (failure,), counted=False), damaged, again], [start(2, stored(0, 1))]
+    )
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_the_budget_survives_the_driver(budget: int) -> None:
+    rig = running(max_failures=budget, backoff_max_s=0.0)
+    for generation in range(1, budget + 1):
+        rig.feed(exited(died(0), generation), 10.0 * generation)
+        rig.feed(e.WorkersStopped(generation=generation, agent="a"), 10.0 * generation)
+    rig = rig.next_controller()
+    rig.feed(e.ControllerBegan(epoch=2, host="head", pid=102), 100.0)
+    rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 101.0)
+    generation = budget + 2
+    assert rig.feed(e.AgentPrepared(agent="a"), 102.0).commands == [start(generation)]
+    rig.feed(exited(died(0), generation), 110.0)
+    decided = rig.feed(e.WorkersStopped(generation=generation, agent="a"), 111.0)
+    assert decided.commands == [c.EndRun(status="failed")]

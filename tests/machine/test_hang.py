@@ -1,0 +1,110 @@
+"""Silence for longer than the user allows is a hang, unless something else explains it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.machine.rig import NOTHING, Rig, began, checkpoint_of, joined, report, running, stored, two_nodes
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.machine import Step
+
+CAUSE = "made no report for 10 s and was taken for hung"
+
+
+def test_a_hung_rank_is_stopped_with_its_stacks_dumped() -> None:
+    rig = running(progress_timeout_s=10.0, max_failures=0)
+    assert rig.deadline == 13.0
+    rig.feed(report(1, 8.0), 8.0)
+    assert rig.deadline == 18.0
+    assert rig.feed(e.TimePassed(), 17.0) == NOTHING
+    stop = c.StopWorkers(generation=1, agents=("a",), dump_stacks=True)
+    assert rig.feed(e.TimePassed(), 18.0) == Step([], [stop])
+    assert rig.deadline is None
+    failure = r.WorkerFailure(rank=0, cause=CAUSE, agent="a")
+    ended = r.GenerationEnded(
+        at=19.0,
+        generation=1,
+        why="no progress for 10 s",
+        detected_at=18.0,
+        iteration=1,
+        counted=True,
+        failures=(failure,),
+    )
+    failed = r.RunFailed(at=19.0, error=f"rank 0 {CAUSE}", failures=(failure,))
+    decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 19.0)
+    assert decided == Step([ended, failed], [c.EndRun(status="failed")])
+
+
+def test_the_rank_that_has_been_silent_longest_is_blamed() -> None:
+    rig = two_nodes(progress_timeout_s=10.0, max_failures=1)
+    rig.feed(report(1, 5.0, rank=1), 5.0)
+    rig.feed(report(1, 6.0), 6.0)
+    assert rig.deadline == 15.0
+    rig.feed(e.TimePassed(), 15.0)
+    assert rig.state.group is not None
+    assert rig.state.group.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
+
+
+def test_nothing_hangs_without_a_limit() -> None:
+    rig = running()
+    assert rig.deadline is None
+    assert rig.feed(e.TimePassed(), 1e9) == NOTHING
+
+
+def test_ranks_that_never_report_are_not_watched_while_others_do() -> None:
+    rig = two_nodes(progress_timeout_s=10.0)
+    for now in range(5, 50, 5):
+        assert rig.feed(report(now // 5, float(now)), float(now)).commands == []
+    assert rig.deadline == 55.0
+
+
+def test_starting_is_not_hanging() -> None:
+    rig = Rig(workers_min=1, progress_timeout_s=10.0)
+    rig.feed(began(), 0.0)
+    rig.feed(joined("a"), 1.0)
+    rig.feed(e.AgentPrepared(agent="a"), 2.0)
+    assert rig.deadline is None
+    assert rig.feed(e.TimePassed(), 100.0) == NOTHING
+    rig.feed(e.WorkersStarted(generation=1, agent="a"), 100.0)
+    assert rig.deadline == 110.0
+
+
+def test_an_upload_explains_silence_and_the_time_counts_from_its_end() -> None:
+    rig = running(progress_timeout_s=10.0)
+    rig.feed(report(1, 5.0, checkpoint=True), 5.0)
+    assert rig.deadline is None
+    assert rig.feed(e.TimePassed(), 100.0) == NOTHING
+    rig.feed(checkpoint_of(1, stored(0, 1)), 100.0)
+    assert rig.deadline == 110.0
+
+
+def test_when_a_rank_ceases_to_wait_its_peers_are_given_time_as_well() -> None:
+    rig = two_nodes(progress_timeout_s=10.0)
+    for rank in (0, 1):
+        rig.feed(report(1, 5.0, checkpoint=True, rank=rank), 5.0)
+    rig.feed(e.WorkerWaited(generation=1, rank=0, waiting=True), 6.0)
+    rig.feed(checkpoint_of(1, stored(0, 1)), 100.0)
+    assert rig.feed(e.WorkerWaited(generation=1, rank=0, waiting=False), 101.0) == NOTHING
+    assert rig.deadline == 111.0
+
+
+def test_a_rank_that_waits_does_not_hide_the_one_that_it_waits_for() -> None:
+    rig = two_nodes(progress_timeout_s=10.0, max_failures=1)
+    rig.feed(report(1, 5.0, checkpoint=True), 5.0)
+    rig.feed(e.WorkerWaited(generation=1, rank=0, waiting=True), 6.0)
+    assert rig.deadline == 16.0
+    assert [type(one) for one in rig.feed(e.TimePassed(), 16.0).commands] == [c.StopWorkers]
+    assert rig.state.group is not None
+    assert rig.state.group.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_finished_rank_is_not_watched(rank: int) -> None:
+    rig = two_nodes(progress_timeout_s=10.0)
+    for one in (0, 1):
+        rig.feed(report(1, 5.0, rank=one), 5.0)
+    rig.feed(e.WorkerFinished(generation=1, rank=rank), 6.0)
+    rig.feed(report(2, 12.0, rank=1 - rank), 12.0)
+    assert rig.deadline == 22.0

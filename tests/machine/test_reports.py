@@ -1,0 +1,117 @@
+"""Reports become records at once; a checkpoint is persisted when every rank has reported it, one after the other."""
+
+from __future__ import annotations
+
+from tests.machine.rig import (
+    NOTHING,
+    checkpoint_of,
+    committed,
+    item,
+    persist,
+    report,
+    reported,
+    running,
+    stored,
+    two_nodes,
+)
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.machine import Step
+
+
+def test_a_report_is_a_record() -> None:
+    rig = running()
+    assert rig.feed(report(1, 5.0), 5.1) == Step([reported(1, 5.0)], [])
+    both = e.RankReported(
+        generation=1, rank=0, items=(item(2, 6.0, metrics={"loss": 2}), item(3, 7.0, metrics={"loss": 3}))
+    )
+    assert rig.feed(both, 7.1) == Step([reported(2, 6.0), reported(3, 7.0)], [])
+    assert (rig.state.durable.iteration, rig.state.durable.metrics) == (3, {"loss": 3})
+
+
+def test_a_report_heard_twice_counts_once() -> None:
+    rig = running()
+    rig.feed(report(1, 5.0), 5.0)
+    assert rig.feed(report(1, 5.0), 5.5) == NOTHING
+
+
+def test_only_the_metrics_of_rank_0_are_kept() -> None:
+    rig = running(workers=2)
+    assert rig.feed(report(1, 5.0, rank=1), 5.0) == NOTHING
+    assert rig.feed(report(1, 5.1), 5.1) == Step([reported(1, 5.1)], [])
+
+
+def test_a_checkpoint_is_persisted_and_its_workers_are_told() -> None:
+    rig = running()
+    decided = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
+    assert decided == Step([reported(1, 5.0, checkpoint=True)], [persist(1, ((0, "a"),))])
+    found = stored(0, 1)
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    assert rig.feed(checkpoint_of(1, found), 6.0) == Step([committed(found, 6.0)], [told])
+    assert rig.feed(checkpoint_of(1, found), 6.5) == NOTHING
+
+
+def test_checkpoints_are_persisted_one_after_the_other() -> None:
+    rig = running()
+    rig.feed(report(1, 5.0, checkpoint=True), 5.0)
+    assert rig.feed(report(2, 6.0, checkpoint=True), 6.0) == Step([reported(2, 6.0, checkpoint=True)], [])
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    then = persist(2, ((0, "a"),), at_least_index=1, parent="checkpoint_000000")
+    assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0) == Step([committed(stored(0, 1), 7.0)], [told, then])
+
+
+def test_a_checkpoint_waits_until_every_rank_has_come_as_far() -> None:
+    rig = two_nodes()
+    assert rig.feed(report(1, 5.0, checkpoint=True), 5.0) == Step([reported(1, 5.0, checkpoint=True)], [])
+    parts = ((0, "a"), (1, "b"))
+    decided = rig.feed(report(1, 6.0, checkpoint=True, rank=1), 6.0)
+    assert decided == Step([], [persist(1, parts, world_size=2)])
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
+    assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0).commands == [told]
+
+
+def test_a_checkpoint_of_one_rank_has_the_metrics_that_rank_0_reported_with_it() -> None:
+    rig = two_nodes()
+    rig.feed(report(1, 5.0), 5.0)
+    rig.feed(report(2, 5.5), 5.5)
+    decided = rig.feed(report(1, 6.0, checkpoint=True, rank=1), 6.0)
+    assert decided == Step([], [persist(1, ((1, "b"),), world_size=2)])
+
+
+def test_a_rank_that_has_finished_is_not_waited_for() -> None:
+    rig = two_nodes()
+    rig.feed(e.WorkerFinished(generation=1, rank=1), 4.0)
+    decided = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
+    assert decided == Step([reported(1, 5.0, checkpoint=True)], [persist(1, ((0, "a"),), world_size=2)])
+
+
+def test_the_name_is_the_one_that_rank_0_asked_for() -> None:
+    rig = running()
+    named = e.ReportItem(number=1, at=5.0, metrics={"loss": 1}, checkpoint=True, checkpoint_dir_name="best")
+    decided = rig.feed(e.RankReported(generation=1, rank=0, items=(named,)), 5.0)
+    assert decided.commands == [persist(1, ((0, "a"),), name="best")]
+
+
+def test_a_checkpoint_that_storage_refused_is_given_up_and_training_goes_on() -> None:
+    rig = running()
+    rig.feed(report(1, 5.0, checkpoint=True), 5.0)
+    failed = e.CheckpointFailed(ticket=e.Ticket(1, 1), error="the disk is full")
+    given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=1, why="the disk is full")
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    assert rig.feed(failed, 6.0) == Step([given_up], [told])
+    assert rig.feed(report(2, 7.0), 7.0) == Step([reported(2, 7.0)], [])
+
+
+def test_news_of_another_generation_counts_for_nothing() -> None:
+    rig = running()
+    for stale in (
+        report(1, 5.0, checkpoint=True, generation=7),
+        e.WorkersStarted(generation=7, agent="a"),
+        e.WorkerWaited(generation=7, rank=0, waiting=True),
+        e.WorkerFinished(generation=7, rank=0),
+        e.WorkersStopped(generation=7, agent="a"),
+        e.WorkerExited(generation=7, failure=r.WorkerFailure(rank=0, cause="died")),
+    ):
+        assert rig.feed(stale, 5.0) == NOTHING
