@@ -71,6 +71,17 @@ class Checkpoint:
         return found
 
     @classmethod
+    def from_state(cls, state: Any) -> Checkpoint:
+        """A checkpoint of a nested structure of tensors, numpy arrays and plain values, written as safetensors files.
+
+        `train.report` copies it to the agent's memory before it returns, and training goes on while it is written.
+        Whatever else is in it is refused by its path, never pickled.
+        """
+        from holdfast.checkpoint.state.handle import StateCheckpoint
+
+        return StateCheckpoint(state)
+
+    @classmethod
     def _from_store(cls, store: Store, name: str) -> Checkpoint:
         """The runtime's way: a checkpoint of the run whose directory is the store's root."""
         below = store.sub(name)
@@ -129,6 +140,18 @@ class Checkpoint:
         manifest = self._manifest(store)
         with self._shared(store, manifest) as directory:
             yield str(directory)
+
+    def load_state(self, map_location: Any = None, into: Any = None) -> Any:
+        """The state of a checkpoint that `from_state` made.
+
+        `map_location` is the device for its tensors. `into` is a structure of tensors, such as
+        `{"model": model.state_dict()}`, that are filled in place: DTensors too, on any number of ranks. What it leaves
+        out at its top level is loaded afresh.
+        """
+        from holdfast.checkpoint.state.load import load_state
+
+        with self.as_directory() as directory:
+            return load_state(lambda name: Path(directory) / name, map_location=map_location, into=into)
 
     def get_metadata(self) -> dict[str, Any]:
         """What `set_metadata` stored; empty if nobody did."""

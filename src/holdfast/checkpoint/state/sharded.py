@@ -9,6 +9,7 @@ collective call over the default process group; once all ranks have seen a struc
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -118,10 +119,9 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         for _, name, described in self._others:
             self._add(described, name)
         self._lay_out(None)
-        places = self._places()
         results = [
-            WriteResult(index=item.index, size_in_bytes=self._tensors[at].size_bytes, storage_data=places[at])
-            for at, item in enumerate(self.items)
+            WriteResult(index=item.index, size_in_bytes=tensor.size_bytes, storage_data=tuple(chunk))
+            for item, tensor, chunk in zip(self.items, self._tensors, self._chunks(), strict=False)
         ]
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -129,24 +129,18 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On rank 0: the index of everybody's parts becomes one file more."""
-        places = {result.index: result.storage_data for rank_results in results for result in rank_results}
+        chunks: dict[str, list[Chunk]] = {}
+        for result in itertools.chain.from_iterable(results):
+            chunks.setdefault(result.index.fqn, []).append(Chunk(*result.storage_data))
         tensors = {}
         for name, stored in metadata.state_dict_metadata.items():
             whole, _ = stored_as(Described("tensor", stored.properties.dtype, tuple(stored.size)), name)
-            more = whole.shape[len(stored.size) :]
-            chunks = sorted(
-                Chunk((*index.offset, *(0,) * len(more)), (*_sizes(stored.chunks, index.offset), *more), *place)
-                for index, place in places.items()
-                if index.fqn == name
-            )
-            tensors[name] = ShardedTensor(whole.code, whole.shape, tuple(chunks))
-        mine = self._places()
-        for at in range(len(self.items), len(self._tensors)):
-            tensor = self._tensors[at]
-            chunks = [Chunk((0,) * len(tensor.shape), tensor.shape, *mine[at])] if tensor.size_bytes else []
-            tensors[tensor.name] = ShardedTensor(tensor.code, tensor.shape, tuple(chunks))
+            tensors[name] = ShardedTensor(whole.code, whole.shape, tuple(sorted(chunks.get(name, ()))))
+        count = len(self.items)
+        for tensor, chunk in zip(self._tensors[count:], self._chunks()[count:], strict=True):
+            tensors[tensor.name] = ShardedTensor(tensor.code, tensor.shape, (chunk,) if tensor.size_bytes else ())
         self._lay_out((INDEX, build_index(tensors)))
-        self.files = sorted({place[0] for place in (*places.values(), *mine)}) + [INDEX]
+        self.files = sorted({chunk.file for tensor in tensors.values() for chunk in tensor.chunks}) + [INDEX]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -160,10 +154,15 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         self._groups = group(self._tensors, lambda number, _: f"shard-r{self.rank:04d}-{number:05d}.safetensors")
         self.layout = Layout(self._groups, list(enumerate(self._described)), index)
 
-    def _places(self) -> list[tuple[str, str]]:
-        """For each of this rank's tensors its file and its name there."""
+    def _chunks(self) -> list[Chunk]:
+        """For each of this rank's tensors, what part of the whole it is, and where it lies."""
         files = {spot.number: file.path for file in self._groups for spot in file.spots}
-        return [(files[number], tensor.name) for number, tensor in enumerate(self._tensors)]
+        found = []
+        for number, tensor in enumerate(self._tensors):
+            begin = tuple(self.items[number].tensor_data.chunk.offsets) if number < len(self.items) else ()
+            offsets = (*begin, *(0,) * (len(tensor.shape) - len(begin)))
+            found.append(Chunk(offsets, tensor.shape, files[number], tensor.name))
+        return found
 
 
 _written: weakref.WeakKeyDictionary[Any, StateWriter] = weakref.WeakKeyDictionary()
@@ -175,7 +174,3 @@ def _chunk_name(item: WriteItem) -> str:
     chunk = item.tensor_data.chunk
     name: str = item.index.fqn
     return name if chunk.sizes == item.tensor_data.size else f"{name}@{','.join(map(str, chunk.offsets))}"
-
-
-def _sizes(chunks: Sequence[Any], offsets: Any) -> tuple[int, ...]:
-    return next(tuple(c.sizes) for c in chunks if c.offsets == offsets and math.prod(c.sizes) > 0)
