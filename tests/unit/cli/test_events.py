@@ -1,0 +1,54 @@
+"""`holdfast events`: the journal, told for people or handed to programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.control.history import RUN_FILE
+from holdfast.control.journal import Journal
+from holdfast.core import records as r
+from holdfast.core.story import tell
+from holdfast.storage.locate import open_store
+
+RECORDS: tuple[r.Record, ...] = (
+    r.ControllerStarted(at=1_000_000_000.0, epoch=1, host="here", pid=7, workers=1),
+    r.GenerationStarted(at=1_000_000_001.0, generation=1, world_size=1, agents=("a",), iteration=0),
+    r.GenerationRunning(at=1_000_000_002.0, generation=1),
+    r.Reported(at=1_000_000_003.0, generation=1, iteration=1, metrics={"loss": float("nan")}),
+    r.RunFinished(at=1_000_000_004.0),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    store = open_store(tmp_path / "run")
+    store.put(RUN_FILE, b"{}")
+    journal = Journal(store, 1)
+    journal.append(RECORDS)
+    journal.flush()
+    journal.close()
+    return str(tmp_path / "run")
+
+
+def test_the_story_is_told_line_by_line(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", run]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told == list(tell(RECORDS))
+    assert told
+
+
+def test_programs_get_the_records(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", run, "--json"]) == 0
+    shape = json.loads(capsys.readouterr().out)
+    assert shape["uri"] == run
+    assert [one["kind"] for one in shape["records"]] == [type(record).__name__ for record in RECORDS]
+    assert shape["records"][3]["metrics"] == {"loss": {"$float": "nan"}}
+
+
+def test_a_directory_without_a_run_has_no_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", str(tmp_path)]) == 3
+    assert "is no training run" in capsys.readouterr().err
