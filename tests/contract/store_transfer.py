@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import ClassVar
 import pytest
 from blake3 import blake3
 
-from holdfast.storage.store import Digest, Entry, Store
+from holdfast.storage.store import Digest, Entry, InMemory, Store
 
 __all__ = ["StoreTransfers"]
 
@@ -39,6 +40,31 @@ class StoreTransfers:
         assert sum(told) == size_bytes
         assert target.read_bytes() == data
         assert [path.name for path in target.parent.iterdir()] == ["target"]
+
+    @pytest.mark.parametrize("size_bytes", [0, 1, 4096, ODD_SIZE_BYTES])
+    @pytest.mark.parametrize("known", [False, True])
+    def test_upload_from_memory(self, store: Store, size_bytes: int, known: bool) -> None:
+        data, told = os.urandom(size_bytes), list[int]()
+        expected = Digest(size_bytes, blake3(data).hexdigest())
+        with mmap.mmap(-1, size_bytes + 3 * mmap.PAGESIZE) as memory, memoryview(memory) as whole:
+            whole[mmap.PAGESIZE : mmap.PAGESIZE + size_bytes] = data
+            with whole.toreadonly()[mmap.PAGESIZE : mmap.PAGESIZE + size_bytes] as view:
+                assert store.upload("up/x y", InMemory(view, expected if known else None), told.append) == expected
+        assert sum(told) == size_bytes
+        assert store.list() == [Entry("up/x y", size_bytes)]
+        assert store.get("up/x y") == data
+
+    def test_memory_need_not_begin_at_a_page(self, store: Store) -> None:
+        data = os.urandom(ODD_SIZE_BYTES)
+        assert store.upload("k", InMemory(memoryview(data)[1:])) == Digest(len(data) - 1, blake3(data[1:]).hexdigest())
+        assert store.get("k") == data[1:]
+
+    def test_an_abandoned_upload_from_memory_leaves_nothing_whole(self, store: Store) -> None:
+        data = os.urandom(ODD_SIZE_BYTES)
+        with pytest.raises(_Abandoned):
+            store.upload("dir/big", InMemory(memoryview(data)), _abandon_after(ODD_SIZE_BYTES // 2))
+        whole = [entry for entry in store.list() if entry.size_bytes == ODD_SIZE_BYTES]
+        assert (store.list() if self.hides_unfinished else whole) == []
 
     def test_upload_and_download_replace_what_was_there(self, store: Store, tmp_path: Path) -> None:
         source, target = tmp_path / "source", tmp_path / "target"

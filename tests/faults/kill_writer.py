@@ -24,7 +24,7 @@ from holdfast.checkpoint.commit import commit, commit_directory, merge_parts, re
 from holdfast.checkpoint.expire import remove
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.storage.locate import open_store
-from holdfast.storage.store import Digest, Entry, OnBytes, Store
+from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 
 __all__ = ["Calls", "Job", "KillingStore", "Outcome", "main"]
 
@@ -103,7 +103,7 @@ class KillingStore:
     def copy(self, source: str, target: str) -> None:
         self._call(f"copy {target}", lambda: self._store.copy(source, target))
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         return self._call(f"upload {key}", lambda: self._store.upload(key, source, on_bytes))
 
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:

@@ -1,8 +1,8 @@
-"""One read of a local file serves both the digest and the transfer.
+"""One pass over what is to be stored serves both the digest and the transfer.
 
-Every backend's upload takes its bytes from `blocks`, so that the digest is of the very bytes that were sent, even if
-somebody writes to the file meanwhile. `digest_file` is for what is only to be checked. Neighbours: `posix`, `objects`
-and `arrow` send the blocks.
+Every backend's upload takes its bytes from `blocks`, mostly by way of `Sent`, so that the digest is of the very bytes
+that were sent, even if somebody writes to the file meanwhile. `digest_file` and `digest_memory` are for what is only
+to be checked. Neighbours: `posix`, `objects` and `arrow` send the blocks.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from holdfast.storage.store import Digest, OnBytes
+from holdfast.storage.store import Digest, InMemory, OnBytes, Source
 
-__all__ = ["BLOCK_BYTES", "blocks", "digest_file", "new_hasher"]
+__all__ = ["BLOCK_BYTES", "Sent", "blocks", "digest_file", "digest_memory", "new_hasher", "size_of"]
 
 BLOCK_BYTES = 8 * 1024 * 1024
 _DIGEST_BYTES = 256 * 1024
@@ -23,6 +23,34 @@ _DIGEST_BYTES = 256 * 1024
 def new_hasher() -> blake3:
     """An empty hasher. One thread each: it outruns the disks, and several files go at once anyway."""
     return blake3()
+
+
+def size_of(source: Source) -> int:
+    """How many bytes there are to be sent; an `OSError` for a file that is not there."""
+    return source.view.nbytes if isinstance(source, InMemory) else source.stat().st_size
+
+
+class Sent:
+    """A file or memory on its way out: its blocks, hashed and counted as they go."""
+
+    def __init__(self, source: Source, on_bytes: OnBytes | None, block_bytes: int) -> None:
+        self._size_bytes = 0
+        self._known = source.digest if isinstance(source, InMemory) else None
+        self._hasher = new_hasher()
+        if isinstance(source, InMemory):
+            self._blocks = _slices(source.view, None if self._known else self._hasher, on_bytes, block_bytes)
+        else:
+            source.stat()  # a missing source fails before anything is made in the store
+            self._blocks = blocks(source, self._hasher, on_bytes, block_bytes)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for block in self._blocks:
+            self._size_bytes += len(block)
+            yield block
+
+    def digest(self) -> Digest:
+        """Of all that went through so far; of what was known before, what was known."""
+        return self._known or Digest(self._size_bytes, self._hasher.hexdigest())
 
 
 def blocks(
@@ -54,6 +82,27 @@ def blocks(
             yield block
             if filled < len(room):
                 return
+
+
+def _slices(
+    view: memoryview, hasher: blake3 | None, on_bytes: OnBytes | None, block_bytes: int
+) -> Iterator[memoryview]:
+    """The same of memory, without a copy."""
+    view = view.cast("B")
+    for start in range(0, view.nbytes, block_bytes):
+        block = view[start : start + block_bytes]
+        if hasher is not None:
+            hasher.update(block)
+        if on_bytes is not None:
+            on_bytes(len(block))
+        yield block
+
+
+def digest_memory(view: memoryview, on_block: OnBytes | None = None) -> Digest:
+    """Size and BLAKE3 of memory; `on_block` may raise to abandon it."""
+    hasher = new_hasher()
+    size_bytes = sum(len(block) for block in _slices(view, hasher, on_block, BLOCK_BYTES))
+    return Digest(size_bytes, hasher.hexdigest())
 
 
 def digest_file(path: Path) -> Digest:

@@ -27,13 +27,13 @@ import obstore
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.failures import translated
 from holdfast.storage.files import landing, write_all
-from holdfast.storage.hashing import new_hasher
+from holdfast.storage.hashing import Sent, new_hasher, size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.objects_client import connect
 from holdfast.storage.objects_failures import RAISED, NoBucket, translate
-from holdfast.storage.objects_transfer import Sent, part_bytes_for, put_parts, ranges
+from holdfast.storage.objects_transfer import part_bytes_for, put_parts, ranges
 from holdfast.storage.objects_uri import Location, parse
-from holdfast.storage.store import Digest, Entry, OnBytes
+from holdfast.storage.store import Digest, Entry, OnBytes, Source
 
 __all__ = ["ObjectStore", "open_objects"]
 
@@ -170,15 +170,16 @@ class ObjectStore:
         with self._translated(source):
             obstore.copy(self._shared.bulk, origin, path)
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
-        path, sent = self._path(key), Sent(source, on_bytes)
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
+        path, part_bytes = self._path(key), part_bytes_for(size_of(source))
+        sent = Sent(source, on_bytes, part_bytes)
         parts = iter(sent)
         first = next(parts, memoryview(b""))
-        if len(first) < sent.part_bytes:
+        if len(first) < part_bytes:
             with self._translated(key):
                 obstore.put(self._shared.bulk, path, first, use_multipart=False)
             return sent.digest()
-        self._send(key, chain([first], parts), sent.part_bytes)
+        self._send(key, chain([first], parts), part_bytes)
         digest = sent.digest()
         if self.size(key) != digest.size_bytes:
             raise Unavailable(f"{self._show(key)} was stored with another size than was sent: send it again.")

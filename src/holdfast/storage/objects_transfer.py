@@ -1,7 +1,7 @@
 """Large objects on their way: what `objects` sends as parts, and fetches as ranges.
 
-A file is read once, for the digest and for the server. A download is one stream, or several ranges at a time where that
-is faster: a cloud gives more to many connections, while some servers of one's own hash the whole object for each range.
+A download is one stream, or several ranges at a time where that is faster: a cloud gives more to many connections,
+while some servers of one's own hash the whole object for each range.
 """
 
 from __future__ import annotations
@@ -9,42 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore
 from typing import Any
 
 import obstore
 
-from holdfast.storage.hashing import blocks, new_hasher
-from holdfast.storage.store import Digest, OnBytes
-
-__all__ = ["Sent", "part_bytes_for", "put_parts", "ranges"]
+__all__ = ["part_bytes_for", "put_parts", "ranges"]
 
 _MIB = 1024 * 1024
 _PART_BYTES = 8 * _MIB
 _MAX_PARTS = 9_000  # S3 takes 10,000
 _CONCURRENT_PARTS = 4
 _CONCURRENT_RANGES = 8
-
-
-class Sent:
-    """A local file on its way out: its blocks, hashed and counted as they are read."""
-
-    def __init__(self, source: Path, on_bytes: OnBytes | None) -> None:
-        self._hasher = new_hasher()
-        self._size_bytes = 0
-        self.part_bytes = part_bytes_for(source.stat().st_size)
-        self._blocks = blocks(source, self._hasher, on_bytes, self.part_bytes)
-
-    def __iter__(self) -> Iterator[memoryview]:
-        for block in self._blocks:
-            self._size_bytes += len(block)
-            yield block
-
-    def digest(self) -> Digest:
-        """Of all that was read so far."""
-        return Digest(self._size_bytes, self._hasher.hexdigest())
 
 
 def put_parts(client: Any, path: str, blocks: Iterable[Any], part_bytes: int = _PART_BYTES) -> None:

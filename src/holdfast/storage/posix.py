@@ -23,8 +23,9 @@ from holdfast.storage.directories import Directories
 from holdfast.storage.draft import Draft, discard, link_open_file, sync
 from holdfast.storage.failures import translate, translated
 from holdfast.storage.files import copy_bytes, landing, mount_kind, reflink, write_all
+from holdfast.storage.hashing import size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
-from holdfast.storage.store import Digest, Entry, OnBytes
+from holdfast.storage.store import Digest, Entry, OnBytes, Source
 from holdfast.storage.transfer import pump
 
 __all__ = ["PosixStore"]
@@ -131,9 +132,9 @@ class PosixStore:
             sync(file.fileno())
             self._in_directory(path, lambda directory: _copy(file.fileno(), directory, path))
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         path = self._path(key)
-        source.stat()  # a missing source fails before anything is made in the store
+        size_of(source)  # a missing source fails before anything is made in the store
 
         def send(directory: int) -> Digest:
             if self._fuse():
@@ -232,7 +233,7 @@ def _in_place(fd: int, path: Path, directory: int) -> Iterator[None]:
         raise
 
 
-def _upload_in_place(directory: int, path: Path, source: Path, on_bytes: OnBytes | None) -> Digest:
+def _upload_in_place(directory: int, path: Path, source: Source, on_bytes: OnBytes | None) -> Digest:
     with translated(path):
         fd = os.open(path.name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=directory)
     with _in_place(fd, path, directory):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import AlreadyExists, NotFound, Unavailable
-from holdfast.storage.store import Digest, Entry, OnBytes, Store
+from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 
 __all__ = ["RetryingStore"]
 
@@ -97,7 +97,7 @@ class RetryingStore:
     def copy(self, source: str, target: str) -> None:
         self._retry(lambda: self._store.copy(source, target))
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         progress = _Progress(on_bytes)
         return self._retry(lambda: self._store.upload(key, source, progress.attempt()))
 

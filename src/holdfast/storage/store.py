@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Digest", "Entry", "OnBytes", "Store"]
+__all__ = ["Digest", "Entry", "InMemory", "OnBytes", "Source", "Store"]
 
 OnBytes = Callable[[int], None]
 """Told of each block's size as it goes through, for progress; may raise to abandon the transfer."""
@@ -32,6 +32,18 @@ class Digest(NamedTuple):
 
     size_bytes: int
     blake3: str
+
+
+class InMemory(NamedTuple):
+    """Bytes to be stored from where they lie. Nobody changes them before the upload is over."""
+
+    view: memoryview
+    digest: Digest | None = None
+    """What they are known to hash to, where they were hashed already: they are then not hashed again."""
+
+
+Source = Path | InMemory
+"""Where an upload takes its bytes from."""
 
 
 @runtime_checkable
@@ -95,9 +107,10 @@ class Store(Protocol):
         (reflink, hard link, server-side copy). `NotFound` if `source` is not there. Same atomicity as `put`."""
         ...
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
-        """Store a local file of any size; the digest is of the very bytes that were sent. An interrupted upload leaves
-        nothing under `key` that a manifest could take for the whole; trying again starts over, never mixes."""
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
+        """Store a local file, or memory, of any size; the digest is of the very bytes that were sent. An interrupted
+        upload leaves nothing under `key` that a manifest could take for the whole; trying again starts over, never
+        mixes."""
         ...
 
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:

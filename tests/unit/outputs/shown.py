@@ -7,9 +7,9 @@ from typing import Any
 
 from holdfast.core import records as r
 from holdfast.errors import NotFound, Unavailable
-from holdfast.storage.hashing import digest_file
+from holdfast.storage.hashing import size_of
 from holdfast.storage.posix import PosixStore
-from holdfast.storage.store import Digest, OnBytes
+from holdfast.storage.store import Digest, OnBytes, Source
 
 T0 = 1_700_000_000.0
 
@@ -69,10 +69,10 @@ class CountingStore(PosixStore):
             raise Unavailable("The bucket is not there at the moment: try later.")
         super().put(key, data)
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         if self.failing:
             raise Unavailable("The bucket is not there at the moment: try later.")
-        self.uploads.append((key, digest_file(source).size_bytes))
+        self.uploads.append((key, size_of(source)))
         return super().upload(key, source, on_bytes)
 
     def sent(self, key: str) -> list[int]:

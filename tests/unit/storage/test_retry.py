@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, Unavailable
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.retry import RetryingStore
-from holdfast.storage.store import Digest, Entry, OnBytes, Store
+from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 
 _T = TypeVar("_T")
 
@@ -77,7 +77,7 @@ class FlakyStore:
     def copy(self, source: str, target: str) -> None:
         self._call("copy", lambda: self.store.copy(source, target))
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         return self._call("upload", lambda: self.store.upload(key, source, on_bytes))
 
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
