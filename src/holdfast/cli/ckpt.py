@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.lazy import LazyGroup, Place
+from holdfast.cli.lazy import LazyCommand, LazyGroup
 
 __all__ = ["ckpt"]
 
 _COMMANDS = {
-    "put": Place("holdfast.cli.ckpt_move:put", "Commit a directory as a run's next checkpoint."),
-    "ls": Place("holdfast.cli.ckpt_read:ls", "List a run's committed checkpoints."),
-    "show": Place("holdfast.cli.ckpt_read:show", "Show a checkpoint's manifest and files."),
-    "verify": Place("holdfast.cli.ckpt_verify:verify", "Check every committed byte; find what crashed writers left."),
-    "get": Place("holdfast.cli.ckpt_move:get", "Fetch a checkpoint into a directory, verified."),
-    "rm": Place("holdfast.cli.ckpt_keep:rm", "Remove checkpoints."),
-    "pin": Place("holdfast.cli.ckpt_keep:pin", "Keep checkpoints from retention and removal."),
-    "unpin": Place("holdfast.cli.ckpt_keep:unpin", "Lift the pin of checkpoints."),
+    "put": LazyCommand("holdfast.cli.ckpt_move:put", "Commit a directory as a run's next checkpoint."),
+    "ls": LazyCommand("holdfast.cli.ckpt_read:ls", "List a run's committed checkpoints."),
+    "show": LazyCommand("holdfast.cli.ckpt_read:show", "Show a checkpoint's manifest and files."),
+    "verify": LazyCommand(
+        "holdfast.cli.ckpt_verify:verify", "Check every committed byte; find what crashed writers left."
+    ),
+    "get": LazyCommand("holdfast.cli.ckpt_move:get", "Fetch a checkpoint into a directory, verified."),
+    "rm": LazyCommand("holdfast.cli.ckpt_keep:rm", "Remove checkpoints."),
+    "pin": LazyCommand("holdfast.cli.ckpt_keep:pin", "Keep checkpoints from retention and removal."),
+    "unpin": LazyCommand("holdfast.cli.ckpt_keep:unpin", "Lift the pin of checkpoints."),
 }
 
 _EPILOG = """\b

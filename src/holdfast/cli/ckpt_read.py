@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.catalog import Catalog, visible
 from holdfast.checkpoint.expire import is_pinned
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.cli.place import choose, find_run
@@ -39,9 +39,7 @@ def ls(uri: str, as_json: bool) -> None:
     there to any reader; `holdfast ckpt verify` tells of what crashed writers left.
     """
     store = find_run(uri)
-    catalog = Catalog(store)
-    committed = catalog.committed()
-    damaged = catalog.damaged()
+    committed, damaged = _look(store)
     if not committed and not damaged:
         _check_exists(store)
     pinned = _pinned(store, committed)
@@ -102,6 +100,16 @@ def show(uri: str, as_json: bool) -> None:
         click.echo()
         rows = [(one.path, size_text(one.size_bytes), str(one.rank), one.blake3) for one in manifest.files]
         print_table(("FILE", "SIZE", "RANK", "BLAKE3"), rows, right=(1, 2))
+
+
+def _look(store: Store) -> tuple[list[Manifest], list[tuple[str, str]]]:
+    """The committed checkpoints, oldest first, and names with what is wrong with their manifests; each read once."""
+    catalog = Catalog(store)
+    looks = catalog.looks()
+    fences = catalog.fences()
+    committed = [found for look in looks if (found := visible(look, fences)) is not None]
+    damaged = [(look.name, look.problem) for look in looks if look.problem is not None and not look.torn]
+    return sorted(committed, key=lambda manifest: manifest.order), damaged
 
 
 def _summary(manifest: Manifest) -> dict[str, Any]:

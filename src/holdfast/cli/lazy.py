@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import click
 
-__all__ = ["LazyGroup", "Place"]
+__all__ = ["LazyCommand", "LazyGroup"]
 
 
-class Place(NamedTuple):
+class LazyCommand(NamedTuple):
     """Where a command is: `module:attribute`, and the line that the group's help shows for it."""
 
     target: str
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 class LazyGroup(click.Group):
     """Commands by name, none of them imported yet."""
 
-    def __init__(self, *args: Any, places: Mapping[str, Place], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, places: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.places = dict(places)
 

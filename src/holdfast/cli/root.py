@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from holdfast import __version__
-from holdfast.cli.lazy import LazyGroup, Place
+from holdfast.cli.lazy import LazyCommand, LazyGroup
 
 __all__ = ["root"]
 
 _GROUPS = {
-    "ckpt": Place("holdfast.cli.ckpt:ckpt", "Commit, list, verify, fetch and remove checkpoints."),
-    "events": Place("holdfast.cli.events:events", "Tell the story of a run."),
+    "ckpt": LazyCommand("holdfast.cli.ckpt:ckpt", "Commit, list, verify, fetch and remove checkpoints."),
+    "events": LazyCommand("holdfast.cli.events:events", "Tell the story of a run."),
 }
 
 
