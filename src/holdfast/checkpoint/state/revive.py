@@ -108,28 +108,29 @@ def make_tensor(reference: Reference, piece: Piece) -> Any:
     torch = load_torch()
     dtype = reference.dtype
     if 0 in reference.shape:
-        return torch.empty(reference.shape, dtype=dtype)
-    flat = _elements(torch, piece, carrier_of(torch, dtype))
-    return flat.view(dtype).view(reference.shape) if piece.own else flat.clone().view(dtype).view(reference.shape)
+        return _empty(torch, reference.shape, dtype)
+    flat, own = _look_at(torch, piece, dtype)
+    return (flat if own else flat.clone()).view(dtype).view(reference.shape)
 
 
 def join_pieces(reference: Reference, pieces: Sequence[tuple[Chunk, Piece]]) -> Any:
     """The whole tensor of which each piece is a part."""
     torch = load_torch()
     carrier = carrier_of(torch, reference.dtype)
-    whole = torch.empty(reference.shape, dtype=carrier)
+    whole = _empty(torch, reference.shape, carrier)
     for chunk, piece in pieces:
         part = whole
         for dim in range(len(reference.shape)):
             part = part.narrow(dim, chunk.offsets[dim], chunk.sizes[dim])
-        part.copy_(_elements(torch, piece, carrier).view(part.shape))
+        part.copy_(_look_at(torch, piece, carrier)[0].view(carrier).view(part.shape))
     return whole.view(reference.dtype)
 
 
 def read_part(reference: Reference, chunk: Chunk, piece: Piece) -> Any:
     """A piece as a tensor of its carrier's dtype, to be copied from: it may be memory that is not ours."""
     torch = load_torch()
-    return _elements(torch, piece, carrier_of(torch, reference.dtype)).view(chunk.sizes[: len(reference.shape)])
+    carrier = carrier_of(torch, reference.dtype)
+    return _look_at(torch, piece, carrier)[0].view(carrier).view(chunk.sizes[: len(reference.shape)])
 
 
 def make_array(reference: Reference, piece: Piece | None) -> Any:
@@ -143,13 +144,18 @@ def make_array(reference: Reference, piece: Piece | None) -> Any:
     return numpy.ndarray(reference.shape, reference.dtype, bytearray(piece.memory[start:end]))
 
 
-def _elements(torch: Any, piece: Piece, dtype: Any) -> Any:
-    """The piece as a flat tensor over its own memory, wherever torch can look at that."""
+def _empty(torch: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """By way of bytes: torch warns about making tensors of its half-supported dtypes, and these were made long ago."""
+    return torch.empty((*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
+
+
+def _look_at(torch: Any, piece: Piece, dtype: Any) -> tuple[Any, bool]:
+    """The piece as a flat tensor of bytes over its own memory, if elements of `dtype` can be seen in that; else over a
+    copy. And whether that memory is ours."""
     start, end = piece.stored.start, piece.stored.end
-    memory, at = piece.memory, start
-    if memory.readonly or start % dtype.itemsize:
-        memory, at = memoryview(bytearray(memory[start:end])), 0
-    return torch.frombuffer(memory, dtype=dtype, count=(end - start) // dtype.itemsize, offset=at)
+    if piece.memory.readonly or start % dtype.itemsize:
+        return torch.frombuffer(bytearray(piece.memory[start:end]), dtype=torch.uint8), True
+    return torch.frombuffer(piece.memory, dtype=torch.uint8, count=end - start, offset=start), piece.own
 
 
 def _torch_dtype(given: Any, code: str, where: str) -> Any:

@@ -71,7 +71,7 @@ class Arrays:
         """For each leaf the first one that it is the same memory as (itself, as a rule); None if all differ."""
         torch = sys.modules.get("torch")
         tensor = torch.Tensor if torch is not None else ()
-        places = [leaf.data_ptr() if isinstance(leaf, tensor) else id(leaf) for leaf in leaves]
+        places = [(leaf.data_ptr() if isinstance(leaf, tensor) else 0) or id(leaf) for leaf in leaves]
         if len(set(places)) == len(places):
             return None
         first: dict[Any, int] = {}
@@ -101,10 +101,9 @@ class CheckedArrays(Arrays):
 
 
 def _identity(leaf: Any, tensor: Any) -> Any:
-    if not isinstance(leaf, tensor):
+    """Without memory of its own (empty, or a DTensor, of which other ranks may know other parts) it is only itself."""
+    if not isinstance(leaf, tensor) or leaf.data_ptr() == 0 or leaf.numel() == 0:
         return id(leaf)
-    if leaf.numel() == 0:
-        return id(leaf)  # An empty tensor has no memory that it could share.
     return (leaf.data_ptr(), leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg())
 
 

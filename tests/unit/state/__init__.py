@@ -1,0 +1,1 @@
+"""States: taken apart, written, read back."""
