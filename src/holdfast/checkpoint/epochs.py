@@ -8,6 +8,7 @@ its own writer.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from holdfast.storage.store import Store
 __all__ = ["Fences", "read_fences"]
 
 _NAME = re.compile(rf"{EPOCHS}/([0-9]{{6,18}})\.json\Z")
+_PAUSES_S = (0.02, 0.1)
 
 
 class _EpochFile(msgspec.Struct):
@@ -51,16 +53,27 @@ def read_fences(store: Store) -> Fences:
     """What the run's controllers have declared. A damaged file is an error: nobody may guess at a fence."""
     floors: dict[int, int | None] = {}
     for entry in store.list(EPOCHS):
-        if (named := _NAME.match(entry.key)) is None:
-            continue
-        try:
-            found = msgspec.json.decode(store.get(entry.key), type=_EpochFile)
-        except NotFound:
-            continue
-        except msgspec.MsgspecError as error:
-            raise Damaged(
-                f"{store.uri}: {entry.key} is not what a controller wrote ({error}); restore it from a"
-                " backup, or delete it if no run is using this directory."
-            ) from error
-        floors[int(named[1])] = found.floor
+        if (named := _NAME.match(entry.key)) is not None:
+            try:
+                floors[int(named[1])] = _floor(store, entry.key)
+            except NotFound:
+                continue
     return Fences(floors)
+
+
+def _floor(store: Store, key: str) -> int | None:
+    for pause_s in (*_PAUSES_S, None):
+        data = store.get(key)
+        try:
+            return msgspec.json.decode(data, type=_EpochFile).floor
+        except msgspec.MsgspecError as error:
+            if pause_s is not None:
+                time.sleep(pause_s)  # some FUSE mounts show a mixture for an instant when a file is replaced
+            elif not data.rstrip().endswith(b"}"):
+                return None  # its controller died while creating it, where that is not atomic, and declared nothing
+            else:
+                raise Damaged(
+                    f"{store.uri}: {key} is not what a controller wrote ({error}); restore it from a backup, or"
+                    " delete it if no run is using this directory."
+                ) from error
+    return None

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from holdfast.storage.posix import PosixStore
-from holdfast.storage.store import Digest, OnBytes
+from holdfast.storage.store import Digest, OnBytes, Source
 
 __all__ = ["FarStore", "write_source"]
 
@@ -39,7 +39,7 @@ class FarStore(PosixStore):
         else:
             self.put(key, data)
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         with self._lock:
             self.uploads.append(key)
         return super().upload(key, source, on_bytes)

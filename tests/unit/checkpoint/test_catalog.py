@@ -171,7 +171,14 @@ def test_a_renamed_copy_is_its_owners(store: FarStore, source: Path, tmp_path: P
 
 def test_a_damaged_fence_is_never_guessed_at(store: FarStore, source: Path) -> None:
     commit_directory(store, source)
-    store.put("epochs/000001.json", b"{")
+    store.put("epochs/000001.json", b'{"epoch":}')
     with pytest.raises(Damaged, match=r"epochs/000001\.json"):
         Catalog(store).committed()
+
+
+def test_a_controller_that_died_before_it_declared_anything_fences_nothing(store: FarStore, source: Path) -> None:
+    done = commit_directory(store, source)
     store.put("epochs/readme.txt", b"ignored")
+    store.put("epochs/000001.json", b'{"epoch": 1, "flo')
+    assert Catalog(store).committed() == [done]
+    assert Catalog(store).floors() == {1: None}

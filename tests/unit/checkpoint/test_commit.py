@@ -28,7 +28,7 @@ from holdfast.checkpoint.writer import this_process
 from holdfast.core.parts import Draft, FileEntry
 from holdfast.errors import CheckpointError, ConfigError, DuplicateFile, Fenced, NameTaken, OutOfSpace, Unavailable
 from holdfast.storage.posix import PosixStore
-from holdfast.storage.store import Digest, OnBytes, Store
+from holdfast.storage.store import Digest, OnBytes, Source, Store
 
 
 @pytest.fixture(params=[True, False], ids=["exclusive", "not exclusive"])
@@ -201,7 +201,7 @@ class FullStore(FarStore):
 
     full = False
 
-    def upload(self, key: str, source: Path, on_bytes: OnBytes | None = None) -> Digest:
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         if key.endswith("model"):
             self.full = True
             raise OutOfSpace("full")
