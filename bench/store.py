@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run all comparisons; 1 if an aim was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.store", description=__doc__)
     parser.add_argument("--size", type=_size, default=_UNITS["GiB"], help="bytes of the directory (default 1GiB)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each comparison (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each comparison (default 3)")
     parser.add_argument("--dir", type=Path, default=None, help="where to work (default: the temporary directory)")
     given = parser.parse_args(arguments)
     os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")  # else rclone stores pyarrow's trailer
