@@ -118,7 +118,7 @@ class Desk:
     def send(self, message: Any) -> None:
         self._channel.send_nowait(message)
 
-    async def prepare(self, job: bytes, **changes: Any) -> Prepared:
+    def prepare_order(self, job: bytes, **changes: Any) -> Prepare:
         order: dict[str, Any] = {
             "function": job,
             "storage": str(self.storage),
@@ -130,7 +130,10 @@ class Desk:
             "environment": {},
             **changes,
         }
-        self.send(Prepare(**order))
+        return Prepare(**order)
+
+    async def prepare(self, job: bytes, **changes: Any) -> Prepared:
+        self.send(self.prepare_order(job, **changes))
         return await self.expect(Prepared)
 
     def start(self, generation: int = 1, ranks: int = 1, **changes: Any) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from holdfast.agent.agent import Agent
 from holdfast.errors import HoldfastError
-from holdfast.worker.kinship import become_subreaper, die_with_parent
+from holdfast.worker.kinship import become_subreaper, die_with_parent, name_process
 
 __all__ = ["main"]
 
@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     with suppress(PermissionError):  # the leader of a session already
         os.setsid()
     become_subreaper()
+    name_process("hf-agent")
     logging.basicConfig(level=logging.WARNING, format="holdfast agent: %(message)s")
     token = _take_token()
     if not token:

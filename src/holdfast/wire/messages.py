@@ -27,6 +27,7 @@ __all__ = [
     "Imported",
     "LogLine",
     "Logs",
+    "MemoryFile",
     "Ping",
     "Pong",
     "Prepare",
@@ -35,6 +36,7 @@ __all__ = [
     "Reports",
     "Settled",
     "Shutdown",
+    "Snapshot",
     "Stacks",
     "Start",
     "Started",
@@ -314,6 +316,23 @@ class Imported(_Message, frozen=True, kw_only=True):
     modules: list[str]
 
 
+class MemoryFile(msgspec.Struct, frozen=True, array_like=True):
+    """One file of a snapshot, and where its bytes lie behind the buffer's seal."""
+
+    path: str
+    offset: int
+    size_bytes: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one rank's checkpoint in memory that the agent owns; see `worker.sealed`."""
+
+    buffer: str
+    """The buffer's path in /proc."""
+    seal: int
+    files: list[MemoryFile]
+
+
 class WorkerReport(_Message, frozen=True, kw_only=True):
     """One `report` call as the worker sends it to its agent; `staged` is the directory the agent now owns."""
 
@@ -321,6 +340,8 @@ class WorkerReport(_Message, frozen=True, kw_only=True):
     staged: str | None = None
     existing: str | None = None
     """NO_UPLOAD: name of a directory that lies in the run's storage already."""
+    snapshot: Snapshot | None = None
+    """The files lie in memory; the worker leaves them alone until the checkpoint is settled."""
 
 
 WorkerMessage = WorkerReport | Waiting | Finished | Exited | Imported | Collect

@@ -13,7 +13,10 @@ import os
 import socket
 import sys
 import threading
+import traceback
+from collections.abc import Set
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from holdfast.errors import WireError
@@ -29,30 +32,44 @@ from holdfast.worker.environment import (
 )
 from holdfast.worker.failure import Failure, describe
 from holdfast.worker.job import Assignment, Job
+from holdfast.worker.kinship import name_process
 from holdfast.worker.learning import LearningSession
 from holdfast.worker.loading import Loaded
 from holdfast.worker.plain import plain_data
 from holdfast.worker.stdio import Wires, watch_for_crashes
 
-__all__ = ["run_inline", "run_worker"]
+__all__ = ["Inheritance", "run_inline", "run_worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a forked worker has from its zygote besides the job: looked up there, once for all."""
+
+    openblas: list[SetThreads]
+    modules: Set[str]
 
 
 def run_worker(
-    loaded: Loaded, assignment: Assignment, wires: Wires, openblas: list[SetThreads] | None = None
+    loaded: Loaded, assignment: Assignment, wires: Wires, inheritance: Inheritance | None = None
 ) -> NoReturn:
-    """Be the worker of `assignment`; standard output and error are set already. `openblas` is given in forked ones."""
+    """Be the worker of `assignment`; standard output and error are set already."""
     code = 1
     try:
+        name_process(f"hf-rank-{assignment.rank}")
         watch_for_crashes(wires.dump)
         connection = socket.socket(fileno=wires.connection)
         set_environment(assignment)
-        if openblas is not None:
+        known = None
+        if inheritance is not None:
+            known = inheritance.modules
             refresh_randomness()
-            set_thread_counts(assignment, openblas)
-        session = _make_session(loaded, assignment, connection)
+            set_thread_counts(assignment, inheritance.openblas)
+        session = _make_session(loaded, assignment, connection, known)
         if session is not None and not isinstance(loaded.job, Failure):
             code = _live(loaded.job, session, connection, wires.listen)
             _exit_like_python(code)
+    except BaseException:  # noqa: BLE001  ours, or of something that runs at exit: the last words go to the log
+        traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
@@ -74,7 +91,7 @@ def run_inline(job: Job, assignment: Assignment, connection: socket.socket, list
     try:
         set_environment(assignment)
         enter_work_dir(assignment)
-        return _live(job, LearningSession(connection, assignment), connection, listen_fd)
+        return _live(job, LearningSession(None, connection, assignment), connection, listen_fd)
     finally:
         sessions.install(None)
         os.chdir(directory)
@@ -135,13 +152,15 @@ def _finished(assignment: Assignment, value: Any) -> Finished:
         return Finished(**here, value_error=str(error))
 
 
-def _make_session(loaded: Loaded, assignment: Assignment, connection: socket.socket) -> LearningSession | None:
+def _make_session(
+    loaded: Loaded, assignment: Assignment, connection: socket.socket, known: Set[str] | None
+) -> LearningSession | None:
     """The session, or None when there can be none, which is told."""
     failure = loaded.job
     if not isinstance(failure, Failure):
         try:
             enter_work_dir(assignment)
-            return LearningSession(connection, assignment, _open_filesystem(loaded.filesystem))
+            return LearningSession(known, connection, assignment, _open_filesystem(loaded.filesystem))
         except BaseException as error:  # noqa: BLE001  a filesystem's own code may raise anything
             failure = describe(error)
     frames.send(connection, failure.as_exited(assignment.generation, assignment.rank))

@@ -11,9 +11,17 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["become_subreaper", "children", "die_with_parent", "kill_group", "start_time", "thread_names"]
+__all__ = [
+    "become_subreaper",
+    "children",
+    "die_with_parent",
+    "kill_group",
+    "name_process",
+    "thread_names",
+]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -27,6 +35,11 @@ def die_with_parent(parent_pid: int | None = None, sig: int = signal.SIGKILL) ->
     _prctl(_PR_SET_PDEATHSIG, sig)
     if os.getppid() != expected:
         os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` call this process; 15 characters."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def become_subreaper() -> None:
@@ -49,17 +62,6 @@ def kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def start_time(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; with the pid, a name that nobody else has. None if gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The second field is the command in parentheses, and may hold anything.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def thread_names() -> list[str]:

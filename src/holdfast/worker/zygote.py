@@ -26,12 +26,12 @@ import msgspec
 
 from holdfast.wire.frames import Splitter, encode
 from holdfast.worker.apprentice import Apprentice
-from holdfast.worker.bootstrap import run_worker
+from holdfast.worker.bootstrap import Inheritance, run_worker
 from holdfast.worker.brood import Brood, Child
 from holdfast.worker.cold import Parcel
-from holdfast.worker.environment import SetThreads, find_openblas, set_environment
+from holdfast.worker.environment import find_openblas, set_environment
 from holdfast.worker.job import Assignment
-from holdfast.worker.kinship import become_subreaper, die_with_parent
+from holdfast.worker.kinship import become_subreaper, die_with_parent, name_process
 from holdfast.worker.loading import Loaded, import_quietly, load_job, one_thread_each, set_up_imports, unsafe_reason
 from holdfast.worker.orders import (
     Cleared,
@@ -81,7 +81,7 @@ class Zygote:
         self._clearing: int | None = None
         self._birth: _Birth | None = None
         self._dismissed = False
-        self.openblas: list[SetThreads] = []
+        self.inheritance = Inheritance([], frozenset())
 
     def run(self) -> _Birth:
         """Serve the agent until it goes, which ends this process; or until this process is a newborn worker."""
@@ -172,7 +172,7 @@ class Zygote:
         """What is here stays: find what forked children will need, and keep the collector from touching their pages."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
-        self.openblas = find_openblas()
+        self.inheritance = Inheritance(find_openblas(), frozenset(sys.modules))
         gc.collect()
         gc.freeze()
 
@@ -280,11 +280,12 @@ def main(control_fd: int, parent_pid: int) -> NoReturn:
     """Be a zygote for the agent at the other end of `control_fd`."""
     die_with_parent(parent_pid, signal.SIGTERM)
     become_subreaper()
+    name_process("hf-zygote")
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = Zygote(socket.socket(fileno=control_fd), parent_pid)
     birth = zygote.run()
-    run_worker(birth.loaded, birth.assignment, birth.wires, zygote.openblas)
+    run_worker(birth.loaded, birth.assignment, birth.wires, zygote.inheritance)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast import train
 from holdfast.agent.agent import Agent
+from holdfast.agent.generation import Generation
 from holdfast.agent.inline import InlineSpawner
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, serve
@@ -30,7 +33,12 @@ from holdfast.wire.messages import (
 from holdfast.worker.job import Job
 
 
-def _run_locally(function: Callable[[], Any], tmp_path: Path, stop_at_report: bool = False) -> list[AgentMessage]:
+def _run_locally(
+    function: Callable[[], Any],
+    tmp_path: Path,
+    stop_at_report: bool = False,
+    read_after: threading.Event | None = None,
+) -> list[AgentMessage]:
     """Everything that an embedded agent said while it ran `function` in this thread."""
     said: list[AgentMessage] = []
     calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -52,7 +60,9 @@ def _run_locally(function: Callable[[], Any], tmp_path: Path, stop_at_report: bo
                 port = message.master_port
                 channel.send_nowait(prepare)
             elif isinstance(message, Prepared):
-                channel.send_nowait(_start(port))
+                await channel.send(_start(port))
+                if read_after is not None:
+                    await asyncio.get_running_loop().run_in_executor(None, read_after.wait, 60)
             elif isinstance(message, Reports) and stop_at_report:
                 channel.send_nowait(Stop(generation=1))
             elif isinstance(message, Finished | Exited) or type(message).__name__ == "Stopped":
@@ -137,3 +147,24 @@ def test_stop_cuts_its_line_and_the_next_report_raises(tmp_path: Path) -> None:
     said = _run_locally(function, tmp_path, stop_at_report=True)
     assert raised == ["WireError"]
     assert not [message for message in said if isinstance(message, Exited | Finished)]
+
+
+def test_a_worker_waits_while_the_controller_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = threading.Event()
+    pause = Generation.pause
+
+    def tell(generation: Generation) -> None:
+        pause(generation)
+        paused.set()
+
+    monkeypatch.setattr(Generation, "pause", tell)
+
+    def function() -> bool:
+        for step in range(200):
+            train.report({"step": step, "text": "x" * 500_000})
+        return paused.is_set()
+
+    said = _run_locally(function, tmp_path, read_after=paused)
+    steps = [report.number for message in said if isinstance(message, Reports) for report in message.reports]
+    assert steps == list(range(1, 201))
+    assert [message.value for message in said if isinstance(message, Finished)] == [True]
