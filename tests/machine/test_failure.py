@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_is_nobodys_failure_and_is_not_used_again() -> None
         at=11.0, generation=2, world_size=1, agents=("a",), iteration=1, checkpoint="checkpoint_000000"
     )
     assert rig.feed(STOPPED, 11.0) == Step(
-        [ended(11.0, (failure,), counted=False), damaged, again], [start(2, stored(0, 1))]
+        [ended(11.0, (failure,), iteration=2, counted=False), damaged, again], [start(2, stored(0, 1))]
     )
 
 

@@ -1,0 +1,143 @@
+"""The story of a run, word for word."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.machine.rig import checkpoint_of, died, exited, joined, report, running, stored
+from tests.sim.simulation import Simulation
+
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.retention import RetentionRule
+from holdfast.core.story import Teller, clock_utc, size_text, tell
+
+
+def short(at: float) -> str:
+    return f"{at:05.1f}"
+
+
+def told(records: list[r.Record]) -> list[str]:
+    return list(tell(records, short))
+
+
+def test_a_run_with_a_failure_a_dead_driver_and_an_end() -> None:
+    rig = running(workers=2, max_failures=2, retention=RetentionRule(1))
+    for number, now in ((1, 4.0), (2, 6.0)):
+        rig.feed(report(number, now, checkpoint=number == 1), now)
+        rig.feed(report(number, now, rank=1), now)
+    found = stored(0, 1)
+    rig.feed(
+        e.CheckpointStored(ticket=e.Ticket(1, 1), stored=found, uploaded_bytes=1, elapsed_s=0.25),
+        6.5,
+    )
+    echo = died(0, "raised RuntimeError: broken pipe", error_type="RuntimeError", error="Broken pipe")
+    rig.feed(exited(echo), 7.0)
+    rig.feed(exited(died(1)), 7.1)
+    rig.feed(e.WorkersStopped(generation=1, agent="a"), 7.2)
+    rig.feed(e.WorkersStarted(generation=2, agent="a"), 7.4)
+    rig.feed(report(1, 8.0, checkpoint=True, generation=2), 8.0)
+    rig = rig.next_controller()
+    rig.feed(e.ControllerBegan(epoch=2, host="head", pid=102, stored=(found,)), 30.0)
+    rig.feed(joined("b", 2), 31.0)
+    rig.feed(e.AgentPrepared(agent="b"), 32.0)
+    rig.feed(e.WorkersStarted(generation=3, agent="b"), 33.0)
+    for rank in (0, 1):
+        rig.feed(report(1, 35.0, checkpoint=True, rank=rank, generation=3), 35.0)
+    rig.feed(checkpoint_of(1, stored(1, 2, generation=3)), 36.0)
+    for rank in (0, 1):
+        rig.feed(e.WorkerFinished(generation=3, rank=rank), 37.0)
+    assert told(rig.journal) == [
+        "000.0  The run began on head (process 101), to train on 2 workers.",
+        "001.0  Agent a joined from host-a with 2 slots.",
+        "002.0  Generation 1 starts from the beginning: 2 workers on a.",
+        "003.0  Generation 1 runs, 3.00 s after the controller started.",
+        "006.5  checkpoint_000000 of iteration 1 was committed (0 B in 0.25 s).",
+        "007.2  Generation 1 failed at iteration 2: rank 1 on host-a was killed by SIGKILL. Rank 0 failed with it. "
+        "This is failure 1.",
+        "007.2  Generation 2 starts from checkpoint_000000 at iteration 1: 2 workers on a. Iteration 2 is done again.",
+        "007.4  Generation 2 runs, 0.40 s after the failure was noticed.",
+        "030.0  A new controller on head (process 102) took the run on, 22.0 s after the last word of the one before.",
+        "031.0  Agent b joined from host-b with 2 slots.",
+        "032.0  Generation 3 starts from checkpoint_000000 at iteration 1: 2 workers on b. Iteration 2 is done again.",
+        "033.0  Generation 3 runs, 3.00 s after the controller started.",
+        "036.0  checkpoint_000001 of iteration 2 was committed.",
+        "036.0  checkpoint_000000 was let go, as the retention rule says.",
+        "037.0  The run finished after 2 iterations. Of 37.0 s, 14% went into training that was kept; "
+        "2 iterations (3.60 s) had to be done again; 1 recovery, the slowest 0.40 s.",
+    ]
+
+
+def test_a_run_that_fails_waits_and_is_stopped() -> None:
+    rig = running(max_failures=5)
+    rig.feed(exited(died(0)), 5.0)
+    rig.feed(e.WorkersStopped(generation=1, agent="a"), 5.0)
+    rig.feed(exited(died(0), 2), 6.0)
+    rig.feed(e.WorkersStopped(generation=2, agent="a"), 6.0)
+    rig.feed(e.TimePassed(), 7.0)
+    rig.feed(e.StopRequested(why="Ctrl+C"), 8.0)
+    rig.feed(e.WorkersStopped(generation=3, agent="a"), 9.0)
+    again = rig.next_controller()
+    again.feed(e.ControllerBegan(epoch=2, host="head", pid=102), 20.0)
+    assert told(again.journal)[4:] == [
+        "005.0  Generation 1 failed at iteration 0: rank 0 on host-a was killed by SIGKILL. This is failure 1.",
+        "005.0  Generation 2 starts from the beginning: 1 worker on a.",
+        "006.0  Generation 2 failed at iteration 0: rank 0 on host-a was killed by SIGKILL. This is failure 2.",
+        "007.0  Generation 3 starts from the beginning after a wait of 1.00 s: 1 worker on a.",
+        "009.0  Generation 3 was stopped at iteration 0: Ctrl+C.",
+        "009.0  The run was interrupted at iteration 0 (Ctrl+C); the same call continues it.",
+        "020.0  The run was continued on head (process 102) 11.0 s after it had ended.",
+    ]
+
+
+def test_the_rest_of_what_may_happen() -> None:
+    records: list[r.Record] = [
+        r.AgentGone(at=1.0, agent="a", host="host-a", why="its connection closed"),
+        r.CheckpointAbandoned(at=2.0, generation=1, iteration=4, why="the disk is full."),
+        r.CheckpointDamaged(at=3.0, name="checkpoint_000001", why="a hash differs"),
+        r.RanksLagging(at=4.0, generation=1, number=5, ranks=(1, 2, 3)),
+        r.RunFailed(at=5.0, error="rank 0 raised ValueError"),
+        r.ControllerStarted(at=6.0, epoch=1, host="head", pid=1, workers=1),
+        r.RunFailed(at=7.0, error="no space left."),
+        r.ControllerStarted(at=190.0, epoch=2, host="head", pid=2, workers=1),
+    ]
+    assert told(records) == [
+        "001.0  Agent a on host-a was lost: its connection closed.",
+        "002.0  The checkpoint of iteration 4 was given up: the disk is full.",
+        "003.0  checkpoint_000001 is not used any more: a hash differs.",
+        "004.0  A checkpoint waits for ranks 1, 2 and 3, still short of report 5.",
+        "005.0  The run failed after 0 iterations: rank 0 raised ValueError.",
+        "006.0  The run began on head (process 1), to train on 1 worker.",
+        "007.0  The run failed after 0 iterations: no space left.",
+        "190.0  The run was started again on head (process 2) 3 min 3 s after it had failed; "
+        "failures are counted anew.",
+    ]
+
+
+def test_every_journal_can_be_told() -> None:
+    for seed in range(60):
+        simulation = Simulation(seed)
+        ending = simulation.run()
+        lines = list(tell(simulation.disk.records()))
+        assert f"The run {ending}" in lines[-1]
+        assert all(line.endswith(".") or line.endswith("it.") for line in lines)
+
+
+def test_a_story_goes_on_as_records_come_in() -> None:
+    rig = running()
+    teller = Teller(short)
+    assert [line for record in rig.journal for line in teller.take(record)] == told(rig.journal)
+
+
+@given(st.integers(-62_135_596_800, 253_402_300_799))
+def test_the_time_is_utc(at: int) -> None:
+    expected = datetime.fromtimestamp(0, UTC).fromordinal(at // 86_400 + 719_163)
+    clock = f"{at % 86_400 // 3600:02d}:{at % 3600 // 60:02d}:{at % 60:02d}"
+    assert clock_utc(at + 0.9) == f"{expected:%Y}".rjust(4, "0") + f"{expected:-%m-%d} {clock}"
+
+
+def test_sizes_are_said_as_people_do() -> None:
+    sizes = (0, 1023, 1024, 1536 * 1024, 5 << 30, 3 << 40)
+    assert [size_text(size) for size in sizes] == ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "5.0 GiB", "3.0 TiB"]
