@@ -126,9 +126,10 @@ def acquire(
     own = EpochFile(epoch=epoch, holder=this_process(), started_at=now_text(), time_to_live_s=time_to_live_s)
     if not place(store, _key(epoch), msgspec.json.encode(own)):
         raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
-    # The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
-    end = position(store)
+    # The fence is up: nobody below may commit any more. Only now is it settled how far they had come, indices first:
+    # what is reserved below the floor has its reports in the journal already, and they must count.
     floor = Catalog(store).survey().next_index()
+    end = position(store)
     own = msgspec.structs.replace(own, floor=floor, journal=end)
     store.put(_key(epoch), msgspec.json.encode(own))
     lease = Lease(store, own)
