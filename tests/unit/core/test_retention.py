@@ -40,9 +40,7 @@ def test_what_is_no_number_ranks_worst_in_both_orders(bad: Any, order: Literal["
 
 
 def test_infinities_are_numbers() -> None:
-    assert [
-        one.name for one in ranked(scored(math.inf, 0, -math.inf, math.nan), RetentionRule(1, "loss"))
-    ] == [
+    assert [one.name for one in ranked(scored(math.inf, 0, -math.inf, math.nan), RetentionRule(1, "loss"))] == [
         "c3",
         "c2",
         "c1",
@@ -103,13 +101,8 @@ values = st.one_of(
 
 @st.composite
 def populations(draw: st.DrawFn) -> list[Candidate]:
-    indices = draw(st.lists(st.integers(0, 30), unique=True, max_size=12))
-    return [
-        Candidate(
-            f"c{index}", index, draw(st.dictionaries(st.sampled_from("mn"), values)), draw(st.booleans())
-        )
-        for index in indices
-    ]
+    drawn = draw(st.lists(st.tuples(values, st.booleans()), max_size=10))
+    return [Candidate(f"c{index}", index, {"m": score}, pinned) for index, (score, pinned) in enumerate(drawn)]
 
 
 def model(candidates: list[Candidate], rule: RetentionRule) -> set[str]:
