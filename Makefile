@@ -23,6 +23,10 @@ $(VENV)/.dev: $(VENV)/.base tools/install-servers.sh
 	bash tools/install-servers.sh
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) install -e '.[bench]'
+	@touch $@
+
 ## demo          train on 2 workers, kill one, watch it recover
 demo: $(VENV)/.base
 	$(BIN)/python examples/demo.py
@@ -52,7 +56,7 @@ bench-store: $(VENV)/.dev
 	$(BIN)/python -m bench.store
 
 ## bench-train   start, reports and recovery against Ray Train and torchrun, as ratios
-bench-train: $(VENV)/.dev
+bench-train: $(VENV)/.bench
 	$(BIN)/python -m bench.train
 
 clean:
