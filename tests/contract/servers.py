@@ -31,7 +31,7 @@ from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-__all__ = ["Server", "azurite", "fuse_mount", "gcs", "moto", "rclone_s3", "serving"]
+__all__ = ["Server", "azurite", "fuse_mount", "gcs", "moto", "rclone_s3", "serving", "unused_port"]
 
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 10
@@ -124,6 +124,13 @@ class _Output:
         self._thread.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def unused_port() -> int:
+    """A port of this machine at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _request(
@@ -237,7 +244,7 @@ def gcs() -> Iterator[Server]:
 
 
 @contextmanager
-def fuse_mount(backing: Path, mountpoint: Path, cache_mode: str = "off") -> Iterator[Path]:
+def fuse_mount(backing: Path, mountpoint: Path) -> Iterator[Path]:
     """A FUSE mount of the directory `backing`, by rclone; a file is stored when `close` returns.
 
     rclone tells the socket of `NOTIFY_SOCKET` when the mount is there, so nothing has to poll for it.
@@ -247,7 +254,7 @@ def fuse_mount(backing: Path, mountpoint: Path, cache_mode: str = "off") -> Iter
     notify = mountpoint.with_name(mountpoint.name + ".notify")
     command = [
         *(_script("rclone"), "mount", str(backing), str(mountpoint), "--config", os.devnull),
-        *("--vfs-cache-mode", cache_mode, "--vfs-write-back", "0s", "--dir-cache-time", "1s"),
+        *("--vfs-cache-mode", "off", "--dir-cache-time", "1s"),
         *("--cache-dir", str(mountpoint.with_name(mountpoint.name + ".cache")), "--verbose"),
     ]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:

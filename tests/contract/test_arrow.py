@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 from pyarrow import fs as pafs
-from tests.contract.servers import Server
-from tests.contract.store_contract import StoreContract
+from tests.contract.servers import Server, unused_port
+from tests.contract.store_contract import STRANGE_KEYS, StoreContract
 
+from holdfast.errors import AccessDenied, ConfigError, MissingExtra, NotFound, Unavailable
+from holdfast.storage.arrow import open_arrow
 from holdfast.storage.locate import open_store
-from holdfast.storage.store import Store
+from holdfast.storage.store import Entry, Store
+
+MARKS = "rclone serve s3 is confused by the marks that pyarrow leaves when it deletes"
 
 
 def s3_filesystem(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -47,12 +54,44 @@ class TestS3Moto(StoreContract):
 
 
 class TestS3Rclone(StoreContract):
+    """When pyarrow deletes a file it marks the directory by an object "directory/". rclone makes a file of that, or,
+    where the directory holds anything else, forgets the rest of it until it is started anew. Both are theirs to mend:
+    the tests that meet this are expected to fail; s3:// paths, which go through obstore, are not touched by it.
+    """
+
     supports_exclusive = False
     model_examples = 2
 
     @pytest.fixture
     def store(self, rclone: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
         return open_store(f"{rclone.new_bucket()}/runs", s3_filesystem(rclone, monkeypatch))
+
+    @pytest.mark.xfail(strict=True, reason=MARKS)
+    def test_delete(self, store: Store) -> None:
+        super().test_delete(store)
+
+    @pytest.mark.xfail(strict=True, reason=MARKS)
+    def test_copy(self, store: Store) -> None:
+        super().test_copy(store)
+
+    @pytest.mark.xfail(strict=True, reason=MARKS)
+    def test_sub(self, store: Store) -> None:
+        super().test_sub(store)
+
+    @pytest.mark.parametrize(
+        "key",
+        [pytest.param(key, marks=pytest.mark.xfail("/" in key, strict=True, reason=MARKS)) for key in STRANGE_KEYS],
+    )
+    def test_strange_keys(self, store: Store, tmp_path: Path, key: str) -> None:
+        super().test_strange_keys(store, tmp_path, key)
+
+    @pytest.mark.skip(MARKS)
+    def test_many_threads_write_and_delete_in_one_directory(self, store: Store) -> None:
+        super().test_many_threads_write_and_delete_in_one_directory(store)
+
+    @pytest.mark.skip(MARKS)
+    def test_like_a_dict(self, store: Store) -> None:
+        super().test_like_a_dict(store)
 
 
 class TestFsspecMemory(StoreContract):
@@ -76,3 +115,96 @@ class TestS3fs(StoreContract):
             monkeypatch.setenv(name, value)
         s3 = fsspec.filesystem("s3", endpoint_url=moto.endpoint)
         return open_store(f"{moto.new_bucket()}/runs", pafs.PyFileSystem(pafs.FSSpecHandler(s3)))
+
+
+def memory_store() -> Store:
+    return open_store(f"/holdfast-{uuid.uuid4().hex}", fsspec.filesystem("memory"))
+
+
+def test_fsspec_is_taken_without_its_wrapper() -> None:
+    store = memory_store()
+    store.put("a/b", b"1")
+    assert store.list() == [Entry("a/b", 1)]
+    store.delete(["a/b"])
+
+
+def test_names_never_choose_a_compression(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"plain")
+    bucket = open_store(moto.new_bucket(), s3_filesystem(moto, monkeypatch))
+    for store in (bucket, memory_store()):
+        store.upload("x.gz", tmp_path / "plain")
+        store.put("y.bz2", b"plain")
+        assert store.get("x.gz") == store.get("y.bz2") == b"plain"
+        assert store.list() == [Entry("x.gz", 5), Entry("y.bz2", 5)]
+
+
+def test_deleting_expands_no_pattern() -> None:
+    store = memory_store()
+    for key in ("q?x", "qax", "[a]", "a", "*"):
+        store.put(key, b"1")
+    store.delete(["q?x", "[a]", "*"])
+    assert [entry.key for entry in store.list()] == ["a", "qax"]
+    store.delete(["a", "qax"])
+
+
+def test_a_subtree_of_a_local_filesystem_is_read_in_place(tmp_path: Path) -> None:
+    inner = pafs.SubTreeFileSystem(str(tmp_path / "tree"), pafs.LocalFileSystem())
+    store = open_store("runs", pafs.SubTreeFileSystem("deeper", inner))
+    assert store.local_root == tmp_path / "tree" / "deeper" / "runs"
+
+
+def test_what_is_no_filesystem_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"storage_filesystem is a dict: give a pyarrow\.fs\.FileSystem"):
+        open_store("bucket/runs", {})
+
+
+def test_hdfs_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR", "JAVA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(MissingExtra, match=r"hdfs://127\.0\.0\.1:1/runs needs Hadoop's client.*JAVA_HOME") as caught:
+        open_store("hdfs://somebody@127.0.0.1:1/runs")
+    assert "somebody" not in str(caught.value)
+
+
+def test_pyarrow_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("holdfast.storage.arrow")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'holdfast\[arrow\]'"):
+        open_store("hdfs://127.0.0.1:1/runs")
+
+
+def test_a_missing_bucket_is_named(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store("no-such-bucket/runs", s3_filesystem(moto, monkeypatch))
+    with pytest.raises(NotFound, match="bucket of no-such-bucket/runs/k does not exist: create it"):
+        store.put("k", b"1")
+
+
+@pytest.mark.parametrize("bridge", ["pyarrow", "s3fs"])
+def test_wrong_keys_are_refused(rclone: Server, monkeypatch: pytest.MonkeyPatch, bridge: str) -> None:
+    access, secret = "another-access-key-00002", "another-secret-key-00002"
+    bucket = rclone.new_bucket()
+    address = rclone.endpoint.partition("://")[2]
+    filesystem = (
+        pafs.S3FileSystem(
+            access_key=access, secret_key=secret, endpoint_override=address, scheme="http", region="us-east-1"
+        )
+        if bridge == "pyarrow"
+        else fsspec.filesystem("s3", key=access, secret=secret, endpoint_url=rclone.endpoint)
+    )
+    store = open_store(f"{bucket}/runs", filesystem)
+    for call in (lambda: store.put("k", b"1"), lambda: store.get("k"), store.list):
+        with pytest.raises(AccessDenied, match="check the filesystem's credentials") as caught:
+            call()
+        shown = "".join(traceback.format_exception(caught.value)) + repr(store) + store.uri
+        assert access not in shown and secret not in shown
+
+
+def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = pafs.S3FileSystem(
+        **{"access_key": "a" * 20, "secret_key": "b" * 20, "scheme": "http", "region": "us-east-1"},
+        endpoint_override=f"127.0.0.1:{unused_port()}",
+        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=1),
+    )
+    with pytest.raises(Unavailable, match="bucket/runs/k cannot be reached at the moment"):
+        open_arrow("bucket/runs", nobody).put("k", b"1")

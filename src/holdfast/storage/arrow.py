@@ -58,8 +58,10 @@ def filesystem_for(uri: str | None) -> Any:
         return pafs.LocalFileSystem()
     if uri.lower().startswith("az://"):
         uri = "abfs" + uri[2:]
+    parts = urlsplit(uri)
     try:
-        return pafs.FileSystem.from_uri(uri)[0]
+        # Without the path, in which pyarrow takes offence at a blank.
+        return pafs.FileSystem.from_uri(f"{parts.scheme}://{parts.netloc}/?{parts.query}".rstrip("?"))[0]
     except ImportError as error:
         raise MissingExtra(
             f"This pyarrow has no filesystem for {uri.partition('://')[0]}://: install another build."
@@ -171,7 +173,8 @@ class ArrowStore:
                     self._verbs.refresh()
                     if self._fs.get_file_info(path).type == pafs.FileType.File:
                         raise
-            self._prune(path)
+            with suppress(StorageError), self._translated(key):
+                self._verbs.prune(path.rpartition("/")[0], self._root)
 
     def copy(self, source: str, target: str) -> None:
         origin = self._path(source)
@@ -281,6 +284,7 @@ class ArrowStore:
                     stream.close()
                 with suppress(StorageError), self._translated(key):
                     self._verbs.delete(at)
+                    self._verbs.prune(at.rpartition("/")[0], self._root)
                 raise
             with self._translated(key):
                 stream.close()
@@ -306,13 +310,6 @@ class ArrowStore:
             with suppress(StorageError), self._translated(key):
                 self._verbs.delete(temporary)
             raise
-
-    def _prune(self, path: str) -> None:
-        """Remove directories that are empty now; what is in the way of that stays."""
-        directory = path.rpartition("/")[0]
-        with suppress(StorageError), self._translated(path):
-            while len(directory) > len(self._root) and self._verbs.prune(directory):
-                directory = directory.rpartition("/")[0]
 
     def _blocks(self, key: str, size_bytes: int) -> Iterator[bytes]:
         path = self._path(key)

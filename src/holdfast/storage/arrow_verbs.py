@@ -49,9 +49,9 @@ class Verbs(Protocol):
         """Delete one file; FileNotFoundError if it is not there."""
         ...
 
-    def prune(self, directory: str) -> bool:
-        """Remove a directory if it is empty, without any chance of removing more. True if the one above it is to be
-        looked at next."""
+    def prune(self, directory: str, root: str) -> None:
+        """Remove a directory and those above it, up to `root`, as far as they are empty, without any chance of removing
+        more."""
         ...
 
 
@@ -113,16 +113,19 @@ class Native:
     def delete(self, path: str) -> None:
         self._fs.delete_file(path)
 
-    def prune(self, directory: str) -> bool:
-        # pyarrow deletes directories with all that is in them, or not at all. But where it marked one by an empty
-        # object, some servers have made a file of that.
-        if not self.objects:
+    def prune(self, directory: str, root: str) -> None:
+        # pyarrow deletes directories with all that is in them, or not at all. But it marks one that was left empty by
+        # an object "directory/", and some servers make a file of that, which is then in the way. Deleting it marks the
+        # directory above; where that holds anything else, such a server is confused by the mark, so there it stays.
+        while self.objects and "/" in directory and self._is_lone_false_mark(directory):
+            self._fs.delete_file(directory)
+            directory = directory.rpartition("/")[0]
+
+    def _is_lone_false_mark(self, directory: str) -> bool:
+        if self._fs.get_file_info(directory).type != pafs.FileType.Directory:
             return False
-        info = self._fs.get_file_info(directory)
-        if info.type != pafs.FileType.File or info.size:
-            return False
-        self._fs.delete_file(directory)
-        return True
+        beside = self._fs.get_file_info(pafs.FileSelector(directory.rpartition("/")[0], allow_not_found=True))
+        return [(info.path, info.type, info.size) for info in beside] == [(directory, pafs.FileType.File, 0)]
 
 
 class Fsspec:
@@ -130,6 +133,9 @@ class Fsspec:
 
     def __init__(self, filesystem: Any) -> None:
         self._fs = filesystem
+        if hasattr(filesystem, "dircache"):
+            # Threads fill it with what they saw before another's write.
+            filesystem.dircache.use_listings_cache = False
         protocols = filesystem.protocol
         self.objects = not _OBJECTS.isdisjoint((protocols,) if isinstance(protocols, str) else protocols)
 
@@ -152,9 +158,8 @@ class Fsspec:
     def delete(self, path: str) -> None:
         self._fs.rm_file(path)
 
-    def prune(self, directory: str) -> bool:
-        if not self.objects:
-            with suppress(OSError):
+    def prune(self, directory: str, root: str) -> None:
+        with suppress(OSError):
+            while not self.objects and len(directory) > len(root):
                 self._fs.rmdir(directory)
-                return True
-        return False
+                directory = directory.rpartition("/")[0]
