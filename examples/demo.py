@@ -69,7 +69,7 @@ def train_loop(config: dict[str, Any]) -> float:
                 torch.save(state, Path(directory, "checkpoint.pt"))
                 checkpoint = train.Checkpoint.from_directory(directory)
             train.report({"epoch": epoch + 1, "loss": loss.item()}, checkpoint=checkpoint)
-    return loss.item()
+    return float(loss.item())
 
 
 def main() -> None:

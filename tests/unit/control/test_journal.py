@@ -105,7 +105,7 @@ def test_a_failed_flush_is_tried_again_whole(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fdatasync", broken)
+        patch.setattr("os.fdatasync", broken)
         with pytest.raises(StorageError):
             journal.flush()
     journal.append([report(3)])
