@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.assigning import assign
+from holdfast.agent.buffers import Buffers
 from holdfast.agent.depot import Depot
 from holdfast.agent.generation import Generation
 from holdfast.agent.nursery import Nursery
@@ -88,7 +89,8 @@ class Agent:
 
     async def run(self) -> None:
         self._session = SessionDir(self._id, self._root)
-        self._depot = Depot(self._session.path / "logs")
+        self._buffers = Buffers(self._slots)
+        self._depot = Depot(self._session.path / "logs", self._buffers)
         self._spawner = self._make_spawner(self, self._session)
         try:
             channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
@@ -100,6 +102,7 @@ class Agent:
         finally:
             await self._spawner.close()
             await self._depot.close(self._flush_s)
+            self._buffers.close()
             self._session.remove()
         if self._error is not None:
             raise self._error
@@ -176,7 +179,7 @@ class Agent:
             for local_rank, rank in enumerate(sorted(order.ranks)):
                 listen_fd = self._hand_over_listener(order.master_port) if rank == 0 else None
                 log_file = self._session.logs(order.generation) / f"rank_{rank}.log"
-                assignment = assign(self._prepare_order, order, rank, local_rank, self._session)
+                assignment = assign(self._prepare_order, order, rank, local_rank, self._session, self._buffers)
                 generation.spawn(assignment, log_file, listen_fd)
 
     async def _stop(self, order: Stop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.agent.buffers import Buffers
 from holdfast.agent.session_dir import SessionDir
 from holdfast.wire.messages import Prepare, Start
 from holdfast.worker.job import Assignment
@@ -9,7 +10,9 @@ from holdfast.worker.job import Assignment
 __all__ = ["assign"]
 
 
-def assign(prepare: Prepare, start: Start, rank: int, local_rank: int, session: SessionDir) -> Assignment:
+def assign(
+    prepare: Prepare, start: Start, rank: int, local_rank: int, session: SessionDir, buffers: Buffers
+) -> Assignment:
     return Assignment(
         generation=start.generation,
         rank=rank,
@@ -33,4 +36,7 @@ def assign(prepare: Prepare, start: Start, rank: int, local_rank: int, session: 
         staging_dir=str(session.staging(start.generation)),
         error_file=str(session.error_file(start.generation, rank)),
         change_directory=prepare.change_directory,
+        buffers=buffers.of_slot(local_rank),
+        snapshot_limit_bytes=buffers.limit_bytes,
+        snapshots=buffers.snapshots(start.checkpoint),
     )

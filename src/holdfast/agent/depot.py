@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.agent.buffers import Buffers
 from holdfast.agent.mirror import Mirror
 from holdfast.agent.parts import Parts
 from holdfast.storage.store import Store
@@ -26,14 +27,14 @@ _log = logging.getLogger(__name__)
 class Depot:
     """Storage work of one agent. All methods are called from its event loop; what blocks runs in threads."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, buffers: Buffers) -> None:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-agent")
         self._logs = logs
         self._order: Prepare | None = None
         self._mirror: Mirror | None = None
         self._store: Store | None = None
         self._store_lock = threading.Lock()
-        self.parts = Parts(self._executor)
+        self.parts = Parts(self._executor, buffers)
         self._executor.submit(_sweep_cache)
 
     def prepare(self, order: Prepare) -> None:
@@ -50,7 +51,7 @@ class Depot:
 
     def settle(self, message: Settled) -> None:
         """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored."""
-        self.parts.settle(message.generation, message.number)
+        self.parts.settle(message.generation, message.number, message.name)
         if message.name is not None and self._mirror is not None:
             self._executor.submit(self._mirror.sync_artifacts)
 

@@ -1,14 +1,15 @@
 """The parts of checkpoints that this node's workers handed over, from `report` until the controller has
 settled them.
 
-A part outlives its worker and its generation: it goes when the controller says that the checkpoint is committed
-or given up. Uploads run in threads (`checkpoint.upload` does the work); removing a part abandons an upload of
-it that is still going on.
+A part is a directory, or a snapshot in memory (`buffers`). It outlives its worker and its generation: it goes when
+the controller says that the checkpoint is committed or given up. Uploads run in threads (`checkpoint.upload` does the
+work); removing a part abandons an upload of it that is still going on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import threading
 import time
@@ -18,20 +19,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.agent.buffers import Buffers, warm_up
 from holdfast.core.parts import FileEntry
-from holdfast.errors import HoldfastError, NotFound, OutOfSpace, Unavailable
+from holdfast.errors import CheckpointError, HoldfastError, NotFound, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
-from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
+from holdfast.wire.messages import Snapshot, Upload, Uploaded, UploadFailed, WorkerReport
 
 __all__ = ["Parts"]
 
 
 @dataclass(slots=True)
 class _Part:
-    """What one rank gave with one report: a directory of ours, or a name that is in the run's storage already."""
+    """What one rank gave with one report: a directory of ours, a snapshot in our memory, or a name that is in the
+    run's storage already."""
 
-    staged: Path | None
-    existing: str | None
+    staged: Path | None = None
+    existing: str | None = None
+    snapshot: Snapshot | None = None
     abandoned: threading.Event = field(default_factory=threading.Event)
 
 
@@ -42,15 +46,21 @@ class _Abandoned(HoldfastError):
 class Parts:
     """All parts on this node, by generation, report number and rank."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, executor: ThreadPoolExecutor, buffers: Buffers) -> None:
         self._executor = executor
+        self._buffers = buffers
         self._parts: dict[tuple[int, int, int], _Part] = {}
 
     def take(self, generation: int, rank: int, message: WorkerReport) -> None:
         """A worker reported; remember the part that came with it, if any."""
-        if message.staged is not None or message.existing is not None:
+        number, snapshot = message.report.number, message.snapshot
+        if snapshot is not None:
+            self._buffers.hold(generation, number, snapshot)
+            if (cold := self._buffers.to_warm_up(snapshot)) is not None:
+                self._executor.submit(warm_up, *cold)
+        if message.report.checkpoint:
             staged = Path(message.staged) if message.staged is not None else None
-            self._parts[generation, message.report.number, rank] = _Part(staged, message.existing)
+            self._parts[generation, number, rank] = _Part(staged, message.existing, snapshot)
 
     async def upload(self, order: Upload, store: Callable[[], Store], threads: int) -> Uploaded | UploadFailed:
         """Store one part; the answer says how that went. `store` may block: it is called in the thread."""
@@ -61,7 +71,11 @@ class Parts:
         try:
             if part is None:
                 raise NotFound(f"Rank {order.rank} gave this agent no checkpoint with its report {order.number}.")
-            files, sent_bytes = await loop.run_in_executor(self._executor, _store_part, part, order, store, threads)
+            memory = None if part.snapshot is None else self._buffers.files(part.snapshot)
+            work = functools.partial(_store_part, part, memory, order, store, threads)
+            files, sent_bytes = await loop.run_in_executor(self._executor, work)
+            if part.snapshot is not None and not self._buffers.is_intact(part.snapshot):
+                raise CheckpointError(f"The snapshot of rank {order.rank} was written to while it was being stored.")
         except HoldfastError as error:
             retryable = isinstance(error, Unavailable | OutOfSpace)
             return UploadFailed(**name, error_type=type(error).__name__, error=str(error), retryable=retryable)
@@ -69,8 +83,10 @@ class Parts:
             return UploadFailed(**name, error_type=type(error).__name__, error=f"{type(error).__name__}: {error}")
         return Uploaded(**name, files=files, elapsed_s=time.monotonic() - began, uploaded_bytes=sent_bytes)
 
-    def settle(self, generation: int, number: int) -> None:
-        """The controller has no more use for the parts of this report."""
+    def settle(self, generation: int, number: int, name: str | None) -> None:
+        """The controller has no more use for the parts of this report: they are committed under `name`, or (None)
+        given up."""
+        self._buffers.settle(generation, number, name)
         for key in [key for key in self._parts if key[:2] == (generation, number)]:
             part = self._parts.pop(key)
             part.abandoned.set()
@@ -91,30 +107,38 @@ class Parts:
 
 
 def _store_part(
-    part: _Part, order: Upload, open_store: Callable[[], Store], threads: int
+    part: _Part,
+    memory: dict[str, memoryview] | None,
+    order: Upload,
+    open_store: Callable[[], Store],
+    threads: int,
 ) -> tuple[list[FileEntry], int]:
-    from holdfast.checkpoint.upload import reference_existing, upload_part
+    from holdfast.checkpoint.upload import reference_existing, upload_memory, upload_part
 
     sent_bytes = 0
     lock = threading.Lock()
 
     def on_bytes(count: int) -> None:
-        nonlocal sent_bytes
         if part.abandoned.is_set():
             raise _Abandoned("The run has given this checkpoint up.")
+
+    def on_sent(count: int) -> None:
+        nonlocal sent_bytes
         with lock:
             sent_bytes += count
 
-    if part.staged is None:
+    upload: dict[str, Any] = {
+        "rank": order.rank,
+        "parent_files": order.parent_files,
+        "threads": threads,
+        "on_bytes": on_bytes,
+        "on_sent": on_sent,
+    }
+    if memory is not None:
+        files = upload_memory(open_store(), order.draft, memory, **upload)
+    elif part.staged is not None:
+        files = upload_part(open_store(), order.draft, part.staged, **upload)
+    else:
         assert part.existing is not None
-        return reference_existing(open_store(), part.existing, on_bytes=on_bytes), 0
-    files = upload_part(
-        open_store(),
-        order.draft,
-        part.staged,
-        rank=order.rank,
-        parent_files=order.parent_files,
-        threads=threads,
-        on_bytes=on_bytes,
-    )
+        files = reference_existing(open_store(), part.existing, on_bytes=on_bytes)
     return files, sent_bytes

@@ -1,8 +1,9 @@
 """The second step of a commit: bring the files to where the draft says, in parallel, and say what was
 brought.
 
-Any number of ranks may each add a directory to one draft, from processes that know nothing of each other;
-`commit` merges what they return. A file that the parent checkpoint has already is copied inside the storage.
+Any number of ranks may each add a directory, or files that lie in memory, to one draft, from processes that know
+nothing of each other; `commit` merges what they return. A file that the parent checkpoint has already is copied inside
+the storage.
 What is returned always describes the bytes that are stored, even if the user's file changes meanwhile.
 """
 
@@ -21,10 +22,10 @@ from holdfast.checkpoint.manifest import decode
 from holdfast.checkpoint.reservation import decode_reservation
 from holdfast.core.parts import Draft, FileEntry
 from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
-from holdfast.storage.hashing import digest_file
-from holdfast.storage.store import Digest, OnBytes, Store
+from holdfast.storage.hashing import digest_file, digest_memory, size_of
+from holdfast.storage.store import Digest, InMemory, OnBytes, Source, Store
 
-__all__ = ["merge_parts", "reference_existing", "upload_part"]
+__all__ = ["merge_parts", "reference_existing", "upload_memory", "upload_part"]
 
 
 def upload_part(
@@ -37,11 +38,12 @@ def upload_part(
     only: Iterable[str] | None = None,
     threads: int = 4,
     on_bytes: OnBytes | None = None,
+    on_sent: OnBytes | None = None,
 ) -> list[FileEntry]:
     """Upload one rank's directory to a draft; the entries are sorted by path.
 
     `parent_files` are those of the checkpoint `draft.parent`, `only` limits the upload to these paths.
-    `on_bytes` is told of copied bytes too, since they count as done.
+    `on_bytes` is told of copied bytes too, since they count as done; `on_sent` only of what was really sent.
     """
     files = _files_below(directory)
     metadata = files.pop(layout.METADATA, None)
@@ -50,11 +52,29 @@ def upload_part(
         if missing := sorted(wanted - files.keys()):
             raise ConfigError(f"{directory} has no file {missing[0]!r}: check what the checkpoint should hold.")
         files = {path: source for path, source in files.items() if path in wanted}
-    part = _Part(store, draft, rank, parent_files or (), on_bytes)
+    part = _Part(store, draft, rank, parent_files or (), on_bytes, on_sent)
     entries = part.run(files, threads)
     if metadata is not None:
         _carry_metadata(store, draft, metadata, rank)
     return entries
+
+
+def upload_memory(
+    store: Store,
+    draft: Draft,
+    files: Mapping[str, memoryview],
+    *,
+    rank: int,
+    parent_files: Sequence[FileEntry] | None,
+    threads: int = 4,
+    on_bytes: OnBytes | None = None,
+    on_sent: OnBytes | None = None,
+) -> list[FileEntry]:
+    """Like `upload_part`, for files that lie in memory and that nobody changes before this returns."""
+    if reserved := sorted(path for path in files if layout.is_sidecar(path)):
+        raise ConfigError(f"{reserved[0]} is a name that holdfast keeps for itself: choose another.")
+    part = _Part(store, draft, rank, parent_files or (), on_bytes, on_sent)
+    return part.run({path: InMemory(view) for path, view in files.items()}, threads)
 
 
 def merge_parts(parts: Mapping[int, Sequence[FileEntry]]) -> tuple[FileEntry, ...]:
@@ -93,7 +113,9 @@ class _Part:
         rank: int,
         parent_files: Sequence[FileEntry],
         on_bytes: OnBytes | None,
+        on_sent: OnBytes | None,
     ) -> None:
+        self._on_sent = on_sent
         self._store = store
         self._draft = draft
         self._rank = rank
@@ -105,9 +127,10 @@ class _Part:
                 self._known[Digest(entry.size_bytes, entry.blake3)] = layout.key_of(draft.parent, entry.path)
         self._known_sizes = {digest.size_bytes for digest in self._known}
 
-    def run(self, files: Mapping[str, Path], threads: int) -> list[FileEntry]:
-        """Biggest first, so that no thread is left alone with a big one at the end."""
-        order = sorted(files.items(), key=lambda item: item[1].stat().st_size, reverse=True)
+    def run(self, files: Mapping[str, Source], threads: int) -> list[FileEntry]:
+        """Biggest first, so that no thread is left alone with a big one at the end. While one file is written, another
+        thread hashes the next."""
+        order = sorted(files.items(), key=lambda item: size_of(item[1]), reverse=True)
         if threads < 2 or len(order) < 2:
             return sorted((self._one(*item) for item in order), key=lambda entry: entry.path)
         with ThreadPoolExecutor(min(threads, len(order)), "upload") as pool:
@@ -120,39 +143,57 @@ class _Part:
                 raise
         return sorted(entries, key=lambda entry: entry.path)
 
-    def _guarded(self, path: str, source: Path) -> FileEntry:
+    def _guarded(self, path: str, source: Source) -> FileEntry:
         try:
             return self._one(path, source)
         except BaseException:
             self._failed.set()
             raise
 
-    def _one(self, path: str, source: Path) -> FileEntry:
+    def _one(self, path: str, source: Source) -> FileEntry:
         key = layout.key_of(self._draft.name, path)
         try:
-            digest = self._copied(key, source) or self._store.upload(key, source, self._progress)
+            found = self._digest_if_known_size(source)
+            if found is not None and self._copied(key, found):
+                digest = found
+            else:
+                if isinstance(source, InMemory):
+                    source = InMemory(source.view, found)
+                digest = self._store.upload(key, source, self._sent)
         except OSError as error:
             raise CheckpointError(
                 f"{source} could not be read ({error.strerror}): keep it until report returns."
             ) from error
         return FileEntry(path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, rank=self._rank)
 
-    def _copied(self, key: str, source: Path) -> Digest | None:
-        """The file's digest if the parent had the same bytes and they are under `key` now; None to upload."""
-        if source.stat().st_size not in self._known_sizes:
+    def _digest_if_known_size(self, source: Source) -> Digest | None:
+        """What the source hashes to, if the parent may have the same bytes; None where it cannot."""
+        if size_of(source) not in self._known_sizes:
             return None
-        digest = digest_file(source)
+        return digest_memory(source.view, self._look) if isinstance(source, InMemory) else digest_file(source)
+
+    def _copied(self, key: str, digest: Digest) -> bool:
+        """Whether the parent had the same bytes and they are under `key` now."""
         origin = self._known.get(digest)
         if origin is None:
-            return None
+            return False
         try:
             self._store.copy(origin, key)
             if self._store.size(key) != digest.size_bytes:
-                return None  # the parent's file was damaged; ours need not be
+                return False  # the parent's file was damaged; ours need not be
         except NotFound:
-            return None  # the parent was expired meanwhile
+            return False  # the parent was expired meanwhile
         self._progress(digest.size_bytes)
-        return digest
+        return True
+
+    def _look(self, count: int) -> None:
+        """A block was hashed: nothing is done yet, but it may be time to stop."""
+        self._progress(0)
+
+    def _sent(self, count: int) -> None:
+        self._progress(count)
+        if self._on_sent is not None:
+            self._on_sent(count)
 
     def _progress(self, count: int) -> None:
         if self._failed.is_set():

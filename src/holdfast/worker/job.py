@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.wire.messages import Snapshot
+
 __all__ = ["Assignment", "Framework", "Job"]
 
 
@@ -40,6 +42,12 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Directory on the node in which the worker hands parts over to its agent."""
     error_file: str
     change_directory: bool
+    buffers: list[str] = []
+    """Shared memory for this worker's snapshots, by path."""
+    snapshot_limit_bytes: int = 0
+    """How large these buffers may be in all."""
+    snapshots: list[Snapshot] = []
+    """What lies in this node's memory of the `checkpoint` to resume from."""
 
 
 class Framework(Protocol):

@@ -1,9 +1,9 @@
 """The training function's line to its agent: what `train.report` and its companions do inside a worker.
 
-Synchronous and without a thread: a report is one encoded frame and one `sendall`, some microseconds. A reported
-directory is staged (`staging`) before `report` returns, and at most one checkpoint of this rank is on its way at a
-time. `bootstrap` makes the session and installs it; `holdfast.train` finds it with `current()`. The agent is at the
-other end of the socket pair; if it dies, so does this process.
+Synchronous and without a thread: a report is one encoded frame and one `sendall` (`line`), some microseconds. A
+reported directory is staged (`staging`) before `report` returns, and at most one of this rank is on its way at a time;
+a reported state is copied to the agent's memory (`snapshot`), two at a time. `bootstrap` makes the session and installs
+it; `holdfast.train` finds it with `current()`.
 """
 
 from __future__ import annotations
@@ -18,35 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from holdfast.checkpoint.layout import check_name
-from holdfast.errors import CheckpointError, ConfigError, WireError
-from holdfast.wire.frames import receive, send
-from holdfast.wire.messages import (
-    Collect,
-    Collected,
-    Report,
-    Settled,
-    ToWorker,
-    Waiting,
-    WorkerMessage,
-    WorkerReport,
-)
+from holdfast.errors import CheckpointError, ConfigError
+from holdfast.wire.messages import Report, Snapshot, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
+from holdfast.worker.line import Line
 from holdfast.worker.plain import plain_data, plain_metrics
+from holdfast.worker.snapshot import Snapshots
 from holdfast.worker.staging import stage
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.checkpoint.state.handle import StateCheckpoint
     from holdfast.storage.store import Store
 
 __all__ = ["CheckpointUploadMode", "ReportedCheckpoint", "Session", "current", "install"]
 
 _DRAIN_EVERY = 64
 """A rank that gives no checkpoints still hears of others' and must read that now and then. A power of two."""
-_DECODER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_AGENT_GONE = "The agent of this worker is gone, and so the run has moved on without it: this process must end."
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -66,6 +55,15 @@ class ReportedCheckpoint:
     metrics: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """This rank's part of a checkpoint, as the agent gets it: one of these."""
+
+    staged: str | None = None
+    existing: str | None = None
+    snapshot: Snapshot | None = None
+
+
 class Session:
     """One worker's side of one generation."""
 
@@ -73,18 +71,13 @@ class Session:
         self.assignment = assignment
         self.initial_checkpoint: Checkpoint | None = None
         """What `get_checkpoint` gives as long as the run has committed nothing."""
-        self._connection = connection
+        self._line = Line(connection, assignment)
+        self._snapshots = Snapshots(assignment, self._line)
         self._filesystem = filesystem
         self._store: Store | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._number = 0
-        self._sequence = 0
-        self._newest = assignment.checkpoint
-        self._pending: int | None = None
-        """The report whose checkpoint, of this rank, is neither committed nor given up yet."""
-        self._settled: Settled | None = None
-        self._collected: Collected | None = None
 
     # ------------------------------------------------------------------ reporting
 
@@ -105,7 +98,7 @@ class Session:
             if checkpoint is None:
                 self._send_report(plain, checkpoint_dir_name)
                 if not self._number & (_DRAIN_EVERY - 1):
-                    self._drain()
+                    self._line.drain()
                 return
             mode, let_go = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
             self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, let_go)
@@ -123,51 +116,75 @@ class Session:
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(
                 f"train.report(checkpoint=...) takes a Checkpoint, not {type(checkpoint).__name__}: "
-                "write Checkpoint.from_directory(path)."
+                "write Checkpoint.from_directory(path) or Checkpoint.from_state(state)."
             )
         began = time.monotonic()
-        existing = staged = None
-        if mode is CheckpointUploadMode.NO_UPLOAD:
-            existing = self._name_in_run(checkpoint)
-        self._await_settled()
-        if existing is None:
-            staged = self._stage(checkpoint, let_go)
-        self._send_report(metrics, dir_name, staged, existing, time.monotonic() - began)
-        number = self._pending = self._number
+        part = self._make_part(checkpoint, mode, let_go)
+        self._send_report(metrics, dir_name, part, time.monotonic() - began)
+        number = self._number
+        self._line.pending.append(number)
         if mode is CheckpointUploadMode.SYNC:
-            self._await_settled()
-            if self._settled is None or self._settled.number != number or self._settled.name is None:
+            self._line.wait_until(lambda: number not in self._line.pending)
+            settled = self._line.settled
+            if settled is None or settled.number != number or settled.name is None:
                 raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
 
-    def _send_report(
-        self,
-        metrics: dict[str, Any],
-        dir_name: str | None,
-        staged: str | None = None,
-        existing: str | None = None,
-        stall_s: float = 0.0,
-    ) -> None:
-        report = Report(
-            number=self._number + 1,
-            at=time.time(),
-            metrics=metrics if self.assignment.rank == 0 else None,
-            checkpoint=staged is not None or existing is not None,
-            checkpoint_dir_name=existing or dir_name,
-            adopt=existing is not None,
-            stall_s=stall_s,
-        )
-        self._send(WorkerReport(report=report, staged=staged, existing=existing))
-        self._number += 1
+    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, let_go: bool) -> _Part:
+        """Make the checkpoint the agent's: what happens in here is the stall."""
+        from holdfast.checkpoint.state.handle import StateCheckpoint
 
-    def _stage(self, checkpoint: Checkpoint, let_go: bool) -> str:
-        here = self.assignment
-        target = Path(here.staging_dir) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
+        if isinstance(checkpoint, StateCheckpoint):
+            return self._make_part_of_state(checkpoint, mode)
+        if mode is CheckpointUploadMode.NO_UPLOAD:
+            existing = self._name_in_run(checkpoint)
+            self._line.await_settled()
+            return _Part(existing=existing)
+        self._line.await_settled()
+        target = self._staging_target()
         source = checkpoint._open().local_root
         if source is None:
             checkpoint.to_directory(target)
         else:
             stage(source, target, let_go=let_go)
-        return str(target)
+        return _Part(staged=str(target))
+
+    def _make_part_of_state(self, checkpoint: StateCheckpoint, mode: CheckpointUploadMode) -> _Part:
+        if mode is CheckpointUploadMode.NO_UPLOAD:
+            raise ConfigError("A checkpoint made by from_state() is in memory, not in storage: use ASYNC or SYNC.")
+        plan = checkpoint.plan()
+        snapshot = self._snapshots.take(plan, self._number + 1)
+        if snapshot is not None:
+            return _Part(snapshot=snapshot)
+        self._line.await_settled()
+        target = self._staging_target()
+        plan.write_files(target)
+        return _Part(staged=str(target))
+
+    def _staging_target(self) -> Path:
+        here = self.assignment
+        return Path(here.staging_dir) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
+
+    def _send_report(
+        self,
+        metrics: dict[str, Any],
+        dir_name: str | None,
+        part: _Part | None = None,
+        stall_s: float = 0.0,
+    ) -> None:
+        checkpoint, part = part is not None, part or _Part()
+        report = Report(
+            number=self._number + 1,
+            at=time.time(),
+            metrics=metrics if self.assignment.rank == 0 else None,
+            checkpoint=checkpoint,
+            checkpoint_dir_name=part.existing or dir_name,
+            adopt=part.existing is not None,
+            stall_s=stall_s,
+        )
+        self._send(
+            WorkerReport(report=report, staged=part.staged, existing=part.existing, snapshot=part.snapshot),
+        )
+        self._number += 1
 
     def _name_in_run(self, checkpoint: Checkpoint) -> str:
         """The name of a directory that the user wrote straight into the run's own."""
@@ -191,14 +208,15 @@ class Session:
         """The newest committed checkpoint that this rank knows of."""
         self._check_process()
         with self._lock:
-            self._drain()
-        return self.initial_checkpoint if self._newest is None else self._handle(self._newest)
+            self._line.drain()
+        newest = self._line.newest
+        return self.initial_checkpoint if newest is None else self._handle(newest)
 
     def get_all_reported_checkpoints(self) -> list[ReportedCheckpoint]:
         """Every committed checkpoint of the run that retention has left, oldest first."""
         self._check_process()
         with self._lock:
-            self._await_settled()
+            self._line.await_settled()
         from holdfast.checkpoint.catalog import Catalog
 
         return [
@@ -214,9 +232,16 @@ class Session:
     def _handle(self, name: str) -> Checkpoint:
         from holdfast.checkpoint.handle import Checkpoint  # with all of its machinery, only once one is asked for
 
+        here = self.assignment
         if self._filesystem is not None:
-            return Checkpoint(f"{self.assignment.storage.rstrip('/')}/{name}", self._filesystem)
-        return Checkpoint._from_store(self._open_store(), name)
+            found = Checkpoint(f"{here.storage.rstrip('/')}/{name}", self._filesystem)
+        else:
+            found = Checkpoint._from_store(self._open_store(), name)
+        if name == here.checkpoint and here.snapshots:
+            from holdfast.worker.recall import RememberedCheckpoint
+
+            return RememberedCheckpoint(found, here.snapshots)
+        return found
 
     def _open_store(self) -> Store:
         if self._store is None:
@@ -239,64 +264,11 @@ class Session:
         return self._collect("broadcast", mine if self.assignment.rank == 0 else None)
 
     def _collect(self, kind: str, data: Any) -> Any:
-        here = self.assignment
         with self._lock:
-            self._sequence += 1
-            self._send(
-                Collect(
-                    generation=here.generation,
-                    rank=here.rank,
-                    sequence=self._sequence,
-                    kind=kind,
-                    data=data,
-                )
-            )
-            while self._collected is None or self._collected.sequence != self._sequence:
-                self._take(self._receive())
-            answer, self._collected = self._collected, None
-            return answer.data
-
-    # ------------------------------------------------------------------ listening
-
-    def _await_settled(self) -> None:
-        """Until the checkpoint on its way, if any, is committed or given up."""
-        self._drain()
-        if self._pending is None:
-            return
-        here = self.assignment
-        self._send(Waiting(generation=here.generation, rank=here.rank, waiting=True))
-        while self._pending is not None:
-            self._take(self._receive())
-        self._send(Waiting(generation=here.generation, rank=here.rank, waiting=False))
-
-    def _drain(self) -> None:
-        """Read what has arrived, without waiting."""
-        while _has_arrived(self._connection):
-            self._take(self._receive())
-
-    def _receive(self) -> ToWorker:
-        message = receive(self._connection, _DECODER)
-        if message is None:
-            raise WireError(_AGENT_GONE)
-        return message
+            return self._line.collect(kind, data)
 
     def _send(self, message: WorkerMessage) -> None:
-        try:
-            send(self._connection, message)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise WireError(_AGENT_GONE) from error
-
-    def _take(self, message: ToWorker) -> None:
-        if message.generation != self.assignment.generation:
-            return
-        if isinstance(message, Collected):
-            self._collected = message
-            return
-        self._settled = message
-        if message.name is not None:
-            self._newest = message.name
-        if self._pending is not None and message.number >= self._pending:
-            self._pending = None
+        self._line.send(message)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -323,15 +295,6 @@ def current(what: str = "train.report()") -> Session:
             "TorchTrainer(train_loop_per_worker, ...), and call fit()."
         )
     return _current
-
-
-def _has_arrived(connection: socket.socket) -> bool:
-    """Whether a read would find something: bytes, or the end."""
-    try:
-        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _upload_mode(mode: CheckpointUploadMode | None, delete_local: bool | None) -> tuple[CheckpointUploadMode, bool]:

@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from holdfast.agent.buffers import Buffers
 from holdfast.agent.parts import Parts
 from holdfast.core.parts import Draft
 from holdfast.errors import OutOfSpace, Unavailable
@@ -25,13 +26,13 @@ def _part(staging: Path, number: int = 1) -> WorkerReport:
 
 def test_only_settled_and_unreported_parts_are_removed(tmp_path: Path) -> None:
     executor = ThreadPoolExecutor(2)
-    parts = Parts(executor)
+    parts = Parts(executor, Buffers(1))
     parts.take(1, 0, _part(tmp_path, 1))
     parts.take(1, 0, _part(tmp_path, 2))
     _part(tmp_path, 3)  # its worker was killed before it could report it
     parts.remove_unreported(tmp_path)
-    parts.settle(1, 1)
-    parts.settle(9, 2)
+    parts.settle(1, 1, None)
+    parts.settle(9, 2, None)
     executor.shutdown()
     assert [path.name for path in tmp_path.iterdir()] == ["n2"]
 
@@ -41,13 +42,13 @@ def test_an_upload_can_be_repeated_until_it_is_settled(tmp_path: Path) -> None:
 
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
-            parts = Parts(executor)
+            parts = Parts(executor, Buffers(1))
             parts.take(1, 0, _part(tmp_path / "staging"))
             first = await parts.upload(ORDER, lambda: store, 2)
             second = await parts.upload(ORDER, lambda: store, 2)
             assert isinstance(first, Uploaded) and isinstance(second, Uploaded)
             assert first.files == second.files
-            parts.settle(1, 1)
+            parts.settle(1, 1, None)
             assert isinstance(await parts.upload(ORDER, lambda: store, 2), UploadFailed)
 
     asyncio.run(test())
@@ -59,7 +60,7 @@ def test_files_that_are_in_storage_already_are_only_looked_at(tmp_path: Path) ->
 
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
-            parts = Parts(executor)
+            parts = Parts(executor, Buffers(1))
             report = Report(number=1, at=0.0, checkpoint=True)
             parts.take(1, 0, WorkerReport(report=report, existing="mine"))
             answer = await parts.upload(ORDER, lambda: store, 2)
@@ -72,7 +73,7 @@ def test_files_that_are_in_storage_already_are_only_looked_at(tmp_path: Path) ->
 def test_what_may_work_later_is_said_to_be_retryable(tmp_path: Path) -> None:
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
-            parts = Parts(executor)
+            parts = Parts(executor, Buffers(1))
             parts.take(1, 0, _part(tmp_path))
             for error, retryable in ((Unavailable("busy"), True), (OutOfSpace("full"), True), (OSError("odd"), False)):
 

@@ -1,0 +1,108 @@
+"""A state in the agent's memory: what `train.report(checkpoint=Checkpoint.from_state(...))` stalls for, one copy.
+
+The agent gives each worker two buffers (`sealed`). A snapshot goes into one that is free while the other may still be
+on its way to storage; when both are, the worker waits. A state that has no room twice uses one of them, and one that
+has no room at all is written to the staging directory as files, which `session` does when `take` says None.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from holdfast.wire.messages import MemoryFile, Snapshot
+from holdfast.worker.job import Assignment
+from holdfast.worker.line import Line
+from holdfast.worker.sealed import HEADER_BYTES, UNSEALED, SealedBuffer, new_seal
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.state.plan import Plan
+
+__all__ = ["IN_FLIGHT_MAX", "Snapshots"]
+
+IN_FLIGHT_MAX = 2
+_log = logging.getLogger("holdfast")
+
+
+class _Place:
+    """One of the buffers, opened on first use."""
+
+    def __init__(self, path: str, keeps: bool) -> None:
+        self.path = path
+        self.number = 0
+        """The report whose snapshot it holds, of this generation."""
+        self.keeps = keeps
+        """It holds the checkpoint that this generation started from."""
+        self._buffer: SealedBuffer | None = None
+
+    @property
+    def buffer(self) -> SealedBuffer:
+        if self._buffer is None:
+            self._buffer = SealedBuffer.open(self.path)
+        return self._buffer
+
+
+class Snapshots:
+    """This worker's buffers."""
+
+    def __init__(self, assignment: Assignment, line: Line) -> None:
+        kept = {snapshot.buffer for snapshot in assignment.snapshots}
+        self._places = [_Place(path, path in kept) for path in assignment.buffers]
+        self._limit_bytes = assignment.snapshot_limit_bytes
+        self._line = line
+        self._said = False
+
+    def take(self, plan: Plan, number: int) -> Snapshot | None:
+        """Copy the planned state, for report `number`; waits for room. None if memory has none to give."""
+        try:
+            usable = self._usable(plan.size_bytes)
+            if not usable:
+                return self._none(f"the agent gives each worker {self._limit_bytes >> 20} MiB of memory for that")
+            self._line.wait_until(lambda: len(self._line.pending) < IN_FLIGHT_MAX and any(map(self._is_free, usable)))
+            place = min(filter(self._is_free, usable), key=self._worth)
+            buffer = place.buffer
+            buffer.seal = UNSEALED
+            place.keeps, place.number = False, 0
+            buffer.reserve(plan.size_bytes)
+        except OSError as error:
+            return self._none(f"its memory cannot be had ({error.strerror})")
+        plan.write_into(buffer.data)
+        buffer.seal = seal = new_seal()
+        place.number = number
+        files = [MemoryFile(file.path, file.offset, file.size) for file in plan.files]
+        return Snapshot(buffer=place.path, seal=seal, files=files)
+
+    def _usable(self, size_bytes: int) -> list[_Place]:
+        """The buffers that this size leaves within the limit."""
+        each = HEADER_BYTES + size_bytes
+        if each * len(self._places) <= self._limit_bytes:
+            return self._places
+        if each > self._limit_bytes or not self._places:
+            return []
+        first, *others = self._places
+        held = [place for place in others if place.buffer.size_bytes]
+        if held:
+            self._line.wait_until(lambda: all(map(self._is_free, held)))
+            for place in held:
+                place.buffer.release()
+        return [first]
+
+    def _is_free(self, place: _Place) -> bool:
+        return place.number not in self._line.pending
+
+    def _worth(self, place: _Place) -> int:
+        """How bad it were to lose what it holds: a worker that fails next restarts from the newest commit."""
+        if place.keeps and not self._line.committed:
+            return 1
+        return place.number if place.number and place.number == self._line.committed else 0
+
+    def _none(self, why: str) -> Snapshot | None:
+        """Say once why there is no snapshot."""
+        if not self._said:
+            self._said = True
+            _log.warning(
+                "Checkpoints of this state are written as files before report() returns, since %s: raise "
+                "HOLDFAST_SNAPSHOT_LIMIT_BYTES, or use a machine with more memory.",
+                why,
+            )
+        return None
