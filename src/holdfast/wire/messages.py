@@ -175,6 +175,8 @@ class UploadFailed(_Message, frozen=True, kw_only=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
+    """One line. Rank -1 is the zygote, while it imports; the stream "holdfast" is the agent's own voice."""
+
     rank: int
     stream: str
     text: str

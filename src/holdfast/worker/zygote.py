@@ -53,6 +53,7 @@ __all__ = ["Zygote", "main"]
 
 _RECEIVE_BYTES = 256 * 1024
 _FDS_MAX = 8
+_LAST_WORD_S = 1.0
 _decoder: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
 
 
@@ -68,8 +69,7 @@ class _Birth:
 class Zygote:
     """One zygote's state; `run` returns in a forked child only."""
 
-    def __init__(self, control: socket.socket, parent_pid: int) -> None:
-        self._parent_pid = parent_pid
+    def __init__(self, control: socket.socket) -> None:
         self._pid = os.getpid()
         self._control = control
         self._splitter = Splitter()
@@ -81,6 +81,8 @@ class Zygote:
         self._clearing: int | None = None
         self._birth: _Birth | None = None
         self._dismissed = False
+        self._reading = False
+        self._terminated = False
         self.inheritance = Inheritance([], frozenset())
 
     def run(self) -> _Birth:
@@ -113,6 +115,7 @@ class Zygote:
     # ------------------------------------------------------------------ the agent's words
 
     def _listen(self) -> None:
+        self._reading = True
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _RECEIVE_BYTES, _FDS_MAX)
         except ConnectionResetError:
@@ -120,12 +123,19 @@ class Zygote:
         for fd in fds:
             os.set_inheritable(fd, False)
         self._fds.extend(fds)
-        if not data:
-            self._end(agent_lives=self._dismissed)
-        for body in self._splitter.feed(data):
-            self._obey(_decoder.decode(body))
+        orders = self._understand(data)
+        self._reading = False
+        if not data or self._terminated:
+            self._end()
+        for order in orders:
+            self._obey(order)
             if self._birth is not None:
                 return
+
+    def _understand(self, data: bytes) -> list[ToZygote]:
+        orders = [_decoder.decode(body) for body in self._splitter.feed(data)]
+        self._dismissed = self._dismissed or any(isinstance(order, Dismiss) for order in orders)
+        return orders
 
     def _obey(self, order: ToZygote) -> None:
         if isinstance(order, Load):
@@ -138,15 +148,12 @@ class Zygote:
             self._clear()
         elif isinstance(order, Learn):
             self._apprentice.learn(order.modules)
-        else:
-            assert isinstance(order, Dismiss)
-            self._dismissed = True
 
     def _say(self, word: FromZygote) -> None:
         try:
             self._control.sendall(encode(word))
         except (BrokenPipeError, ConnectionResetError):
-            self._end(agent_lives=self._dismissed)
+            self._end()
 
     # ------------------------------------------------------------------ importing
 
@@ -261,19 +268,38 @@ class Zygote:
             generation, self._clearing = self._clearing, None
             self._say(Cleared(generation=generation))
 
-    def _be_terminated(self) -> NoReturn:
+    def _be_terminated(self) -> None:
         """By the kernel when the agent died, or by the agent itself; also in the midst of an import."""
-        self._end(agent_lives=os.getppid() == self._parent_pid)
+        self._terminated = True
+        if not self._reading:  # or what was just read would be lost
+            self._end()
 
-    def _end(self, *, agent_lives: bool) -> NoReturn:
+    def _end(self) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.getpid() != self._pid:
             os._exit(1)  # a newborn that had not yet let go of its parent's ways
         self._brood.end()
-        if self._load is not None and not agent_lives:
+        if self._load is not None and not self._agent_lives():
             for path in map(Path, self._load.leftovers):
                 shutil.rmtree(path, ignore_errors=True)
                 path.unlink(missing_ok=True)
         os._exit(0)
+
+    def _agent_lives(self) -> bool:
+        """It says so before it lets go. A killed one hangs up without a word, though perhaps a moment after the
+        kernel's signal: that comes with the death of one thread, the end of the connection with the last."""
+        self._control.settimeout(_LAST_WORD_S)
+        try:
+            while not self._dismissed:
+                data = self._control.recv(_RECEIVE_BYTES)
+                if not data:
+                    return False
+                self._understand(data)
+        except TimeoutError:
+            return True
+        except ConnectionResetError:
+            return False
+        return True
 
 
 def main(control_fd: int, parent_pid: int) -> NoReturn:
@@ -283,7 +309,7 @@ def main(control_fd: int, parent_pid: int) -> NoReturn:
     name_process("hf-zygote")
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    zygote = Zygote(socket.socket(fileno=control_fd), parent_pid)
+    zygote = Zygote(socket.socket(fileno=control_fd))
     birth = zygote.run()
     run_worker(birth.loaded, birth.assignment, birth.wires, zygote.inheritance)
 
