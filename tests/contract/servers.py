@@ -31,7 +31,18 @@ from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-__all__ = ["Server", "azurite", "fuse_mount", "gcs", "moto", "rclone_s3", "serving", "unused_port"]
+__all__ = [
+    "AWS_SECRETS",
+    "AZURE_SECRETS",
+    "Server",
+    "azurite",
+    "fuse_mount",
+    "gcs",
+    "moto",
+    "rclone_s3",
+    "serving",
+    "unused_port",
+]
 
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 10
@@ -41,6 +52,10 @@ _ACCESS_KEY = "holdfast-test-access-key-0001"  # rclone refuses very short ones
 _SECRET_KEY = "holdfast-test-secret-key-0001"
 _AZURE_ACCOUNT = "devstoreaccount1"  # Azurite's own, published account and key
 _AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+AWS_SECRETS = (_ACCESS_KEY, _SECRET_KEY)
+AZURE_SECRETS = (_AZURE_KEY,)
+"""What must never be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,10 @@ class Server:
         name = f"holdfast-{uuid.uuid4().hex[:12]}"
         self.make_bucket(name)
         return name
+
+    def request(self, method: str, path: str) -> None:
+        """One plain request, unsigned, for what no client would send."""
+        _request(self.endpoint, method, path)
 
     def uri(self, bucket: str, prefix: str = "") -> str:
         """The storage path of a bucket on this server, without credentials."""

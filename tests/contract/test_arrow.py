@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 from pyarrow import fs as pafs
-from tests.contract.servers import Server, unused_port
+from tests.contract.servers import AWS_SECRETS, Server, unused_port
 from tests.contract.store_contract import STRANGE_KEYS, StoreContract
 
 from holdfast.errors import AccessDenied, ConfigError, MissingExtra, NotFound, Unavailable
@@ -45,6 +45,7 @@ class TestLocal(StoreContract):
 
 
 class TestS3Moto(StoreContract):
+    secrets = AWS_SECRETS
     supports_exclusive = False
     model_examples = 2
 
@@ -106,6 +107,7 @@ class TestFsspecMemory(StoreContract):
 
 
 class TestS3fs(StoreContract):
+    secrets = AWS_SECRETS
     supports_exclusive = False
     model_examples = 2
 
