@@ -79,6 +79,12 @@ class Driver:
 
         return self._find(fits, 0, f"a report of step {step}")
 
+    def expect_any(self, kind: str, *, count: int) -> None:
+        """Until there were so many lines of this kind."""
+        with self._news:
+            self._news.wait_for(lambda: self._over or len(self.all(kind)) >= count, _DEADLINE_S)
+        assert len(self.all(kind)) >= count, f"{count} x {kind} never came; {self.told[-3:]}\n{self.errors}"
+
     def all(self, kind: str) -> list[Told]:
         return [line for line in self.told if line.get("kind") == kind]
 

@@ -7,7 +7,6 @@ environment, which no other test shares.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,8 +15,8 @@ from typing import Any
 
 import pytest
 from tests.faults.programs import kin
-from tests.faults.programs.driver import Driver
 from tests.faults.programs.drive import trainer
+from tests.faults.programs.driver import Driver
 
 from holdfast.checkpoint.verify import verify
 from holdfast.control.history import read_history
@@ -27,8 +26,6 @@ from holdfast.train import Result
 
 __all__ = ["Place", "place"]
 
-_OURS_IN_SHM = re.compile(r"holdfast|torch_")
-
 
 class Place:
     """One test's storage and cache, and the drivers that it starts."""
@@ -37,16 +34,16 @@ class Place:
         self.root = root
         self.storage = root / "storage"
         self.cache = root / "cache"
-        self.go = root / "go"
-        """Once it is there, no worker holds any more."""
+        self._gates: list[int] = []
         self._drivers: list[Driver] = []
+        self.go = self.gate("go")
 
     @property
     def marker(self) -> str:
         return f"HOLDFAST_LOCAL_CACHE_DIR={self.cache}"
 
     def options(self, config: dict[str, Any], **others: Any) -> dict[str, Any]:
-        return {"storage": str(self.storage), "config": {"go": str(self.go), **config}, **others}
+        return {"storage": str(self.storage), "config": {"go": self.go, **config}, **others}
 
     def fit(self, config: dict[str, Any], **others: Any) -> Result:
         """Run `jobs.steps` in this process's own name."""
@@ -58,8 +55,15 @@ class Place:
         self._drivers.append(driver)
         return driver
 
-    def let_go(self) -> None:
-        self.go.touch()
+    def gate(self, name: str) -> str:
+        """A pipe at which workers wait (`jobs`, "hold") until `let_go`."""
+        path = self.root / name
+        os.mkfifo(path)
+        return str(path)
+
+    def let_go(self, gate: str | None = None) -> None:
+        """Those that wait go on, and those that come later do not wait."""
+        self._gates.append(os.open(gate or self.go, os.O_RDWR | os.O_NONBLOCK))
 
     def records(self, name: str = "run") -> list[Record]:
         """What the run's journal holds."""
@@ -85,6 +89,8 @@ class Place:
 
     def end(self) -> None:
         """For tests that failed half way."""
+        for gate in self._gates:
+            os.close(gate)
         for driver in self._drivers:
             driver.close()
         for pid in kin.marked(self.marker):
@@ -103,7 +109,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         yield here
         here.check_nothing_left()
         assert _ports() <= ports
-        assert _shared_memory() <= shared
+        assert _left_in_shared_memory(shared) == set()
     finally:
         here.end()
 
@@ -113,10 +119,21 @@ def _ports() -> set[str]:
     mine = set()
     for fd in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            mine.add(os.readlink(fd))
+            mine.add(str(fd.readlink()))
     rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return {row[9] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
 
 
 def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir() if _OURS_IN_SHM.match(path.name)}
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _left_in_shared_memory(before: set[str]) -> set[str]:
+    """What is new and used by nobody; what somebody uses is another test's, for all of ours are gone."""
+    new = _shared_memory() - before
+    for entry in Path("/proc").iterdir() if new else []:
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                maps = (entry / "maps").read_text()
+                new = {name for name in new if f"/dev/shm/{name}" not in maps}
+    return {name for name in new if Path("/dev/shm", name).exists()}

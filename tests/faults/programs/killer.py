@@ -1,0 +1,86 @@
+"""Kills workers and agents of a run at random moments, and remembers how many."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tests.faults.programs import kin
+from tests.faults.programs.place import Place
+
+__all__ = ["Killer"]
+
+_QUIET_S = 0.25
+"""When no worker has told of a step for so long, whoever was heard last is next."""
+
+
+class Killer:
+    """Listens to what `jobs.announce` tells; of every few steps one costs a life. `stop` ends it.
+
+    With `kills` made it rests, and opens the gate at which the workers wait before their last step.
+    """
+
+    def __init__(self, place: Place, kills: int, *, seed: int, agents_every: int = 0) -> None:
+        self.path = str(place.root / "announce")
+        self.kills = 0
+        self._place = place
+        self._wanted = kills
+        self._agents_every = agents_every
+        self._random = random.Random(seed)
+        self._over = threading.Event()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._socket.settimeout(_QUIET_S)
+        self._thread = threading.Thread(target=self._work, name="killer")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _work(self) -> None:
+        heard: list[int] = []
+        while not self._over.is_set() and self.kills < self._wanted:
+            try:
+                pid, _, _ = json.loads(self._socket.recv(4096))
+                heard = [*heard[-3:], pid]
+                strikes = self._random.random() < 0.2
+            except TimeoutError:
+                strikes = True
+            if strikes and heard:
+                self._over.wait(self._random.random() * 0.004)  # anywhere within a step, a report or a commit
+                self._strike(self._random.choice(heard))
+        self._place.let_go()
+
+    def _strike(self, pid: int) -> None:
+        who = pid
+        if self._agents_every and (self.kills + 1) % self._agents_every == 0:
+            zygote = kin.parent_of(pid)
+            who = (kin.parent_of(zygote) if zygote else None) or pid
+        if end(who, self._place.marker, lambda found: "zygote" in found or "holdfast.agent" in found):
+            self.kills += 1
+
+
+def end(pid: int, marker: str, fits: Callable[[str], bool]) -> bool:
+    """SIGKILL a process of this very test; a number that is somebody else's by now is left alone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        with suppress(OSError):
+            ours = marker.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if ours and fits(kin.command_of(pid)):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                return True
+        return False
+    finally:
+        os.close(fd)

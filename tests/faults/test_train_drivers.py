@@ -1,0 +1,242 @@
+"""The driver dies, or is stopped, or has a rival: nothing of it is left, and the same call goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.faults.programs import jobs, kin
+from tests.faults.programs.driver import Driver
+from tests.faults.programs.place import Place
+
+from holdfast.core import records as r
+from holdfast.errors import ConfigError, RunBusy, TrainingFailedError
+from holdfast.train import Result
+
+_STEPS = 8
+_HELD = {"steps": _STEPS, "every": 2, "faults": {"*:0:5": "hold", "*:1:5": "hold"}}
+"""Both ranks stop after their fifth step, with two checkpoints made, until the test lets them go."""
+
+
+def _held(place: Place, **options: Any) -> Driver:
+    """A driver whose run stands still at step 5 with both checkpoints committed."""
+    driver = place.drive(_HELD, **options)
+    driver.expect("CheckpointCommitted", iteration=4)
+    driver.expect_step(4)
+    return driver
+
+
+def _check_resumed(place: Place, driver: Driver) -> None:
+    """It went on from the last commit, its result is exact, and nobody was blamed."""
+    assert driver.value() == jobs.undisturbed(_STEPS)[-1]
+    assert driver.expect("GenerationStarted")["iteration"] == 4
+    result = Result.from_path(place.storage / "run")
+    frame = result.metrics_dataframe
+    assert frame is not None
+    assert list(frame["loss"]) == jobs.losses(_STEPS)
+    assert [record for record in place.records() if isinstance(record, r.GenerationEnded) and record.counted] == []
+    place.check_stored()
+
+
+def test_a_killed_driver_takes_everything_along_and_the_same_call_goes_on(place: Place) -> None:
+    first = _held(place)
+    below = kin.descendants(first.pid)
+    assert len(below) >= 4  # agent, zygote, two workers
+    first.kill()
+    first.end()
+    kin.gone(*below, within_s=10)
+    place.check_nothing_left()
+    place.let_go()
+    _check_resumed(place, place.drive(_HELD))
+
+
+def test_everything_is_killed_at_once_and_the_same_call_goes_on(place: Place) -> None:
+    first = _held(place)
+    everyone = [first.pid, *kin.descendants(first.pid)]
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)  # or the first to die would take the others along
+    for pid in everyone:
+        os.kill(pid, signal.SIGKILL)
+    first.end()
+    kin.gone(*everyone)
+    place.let_go()
+    _check_resumed(place, place.drive(_HELD))
+
+
+@pytest.mark.parametrize(("number", "why"), [(signal.SIGINT, "Ctrl+C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_polite_end_leaves_nothing_and_says_how_to_go_on(place: Place, number: int, why: str) -> None:
+    first = place.drive(_HELD, {"HOLDFAST_JSON": "0", "HOLDFAST_QUIET": "0"})
+    journal = place.storage / "run" / "journal" / "000001-000000.jsonl"
+    kin.until(lambda: journal.exists() and b'"step":4' in journal.read_bytes(), "step 4")
+    below = kin.descendants(first.pid)
+    first.kill(number)
+    assert first.raised()["type"] == "KeyboardInterrupt"
+    kin.gone(*below, within_s=10)
+    said = first.errors
+    assert "Training was stopped after 5 iterations" in said
+    assert f"({why})" in said
+    assert "To continue from checkpoint_000001, run this again:" in said
+    assert "-m tests.faults.programs.drive" in said
+    assert "Traceback" not in said
+    assert any(isinstance(record, r.RunInterrupted) for record in place.records())
+    place.let_go()
+    _check_resumed(place, place.drive(_HELD))
+
+
+def test_a_second_interrupt_does_not_wait(place: Place) -> None:
+    """The agent is stopped and answers nobody: the second Ctrl+C does not wait for it."""
+    first = _held(place)
+    below = kin.descendants(first.pid)
+    (agent,) = first.agents()
+    os.kill(agent, signal.SIGSTOP)
+    first.kill(signal.SIGINT)
+    first.kill(signal.SIGTERM)  # two of a kind might arrive as one
+    assert first.raised()["type"] == "KeyboardInterrupt"
+    kin.gone(*below, within_s=10)
+    place.let_go()
+    _check_resumed(place, place.drive(_HELD))
+
+
+def test_the_budget_survives_the_driver(place: Place) -> None:
+    config = {**_HELD, "faults": {**_HELD["faults"], "1:1:1": "kill", "3:0:6": "raise"}}  # type: ignore[dict-item]
+    failure = {"max_failures": 1}
+    first = place.drive(config, failure=failure)
+    first.expect("CheckpointCommitted", iteration=4)
+    first.expect_step(4, generation=2)
+    first.kill()
+    first.end()
+    place.let_go()
+    second = place.drive(config, failure=failure)
+    raised = second.raised()
+    assert raised["type"] == "TrainingFailedError"
+    assert list(raised["failures"]) == ["0"]
+    assert "the data is bad" in raised["failures"]["0"]
+
+
+def test_a_failed_run_that_is_started_again_has_its_whole_budget(place: Place) -> None:
+    config = {"steps": _STEPS, "every": 2, "faults": {"1:0:3": "raise", "2:0:5": "raise", "3:0:7": "raise"}}
+    with pytest.raises(TrainingFailedError):
+        place.fit(config, failure={"max_failures": 1})
+    assert (place.storage / "run" / "error.txt").exists()
+    result = place.fit(config, failure={"max_failures": 1})
+    assert result.return_value == jobs.undisturbed(_STEPS)[-1]
+    assert result.error is None
+    assert not (place.storage / "run" / "error.txt").exists()
+
+
+def test_a_second_driver_is_refused_and_told_who_holds_the_run(place: Place) -> None:
+    first = _held(place)
+    with pytest.raises(RunBusy, match=rf"held by {os.uname().nodename}:{first.pid} .*takeover=True"):
+        place.fit(_HELD)
+    place.let_go()
+    first.kill()
+    first.end()
+    _check_resumed(place, place.drive(_HELD))
+
+
+def test_a_takeover_fences_the_first_and_voids_what_it_commits_later(place: Place) -> None:
+    first = _held(place)
+    held = [first.pid, *kin.descendants(first.pid)]
+    for pid in held:
+        os.kill(pid, signal.SIGSTOP)
+    # The first wakes up, with workers that go on from step 5, while the second is in the middle of its work.
+    gate = place.gate("second")
+    config = {**_HELD, "go": gate, "faults": {"*:0:7": "hold", "*:1:7": "hold"}}
+    second = place.drive(config, run={"takeover": True})
+    second.expect("CheckpointCommitted", iteration=6)
+    place.let_go()
+    for pid in held:
+        os.kill(pid, signal.SIGCONT)
+    raised = first.raised()
+    assert raised["type"] == "Fenced"
+    assert str(second.pid) in raised["text"]
+    kin.gone(*held, within_s=10)
+    place.let_go(gate)
+    assert second.value() == jobs.undisturbed(_STEPS)[-1]
+    _check_taken_over(place)
+
+
+def test_a_fenced_driver_that_comes_to_its_end_says_so_and_writes_nothing(place: Place) -> None:
+    """After the last checkpoint only reports are left: the first could finish without meeting the fence."""
+    config = {"steps": 5, "every": 2, "faults": {"1:0:4": "hold", "1:1:4": "hold"}}
+    first = place.drive(config)
+    first.expect("CheckpointCommitted", iteration=4)
+    held = [first.pid, *kin.descendants(first.pid)]
+    for pid in held:
+        os.kill(pid, signal.SIGSTOP)
+    second = place.drive(config, run={"takeover": True})
+    assert second.value() == jobs.undisturbed(5)[-1]
+    before = {path.name: path.read_bytes() for path in (place.storage / "run").iterdir() if path.is_file()}
+    place.let_go()
+    for pid in held:
+        os.kill(pid, signal.SIGCONT)
+    assert first.raised()["type"] == "Fenced"
+    after = {path.name: path.read_bytes() for path in (place.storage / "run").iterdir() if path.is_file()}
+    assert after == before
+    assert place.fit(config).return_value == jobs.undisturbed(5)[-1]
+
+
+def _check_taken_over(place: Place) -> None:
+    """One curve, in the journal and in the files, and one checkpoint for every two steps of it."""
+    frame = Result.from_path(place.storage / "run").metrics_dataframe
+    assert frame is not None
+    assert list(frame["loss"]) == jobs.losses(_STEPS)
+    lines = (place.storage / "run" / "result.json").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == jobs.losses(_STEPS)
+    assert not (place.storage / "run" / "error.txt").exists()
+    assert len(place.check_stored()) == _STEPS // 2
+
+
+def test_a_complete_run_returns_at_once_without_workers(place: Place) -> None:
+    done = place.fit({"steps": 4})
+    before = sorted(path for path in place.storage.rglob("*"))
+    again = place.drive({"steps": 4, "faults": {"*:0:0": "raise"}})
+    assert again.value() == done.return_value == jobs.undisturbed(4)[-1]
+    assert again.all("ControllerStarted") == []
+    assert sorted(path for path in place.storage.rglob("*")) == before
+    assert place.fit({"steps": 4}).metrics == done.metrics
+
+
+def test_a_name_that_is_used_for_something_else_is_noticed(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    config = {"steps": 4, "every": 2, "faults": {"1:0:3": "raise"}}
+    with pytest.raises(TrainingFailedError):
+        place.fit(config)
+    assert "not as it was started" not in caplog.text
+    result = place.fit({**config, "steps": 6}, workers=1)
+    assert "continues, but not as it was started" in caplog.text
+    assert "config.steps was 4 and is 6" in caplog.text
+    assert "num_workers was 2 and is 1" in caplog.text
+    assert "another name" in caplog.text
+    assert result.return_value == jobs.undisturbed(6)[-1]
+
+
+def test_another_function_under_the_same_name_is_noticed(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    from holdfast import train
+
+    with pytest.raises(TrainingFailedError):
+        place.fit({"steps": 1, "faults": {"*:0:0": "raise"}}, workers=1)
+
+    def other(config: dict[str, Any]) -> str:
+        return "other"
+
+    trainer = train.DataParallelTrainer(
+        other,
+        train_loop_config={"steps": 1},
+        scaling_config=train.ScalingConfig(num_workers=1),
+        run_config=train.RunConfig(name="run", storage_path=place.storage),
+    )
+    assert trainer.fit().return_value == "other"
+    assert "function was 'tests.faults.programs.jobs.steps'" in caplog.text
+
+
+def test_resume_never_and_must(place: Place) -> None:
+    with pytest.raises(ConfigError, match=r'resume="must".*no run at'):
+        place.fit({"steps": 2}, run={"resume": "must"})
+    assert not place.storage.exists()
+    place.fit({"steps": 2}, run={"resume": "never"})
+    with pytest.raises(ConfigError, match=r'resume="never".*holds a run already'):
+        place.fit({"steps": 2}, run={"resume": "never"})
+    assert place.fit({"steps": 2}, run={"resume": "must"}).return_value == jobs.undisturbed(2)[-1]

@@ -1,0 +1,162 @@
+"""A worker dies, in every way and at every moment: the run goes on from the last commit, and its result is exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.faults.programs import jobs
+from tests.faults.programs.exact import check_exact, ends, starts
+from tests.faults.programs.place import Place
+
+from holdfast.core import records as r
+from holdfast.errors import TrainingFailedError
+from holdfast.train import Result
+
+_STEPS = 6
+
+
+_DEATHS = [
+    ("raise", "raised ValueError: the data is bad"),
+    ("exit", "called sys.exit(0)"),
+    ("kill", "killed by SIGKILL"),
+    ("crash", "killed by SIGSEGV"),
+]
+
+
+@pytest.mark.parametrize(("how", "cause"), _DEATHS, ids=[how for how, _ in _DEATHS])
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_worker_dies(place: Place, how: str, cause: str, step: int) -> None:
+    place.fit({"steps": _STEPS, "every": 2, "faults": {f"1:1:{step}": how}}, failure={"max_failures": 1})
+    check_exact(place, _STEPS)
+    (end,) = ends(place)
+    assert end.counted
+    (failure,) = end.failures
+    assert (failure.rank, failure.cause) == (1, cause)
+    assert failure.host
+    if how == "raise":
+        assert failure.error_type == "ValueError"
+        assert failure.traceback is not None and "_raise" in failure.traceback
+    if how == "crash":
+        assert failure.traceback is not None and "_crash" in failure.traceback
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_dies_while_it_hands_a_checkpoint_over(place: Place, rank: int) -> None:
+    """The copy was half made: that checkpoint never was, and the one before it counts."""
+    faults = {f"1:{rank}:3": "staging"}
+    place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
+    check_exact(place, _STEPS)
+    assert [one.iteration for one in starts(place)] == [0, 2]
+    assert not list(place.storage.rglob("half.bin"))
+
+
+def test_workers_die_while_their_checkpoint_is_uploaded(place: Place) -> None:
+    """Both had handed it over: it is committed although they are gone, and nothing is done twice."""
+    faults = {"1:0:3": "uploading", "1:1:3": "uploading"}
+    place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
+    check_exact(place, _STEPS)
+    assert [one.iteration for one in starts(place)] == [0, 4]
+
+
+def test_every_generation_fails_until_the_budget_is_spent(place: Place) -> None:
+    config = {"steps": _STEPS, "every": 2, "faults": {"*:1:3": "raise"}}
+    with pytest.raises(TrainingFailedError, match="rank 1 raised ValueError: the data is bad") as caught:
+        place.fit(config, failure={"max_failures": 2})
+    failures = caught.value.worker_failures
+    assert list(failures) == [1]
+    assert isinstance(failures[1], ValueError)
+    assert str(failures[1]) == "the data is bad"
+    assert "_raise" in "".join(failures[1].__notes__)
+    assert len([end for end in ends(place) if end.counted]) == 3
+    text = (place.storage / "run" / "error.txt").read_text()
+    assert "ValueError: the data is bad" in text
+    assert Result.from_path(place.storage / "run").error is not None
+    assert place.check_stored() == ["checkpoint_000000"]
+
+
+def test_both_ranks_fail_and_both_are_told(place: Place) -> None:
+    def function() -> None:
+        from holdfast import train
+
+        rank = train.get_context().get_world_rank()
+        train.collective.barrier()
+        raise LookupError(f"rank {rank} found nothing")
+
+    from holdfast import train
+
+    trainer = train.DataParallelTrainer(
+        function,
+        scaling_config=train.ScalingConfig(num_workers=2),
+        run_config=train.RunConfig(name="run", storage_path=place.storage),
+    )
+    with pytest.raises(TrainingFailedError) as caught:
+        trainer.fit()
+    for rank, error in caught.value.worker_failures.items():
+        assert isinstance(error, LookupError)
+        assert str(error) == f"rank {rank} found nothing"
+    assert set(caught.value.worker_failures) <= {0, 1}
+
+
+def test_any_number_of_failures_is_survived_if_so_asked(place: Place) -> None:
+    faults = {f"{generation}:{generation % 2}:{generation}": "kill" for generation in range(1, 6)}
+    place.fit({"steps": _STEPS, "faults": faults}, failure={"max_failures": -1})
+    check_exact(place, _STEPS)
+    assert len(ends(place)) == 5
+
+
+def test_the_same_failure_again_and_again_waits_longer_each_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.05")
+    with pytest.raises(TrainingFailedError):
+        place.fit({"steps": 2, "faults": {"*:0:0": "raise"}}, failure={"max_failures": 4})
+    waits = _waits(place)
+    assert len(waits) == 4
+    for wait_s, least_s in zip(waits[1:], (0.05, 0.1, 0.2), strict=True):
+        assert wait_s >= least_s
+
+
+def test_a_failure_after_progress_does_not_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an hour to wait, the test would not end."""
+    monkeypatch.setenv("HOLDFAST_BACKOFF_S", "3600")
+    faults = {f"{generation}:0:{generation}": "raise" for generation in range(1, 5)}
+    place.fit({"steps": _STEPS, "faults": faults}, failure={"max_failures": 4})
+    check_exact(place, _STEPS)
+
+
+def _waits(place: Place) -> list[float]:
+    ended: float | None = None
+    waits = []
+    for record in place.records():
+        if isinstance(record, r.GenerationEnded):
+            ended = record.at
+        elif isinstance(record, r.GenerationStarted) and ended is not None:
+            waits.append(record.at - ended)
+    return waits
+
+
+_HANGS: list[tuple[dict[str, Any], str]] = [
+    ({"1:1:3": "stop"}, "_stop"),
+    ({"1:1:3": "deadlock"}, "_deadlock"),
+    ({"1:1:3": "barrier"}, "_wait_for_others"),
+]
+
+
+@pytest.mark.parametrize(("faults", "frame"), _HANGS, ids=["stopped", "deadlock", "collective"])
+def test_a_hung_worker_is_found_its_stacks_are_kept_and_it_is_replaced(
+    place: Place, faults: dict[str, Any], frame: str
+) -> None:
+    failure = {"max_failures": 1, "progress_timeout_s": 2}
+    place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure=failure)
+    check_exact(place, _STEPS)
+    (end,) = ends(place)
+    assert end.counted
+    assert "no progress for 2 s" in end.why
+    assert any(one.rank == 1 and "taken for hung" in one.cause for one in end.failures)
+    assert frame in place.log(1, 1)
+    assert "most recent call first" in place.log(1, 1)
+
+
+def test_slow_steps_are_no_hang_while_reports_come(place: Place) -> None:
+    result = place.fit({"steps": 40, "every": 7}, failure={"progress_timeout_s": 30})
+    assert result.return_value == jobs.undisturbed(40)[-1]
+    assert ends(place) == []
