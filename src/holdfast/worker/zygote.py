@@ -172,6 +172,7 @@ class Zygote:
             else:
                 self._loaded = load_job(load.function, load.filesystem)
                 reason = unsafe_reason("Opening the training function")
+        self._apprentice.trust(load.preload)
         self._settle()
         self._say(Warm(cold_reason=reason))
 
