@@ -92,6 +92,9 @@ class Controller:
 
     def post(self, event: e.Event) -> None:
         """Queue an event; from the loop's own thread."""
+        if isinstance(event, e.StopRequested) and self._status is not None and self._engine is not None:
+            for agent in self._roster.met:
+                self._engine.kill(agent)  # asked again while agents still store their logs: enough of that
         self._events.append(event)
         self._wake.set()
 
@@ -278,7 +281,7 @@ class Controller:
 
     async def _close(self, server: Server) -> None:
         """Everything down, in the order that loses nothing."""
-        self._roster.send(list(self._roster.links), m.Shutdown())
+        self._roster.send(list(self._roster.links), m.Shutdown(flush_s=0.0 if self._state.forced else 30.0))
         assert self._engine is not None
         await self._engine.close()
         for task in list(self._tasks):

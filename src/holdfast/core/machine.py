@@ -106,6 +106,7 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.StopRequested():
             state.stop = state.stop or event.why
             if event.force:
+                state.forced = True
                 state.pending.clear()
                 state.group = None
         case e.TimePassed():

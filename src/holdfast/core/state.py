@@ -140,6 +140,8 @@ class State:
     cadence: Cadence = field(init=False)
     not_before: float = 0.0
     stop: str | None = None
+    forced: bool = False
+    """The stop was asked for more than once: nothing is waited for."""
     journal_lost: bool = False
     fatal: tuple[str, str] | None = None
     """(error type, message) that ends the run as failed."""

@@ -18,7 +18,8 @@ from holdfast.engines.engine import Meeting, OnGone
 
 __all__ = ["LocalEngine"]
 
-_GRACE_S = 5.0
+_GRACE_S = 45.0
+"""Longer than an agent takes to store logs and artifacts after `Shutdown`."""
 
 
 class _Process(NamedTuple):
