@@ -1,0 +1,139 @@
+"""The agent's shared memory: who may use which buffer, what lies in it, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.buffers import Buffers, available_bytes, limit_from_environment, warm_up
+from holdfast.errors import CheckpointError, ConfigError
+from holdfast.wire.messages import MemoryFile, Snapshot
+from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, make_memory, new_seal
+
+
+@pytest.fixture
+def buffers() -> Iterator[Buffers]:
+    before = _memory_fds()
+    made = Buffers(2, 1 << 20)
+    yield made
+    made.close()
+    assert _memory_fds() == before
+
+
+def _memory_fds() -> list[str]:
+    links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [link for link in links if "holdfast-snapshot" in link]
+
+
+def _write(path: str, data: bytes) -> Snapshot:
+    """What a worker does."""
+    memory = SealedBuffer.open(path)
+    memory.reserve(len(data))
+    memory.data[: len(data)] = data
+    memory.seal = seal = new_seal()
+    memory.close()
+    return Snapshot(buffer=path, seal=seal, files=[MemoryFile("model", 0, len(data))])
+
+
+def test_a_slot_keeps_its_two_buffers(buffers: Buffers) -> None:
+    first, second = buffers.of_slot(0), buffers.of_slot(1)
+    assert len({*first, *second}) == 4
+    assert buffers.of_slot(0) == first
+    assert buffers.limit_bytes == 1 << 19
+
+
+def test_a_snapshot_is_found_under_the_name_that_it_was_committed_as(buffers: Buffers) -> None:
+    snapshot = _write(buffers.of_slot(0)[0], b"weights")
+    buffers.hold(1, 5, snapshot)
+    assert {path: bytes(view) for path, view in buffers.files(snapshot).items()} == {"model": b"weights"}
+    assert buffers.snapshots("checkpoint_000000") == []
+    buffers.settle(1, 5, "checkpoint_000000")
+    assert buffers.snapshots("checkpoint_000000") == [snapshot]
+    assert buffers.snapshots("checkpoint_000001") == buffers.snapshots(None) == []
+
+
+def test_what_was_given_up_is_not_found(buffers: Buffers) -> None:
+    snapshot = _write(buffers.of_slot(0)[0], b"weights")
+    buffers.hold(1, 5, snapshot)
+    buffers.settle(1, 4, "checkpoint_000000")
+    buffers.settle(1, 5, None)
+    assert buffers.snapshots("checkpoint_000000") == []
+
+
+def test_a_buffer_that_is_written_to_is_not_listed(buffers: Buffers) -> None:
+    path = buffers.of_slot(0)[0]
+    snapshot = _write(path, b"weights")
+    buffers.hold(1, 5, snapshot)
+    buffers.settle(1, 5, "checkpoint_000000")
+    assert buffers.is_intact(snapshot)
+    _write(path, b"WEIGHTS and more" * 1000)  # it grew, too
+    assert not buffers.is_intact(snapshot)
+    assert buffers.snapshots("checkpoint_000000") == []
+
+
+def test_a_buffer_on_its_way_to_storage_is_not_given_to_the_next_worker(buffers: Buffers) -> None:
+    old = buffers.of_slot(0)
+    snapshot = _write(old[1], b"weights")
+    buffers.hold(1, 5, snapshot)
+    new = buffers.of_slot(0)
+    assert new[0] == old[0] and new[1] != old[1]
+    assert bytes(buffers.files(snapshot)["model"]) == b"weights"
+    view = buffers.files(snapshot)["model"]
+    buffers.settle(1, 5, "checkpoint_000000")
+    assert not buffers.is_intact(snapshot)
+    assert bytes(view) == b"weights"  # an upload that is still reading does no harm to itself
+
+
+def test_tables_that_cannot_be_are_refused(buffers: Buffers) -> None:
+    snapshot = _write(buffers.of_slot(0)[0], b"weights")
+    buffers.hold(1, 1, snapshot)
+    beyond = Snapshot(buffer=snapshot.buffer, seal=snapshot.seal, files=[MemoryFile("model", 0, 1 << 40)])
+    with pytest.raises(CheckpointError, match="beyond its buffer"):
+        buffers.files(beyond)
+    with pytest.raises(CheckpointError, match="no buffer"):
+        buffers.hold(1, 2, Snapshot(buffer="/dev/null", seal=1, files=[]))
+
+
+def test_the_other_buffer_is_warmed_up_unless_there_is_no_room_for_it(buffers: Buffers) -> None:
+    first, second = buffers.of_slot(0)
+    snapshot = _write(first, b"x" * 100_000)
+    cold = buffers.to_warm_up(snapshot)
+    assert cold is not None
+    warm_up(*cold)
+    assert os.stat(second).st_size >= HEADER_BYTES + 100_000  # noqa: PTH116
+    assert os.stat(second).st_blocks * 512 >= 100_000  # noqa: PTH116
+    assert buffers.to_warm_up(snapshot) is None
+    large = _write(buffers.of_slot(1)[0], b"x" * (1 << 19))
+    assert buffers.to_warm_up(large) is None
+
+
+def test_warming_up_changes_nothing() -> None:
+    fd = make_memory("holdfast-test")
+    memory = SealedBuffer(fd)
+    memory.reserve(10_000)
+    memory.data[:7] = b"weights"
+    memory.seal = 7
+    warm_up(os.dup(fd), HEADER_BYTES + 50_000)
+    assert (bytes(memory.data[:7]), memory.seal, memory.size_bytes) == (b"weights", 7, 50_000)
+    memory.close()
+
+
+def test_memory_that_others_have_mapped_cannot_shrink() -> None:
+    fd = make_memory("holdfast-test")
+    os.ftruncate(fd, 8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 4096)
+    os.close(fd)
+
+
+def test_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "1000")
+    assert Buffers(4).limit_bytes == 250
+    monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "1 GiB")
+    with pytest.raises(ConfigError, match="HOLDFAST_SNAPSHOT_LIMIT_BYTES"):
+        limit_from_environment()
+    monkeypatch.delenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES")
+    assert 0 < limit_from_environment() <= available_bytes()

@@ -1,0 +1,89 @@
+"""Files from memory: what the parent has is neither written nor sent, and everything else is what was there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from holdfast.checkpoint.commit import commit
+from holdfast.checkpoint.reserve import reserve
+from holdfast.checkpoint.upload import upload_memory
+from holdfast.checkpoint.verify import verify
+from holdfast.core.parts import FileEntry
+from holdfast.errors import CheckpointError, ConfigError
+from holdfast.storage.posix import PosixStore
+from holdfast.storage.store import Store
+
+
+def _store_checkpoint(
+    store: Store, files: Mapping[str, bytes], parent: Sequence[FileEntry] = (), threads: int = 4
+) -> tuple[list[FileEntry], int]:
+    sent: list[int] = []
+    draft = reserve(store, epoch=0)
+    entries = upload_memory(
+        store,
+        draft,
+        {path: memoryview(data) for path, data in files.items()},
+        rank=3,
+        parent_files=parent,
+        threads=threads,
+        on_sent=sent.append,
+    )
+    commit(store, draft, tuple(entries), metrics={}, world_size=1, generation=1, iteration=1)
+    return entries, sum(sent)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_only_what_changed_is_sent(tmp_path: Path, threads: int) -> None:
+    store = PosixStore(tmp_path)
+    files = {f"part/{number}": os.urandom(3_000_000 + number % 2) for number in range(5)} | {"empty": b""}
+    entries, sent = _store_checkpoint(store, files, threads=threads)
+    assert sent == sum(map(len, files.values()))
+    assert [entry.path for entry in entries] == sorted(files)
+    assert all(entry.blake3 == blake3(files[entry.path]).hexdigest() and entry.rank == 3 for entry in entries)
+    changed = files | {"part/0": os.urandom(3_000_000)}
+    again, sent = _store_checkpoint(store, changed, entries, threads)
+    assert sent == 3_000_000
+    assert store.get("checkpoint_000001/part/0") == changed["part/0"]
+    assert verify(store, deep=True).intact
+    same = (tmp_path / "checkpoint_000000" / "part/1").stat(), (tmp_path / "checkpoint_000001" / "part/1").stat()
+    assert same[0].st_ino == same[1].st_ino or same[0].st_blocks  # a hard link, or a reflink
+    assert {entry.path for entry in again} == set(files)
+
+
+def test_a_parent_that_is_gone_means_sending_it_all(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    files = {"model": os.urandom(2_000_000)}
+    entries, _ = _store_checkpoint(store, files)
+    (tmp_path / "checkpoint_000000" / "model").unlink()
+    _, sent = _store_checkpoint(store, files, entries)
+    assert sent == 2_000_000
+    assert store.get("checkpoint_000001/model") == files["model"]
+
+
+def test_our_own_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.manifest\.json"):
+        _store_checkpoint(PosixStore(tmp_path), {".manifest.json": b"{}"})
+
+
+def test_hashing_can_be_abandoned(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    files = {"model": os.urandom(2_000_000)}
+    entries, _ = _store_checkpoint(store, files)
+
+    def refuse(count: int) -> None:
+        raise CheckpointError("enough")
+
+    with pytest.raises(CheckpointError, match="enough"):
+        upload_memory(
+            store,
+            reserve(store, epoch=0),
+            {"model": memoryview(files["model"])},
+            rank=0,
+            parent_files=entries,
+            on_bytes=refuse,
+        )
