@@ -28,6 +28,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 class TestFuse(StoreContract):
     hides_unfinished = False
+    atomic_overwrite = False
     processes_find_it = True
     model_examples = 3
 

@@ -46,6 +46,7 @@ class TestRclone(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
     processes_find_it = True
+    may_leave_directories = True
     model_examples = 5
 
     @pytest.fixture
