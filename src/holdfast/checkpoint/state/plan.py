@@ -125,7 +125,11 @@ _seen: list[Structure] = []
 def plan(state: Any) -> Plan:
     """Work out what `state` becomes. Raises a `TypeError` that names the path of what cannot be saved."""
     flat = flatten(state, _arrays)
-    aliases = _arrays.aliases(flat.leaves)
+    try:
+        aliases = _arrays.aliases(flat.leaves)
+    except RuntimeError:  # A tensor without memory of the usual kind: if we refuse it, then by its path.
+        flatten(state, CheckedArrays())
+        raise
     with _lock:
         known = _find(flat, aliases) or _work_out(state, flat.tokens, aliases)
         if known.layout is not None:

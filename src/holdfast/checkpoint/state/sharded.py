@@ -59,7 +59,7 @@ def _work_out(known: Structure, tensors: Mapping[str, Any], others: _Named, rank
     digest = hashlib.sha256(repr([(name, how) for _, name, how in known.named]).encode()).hexdigest()
     writer = StateWriter(rank, world, digest, others)
     try:
-        run_planner(dict(tensors), storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False))
+        run_planner(dict(tensors), storage_writer=writer, planner=_Planner(flatten_state_dict=False))
     except CheckpointException as error:
         reason = "; ".join(str(failure[0]) for failure in error.failures.values())
         raise CheckpointError(f"The ranks could not agree on a sharded checkpoint: {reason}") from error
@@ -74,6 +74,17 @@ def _agreed(ready: bool) -> bool:
     flag = torch.tensor(int(ready), device=torch.device("cpu") if on_cpu else torch.device("cuda"))
     dist.all_reduce(flag, op=dist.ReduceOp.MIN)
     return bool(flag.item())
+
+
+class _Planner(DefaultSavePlanner):  # type: ignore[misc]
+    """The default one, but a rank that gave another state is called by its number before anything else is said."""
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        odd = [rank for rank, plan in enumerate(all_plans) if plan.storage_data != all_plans[0].storage_data]
+        if odd:
+            raise ValueError(f"rank {odd[0]} gave a state with other paths, dtypes or shapes than rank 0.")
+        planned: tuple[list[SavePlan], Metadata] = super().create_global_plan(all_plans)
+        return planned
 
 
 class StateWriter(StorageWriter):  # type: ignore[misc]
@@ -102,9 +113,6 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         return SavePlan(plan.items, storage_data=self._digest, planner_data=plan.planner_data)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        odd = [rank for rank, plan in enumerate(plans) if plan.storage_data != self._digest]
-        if odd:
-            raise ValueError(f"rank {odd[0]} gave a state with other paths, dtypes or shapes than rank 0.")
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

@@ -90,7 +90,7 @@ def _checked(name: str, form: _TensorForm) -> ShardedTensor:
         raise ValueError(f"{name!r:.100} has a part outside of itself")
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(form.shape):
         raise ValueError(f"{name!r:.100} is not the sum of its parts")
-    if len({chunk.offsets for chunk in chunks}) != len(chunks):
+    if _overlap(chunks):
         raise ValueError(f"{name!r:.100} has two parts at the same place")
     return ShardedTensor(form.dtype, tuple(form.shape), chunks)
 
@@ -99,4 +99,28 @@ def _is_inside(chunk: Chunk, shape: Sequence[int]) -> bool:
     return len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
         offset >= 0 and size > 0 and offset + size <= length
         for offset, size, length in zip(chunk.offsets, chunk.sizes, shape, strict=True)
+    )
+
+
+def _overlap(chunks: Sequence[Chunk]) -> bool:
+    """Whether two parts share an element: a sweep along the dimension that tells most of them apart."""
+    if len(chunks) < 2:
+        return False
+    dims = range(len(chunks[0].offsets))
+    if not dims:
+        return True
+    along = max(dims, key=lambda dim: len({chunk.offsets[dim] for chunk in chunks}))
+    near: list[Chunk] = []
+    for chunk in sorted(chunks, key=lambda chunk: chunk.offsets[along]):
+        near = [other for other in near if other.offsets[along] + other.sizes[along] > chunk.offsets[along]]
+        if any(all(_meet(chunk, other, dim) for dim in dims) for other in near):
+            return True
+        near.append(chunk)
+    return False
+
+
+def _meet(one: Chunk, other: Chunk, dim: int) -> bool:
+    return (
+        one.offsets[dim] < other.offsets[dim] + other.sizes[dim]
+        and other.offsets[dim] < one.offsets[dim] + one.sizes[dim]
     )

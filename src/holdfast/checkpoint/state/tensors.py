@@ -113,6 +113,8 @@ def _tensor_features(torch: Any, kind: type) -> Any:
         return lambda value: (_SHARDED, value.dtype, value.shape, value.placements, value.device_mesh)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
         return _refuse_wrapper
+    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
+        return _refuse_uninitialized
     return lambda value: (_TENSOR, value.dtype, value.shape, value.layout, value.is_meta)
 
 
@@ -121,6 +123,10 @@ def _refuse_wrapper(value: Any) -> Any:
         f"{type(value).__module__}.{type(value).__qualname__}, a tensor that wraps others, cannot be saved in a "
         "state: save the tensors that it is made of"
     )
+
+
+def _refuse_uninitialized(value: Any) -> Any:
+    raise Refused("an uninitialized parameter has nothing to save: run the lazy module once before")
 
 
 def _check_tensor(dtype: Any, layout: Any, is_meta: bool) -> None:

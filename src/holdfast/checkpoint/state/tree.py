@@ -41,7 +41,13 @@ DEPTH_MAX = 64
 # What a token says. A container is followed by its length and its items; a dict's items are a key and a value each: a
 # str key stands for itself, any other is the JSON of its form, as bytes. An object is a dict whose keys JSON can have.
 # A leaf is followed by its description.
-PLAIN, LEAF, LIST, TUPLE, OBJECT, DICT, COUNTER = range(7)
+PLAIN = 0
+LEAF = 1
+LIST = 2
+TUPLE = 3
+OBJECT = 4
+DICT = 5
+COUNTER = 6
 
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 

@@ -1,0 +1,122 @@
+"""What cannot be saved is refused where it is, by its path, and never pickled."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from collections import namedtuple
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from tests.unit.state.trips import in_memory, same
+
+from holdfast.checkpoint.state.plan import plan
+from holdfast.checkpoint.state.tree import DEPTH_MAX
+from holdfast.errors import ConfigError
+
+Pair = namedtuple("Pair", "x y")
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Exploding:
+    def __reduce__(self) -> Any:
+        raise AssertionError("somebody pickled it")
+
+
+REFUSED = {
+    "function": (lambda: None, "function cannot be saved"),
+    "object": (Exploding(), "Exploding cannot be saved"),
+    "module": (torch.nn.Linear(1, 1), "Linear cannot be saved"),
+    "set": ({1}, "set cannot be saved"),
+    "complex": (1j, "complex cannot be saved"),
+    "namedtuple": (Pair(1, 2), "Pair cannot be saved"),
+    "enum": (Colour.RED, "Colour cannot be saved"),
+    "bytearray": (bytearray(b"x"), "bytearray cannot be saved"),
+    "surrogate": ("\ud800", "lone surrogate"),
+    "sparse": (torch.eye(3).to_sparse(), "sparse"),
+    "meta": (torch.empty(3, device="meta"), "meta tensor"),
+    "lazy": (torch.nn.LazyLinear(3).weight, "lazy|Uninitialized|uninitialized"),
+    "objects": (numpy.array([{}], dtype=object), "Python objects"),
+    "record": (numpy.zeros(2, dtype=[("a", "i4")]), "dtype"),
+    "masked": (numpy.ma.masked_array([1], mask=[True]), "MaskedArray"),
+    "matrix": (numpy.ma.masked_array([[1]])[0], "MaskedArray"),
+}
+
+
+@pytest.mark.parametrize("value, reason", REFUSED.values(), ids=REFUSED)
+def test_refused_by_path(value: Any, reason: str) -> None:
+    state = {"model": torch.ones(2), "optimizer": {"param_groups": [{"lr": 0.1, "foo": value}], "state": {}}}
+    with pytest.raises((TypeError, ConfigError), match=reason) as caught:
+        plan(state)
+    assert str(caught.value).startswith("optimizer.param_groups[0].foo: ")
+
+
+def test_quantized_tensors_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to drop them.
+        made = torch._empty_affine_quantized((2,), scale=1.0, zero_point=0, dtype=torch.qint8)
+    with pytest.raises(TypeError, match=r"a\[5\]: a quantized tensor"):
+        plan({"a": {5: made}})
+
+
+@pytest.mark.parametrize("key", [b"bytes", frozenset(), Colour.RED, torch.float32, (1, b"x")], ids=repr)
+def test_keys_of_other_kinds_are_refused(key: Any) -> None:
+    with pytest.raises(TypeError, match=r"^a\[.*\]: a key of type .* cannot be saved"):
+        plan({"a": {key: 1}})
+
+
+def test_the_state_itself_can_be_what_is_wrong() -> None:
+    with pytest.raises(TypeError, match=r"^the state itself: object cannot be saved"):
+        plan(object())
+
+
+def test_loops_are_found() -> None:
+    state: dict[str, Any] = {"a": [1, {}]}
+    state["a"][1]["up"] = state
+    with pytest.raises(ConfigError, match=r"a\[1\]\.up\.a.*contains itself"):
+        plan(state)
+
+
+def test_depth_has_a_limit_and_all_below_it_works() -> None:
+    def nested(levels: int) -> Any:
+        value: Any = torch.ones(1)
+        for level in range(levels):
+            value = {"d": value} if level % 3 else ({"$d": value},) if level % 2 else [value]
+        return value
+
+    deepest = max(levels for levels in range(DEPTH_MAX + 1) if _depth(nested(levels)) <= DEPTH_MAX)
+    assert same(in_memory(nested(deepest)), nested(deepest))
+    with pytest.raises(ConfigError, match=f"nested deeper than {DEPTH_MAX} levels"):
+        plan(nested(200))
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()))
+    if isinstance(value, list | tuple):
+        return 1 + max(map(_depth, value))
+    return 0
+
+
+def test_a_key_is_not_nested_without_end() -> None:
+    key: Any = ()
+    for _ in range(DEPTH_MAX + 2):
+        key = (key,)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        plan({key: 1})
+
+
+def test_what_was_refused_can_be_mended() -> None:
+    state: dict[str, Any] = {"a": torch.eye(3).to_sparse()}
+    with pytest.raises(TypeError):
+        plan(state)
+    state["a"] = state["a"].to_dense()
+    assert same(in_memory(state), state)
+    state["a"] = state["a"].to_sparse()
+    with pytest.raises(TypeError, match="sparse"):
+        plan(state)
