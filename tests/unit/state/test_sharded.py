@@ -167,6 +167,9 @@ def test_ranks_that_disagree_all_hear_of_it(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="rank 1 gave a state with other paths"):
             plan({"a" if rank == 0 else "b": tensor})
         assert len(plan({"a": tensor}).files) == (3 if rank == 0 else 1)
+        assert len(plan({"b": tensor}).files) == (3 if rank == 0 else 1)
+        with pytest.raises(CheckpointError, match="rank 1 gave a state with other paths"):
+            plan({"a" if rank == 0 else "b": tensor})  # Each is known by now, and they differ all the same.
         dist.barrier()
 
     run_on_ranks(2, work, tmp_path / "meeting")

@@ -42,7 +42,9 @@ def plan_sharded(known: Structure, flat: Flat) -> Plan:
     others = [(number, name, how) for number, name, how in known.named if how.kind not in ("tensor", "dtensor")]
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     written = _written.get(known.skeleton)
-    if not _agreed(written is not None and (written.rank, written.world) == (rank, world)):
+    if written is not None and (written.rank, written.world) != (rank, world):
+        written = None
+    if not _agreed(written):
         written = _work_out(known, tensors, others, rank, world)
         _written[known.skeleton] = written
     assert written is not None and written.layout is not None
@@ -66,14 +68,18 @@ def _work_out(known: Structure, tensors: Mapping[str, Any], others: _Named, rank
     return writer
 
 
-def _agreed(ready: bool) -> bool:
-    """Whether every rank knows the structure already: if one does not, all must plan."""
+def _agreed(written: StateWriter | None) -> bool:
+    """Whether every rank knows its structure already, and all know the same: if not, they must plan together."""
     if not dist.is_initialized():
-        return ready
+        return written is not None
     on_cpu = "gloo" in str(dist.get_backend_config()) or "mpi" in str(dist.get_backend_config())
-    flag = torch.tensor(int(ready), device=torch.device("cpu") if on_cpu else torch.device("cuda"))
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return bool(flag.item())
+    known = 0 if written is None else int(written.digest[:15], 16)
+    facts = torch.tensor(
+        [written is not None, known, -known], device=torch.device("cpu" if on_cpu else "cuda"), dtype=torch.int64
+    )
+    dist.all_reduce(facts, op=dist.ReduceOp.MIN)
+    all_ready, least, greatest = facts.tolist()
+    return bool(all_ready) and least == -greatest
 
 
 class _Planner(DefaultSavePlanner):  # type: ignore[misc]
@@ -98,7 +104,7 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         self.layout: Layout | None = None
         self.files: list[str] = []
         """Of rank 0: every rank's files."""
-        self._digest = digest
+        self.digest = digest
         self._others = others if rank == 0 else []
         self._tensors: list[Tensor] = []
         self._described: list[Described] = []
@@ -110,7 +116,7 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         """Nothing to set up: there is no storage here."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return SavePlan(plan.items, storage_data=self._digest, planner_data=plan.planner_data)
+        return SavePlan(plan.items, storage_data=self.digest, planner_data=plan.planner_data)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return plans
