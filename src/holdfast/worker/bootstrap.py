@@ -88,12 +88,14 @@ def _exit_like_python(code: int) -> None:
 def run_inline(job: Job, assignment: Assignment, connection: socket.socket, listen_fd: int | None) -> int:
     """Be the worker inside the calling process, for a debugger's sake; it gets its directory and environment back."""
     environment, directory = dict(os.environ), os.getcwd()  # noqa: PTH109
+    session = LearningSession(None, connection, assignment)
     try:
         set_environment(assignment)
         enter_work_dir(assignment)
-        return _live(job, LearningSession(None, connection, assignment), connection, listen_fd)
+        return _live(job, session, connection, listen_fd)
     finally:
         sessions.install(None)
+        session.close()
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(environment)

@@ -79,6 +79,10 @@ class Session:
         self._lock = threading.Lock()
         self._number = 0
 
+    def close(self) -> None:
+        """Let go of the agent's memory, in a process that goes on (local mode)."""
+        self._snapshots.close()
+
     # ------------------------------------------------------------------ reporting
 
     def report(

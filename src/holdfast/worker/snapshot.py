@@ -42,6 +42,11 @@ class _Place:
         return self._buffer
 
 
+    def close(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+
+
 class Snapshots:
     """This worker's buffers."""
 
@@ -71,6 +76,10 @@ class Snapshots:
         place.number = number
         files = [MemoryFile(file.path, file.offset, file.size) for file in plan.files]
         return Snapshot(buffer=place.path, seal=seal, files=files)
+
+    def close(self) -> None:
+        for place in self._places:
+            place.close()
 
     def _usable(self, size_bytes: int) -> list[_Place]:
         """The buffers that this size leaves within the limit."""

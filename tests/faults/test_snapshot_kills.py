@@ -1,0 +1,112 @@
+"""Deaths at every moment between `report`'s copy and the commit: nothing torn is ever trusted, and what `report`
+accepted is there afterwards, unless the agent that held it is what died."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs import states
+from tests.faults.programs.place import Place
+
+from holdfast import train
+from holdfast.core import records as r
+
+_STEPS = 5
+
+
+def _fit(place: Place, workers: int = 1, failures: int = 3, **config: Any) -> train.Result:
+    given = {"steps": _STEPS, "accepted": str(place.root / "accepted"), "run": str(place.storage / "run"), **config}
+    return train.DataParallelTrainer(
+        states.steps,
+        train_loop_config=given,
+        scaling_config=train.ScalingConfig(num_workers=workers),
+        run_config=train.RunConfig(
+            name="run", storage_path=place.storage, failure_config=train.FailureConfig(max_failures=failures)
+        ),
+    ).fit()
+
+
+def _check(place: Place, result: train.Result) -> None:
+    """Every committed checkpoint verifies and is of one step; the last one is the last step's; no memory is left."""
+    assert result.return_value == _STEPS
+    place.check_stored()
+    found = [states.check(checkpoint.load_state()) for checkpoint, _ in result.best_checkpoints]
+    assert found == sorted(set(found)) and found[-1] == _STEPS
+    assert _memory_in_use(place) == []
+
+
+def _memory_in_use(place: Place) -> list[str]:
+    """Snapshots of this test's runs in any process that is left; its own processes are gone, so it must have none."""
+    marker, found = place.marker.encode(), []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            ours = process.name == str(os.getpid()) or marker in (process / "environ").read_bytes().split(b"\0")
+            for fd in (process / "fd").iterdir() if process.name.isdecimal() and ours else ():
+                with suppress(OSError):
+                    if "holdfast-snapshot" in str(fd.readlink()):
+                        found.append(f"{process.name}: {fd.readlink()}")
+    return found
+
+
+def _failures(place: Place) -> int:
+    return sum(1 for record in place.records() if isinstance(record, r.GenerationEnded) and record.counted)
+
+
+@pytest.mark.parametrize("moment", states.MOMENTS)
+def test_a_worker_dies(place: Place, moment: str) -> None:
+    result = _fit(place, fates={f"1:{3}": moment}, sources={"2": "memory"})
+    assert _failures(place) == 1
+    _check(place, result)
+
+
+@pytest.mark.parametrize("moment", states.MOMENTS)
+def test_the_agent_dies(place: Place, moment: str) -> None:
+    result = _fit(place, fates={"1:3": moment}, sources={"2": "storage"}, agent=True)
+    assert _failures(place) == 1
+    _check(place, result)
+
+
+@pytest.mark.parametrize("moment", ["half-copied", "unsealed"])
+def test_a_torn_buffer_is_not_trusted(place: Place, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory for one snapshot only, the newest commit itself is what is being overwritten."""
+    monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", str(50 << 20))
+    result = _fit(place, fates={"1:3": moment}, sources={"2": "storage"})
+    assert _failures(place) == 1
+    _check(place, result)
+
+
+def test_without_memory_states_are_written_as_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "0")
+    result = _fit(place, fates={"1:3": "sent", "2:4": "committed"}, sources={"2": "storage"})
+    assert _failures(place) == 2
+    _check(place, result)
+    assert "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in place.log(1, 0)
+
+
+def test_every_rank_of_the_node_reads_one_ranks_snapshot(place: Place) -> None:
+    result = _fit(place, workers=2, fates={"1:3": "committed"}, sources={"2": "memory"})
+    assert _failures(place) == 1
+    _check(place, result)
+
+
+def test_a_worker_dies_again_and_again(place: Place) -> None:
+    fates = {"1:2": "unsealed", "2:3": "sent", "3:4": "half-copied", "4:5": "returned"}
+    sources = {str(generation): "memory" for generation in range(2, 6)}
+    result = _fit(place, failures=-1, fates=fates, sources=sources)
+    assert _failures(place) == 4
+    _check(place, result)
+
+
+def test_unchanged_files_are_not_written_again(place: Place) -> None:
+    _check(place, _fit(place))
+    first, *others = [one.uploaded_bytes for one in place.records() if isinstance(one, r.CheckpointCommitted)]
+    assert first > 2 * (16 << 20)
+    assert all(16 << 20 < sent_bytes < (16 << 20) + 10_000 for sent_bytes in others)
+
+
+def test_local_mode(place: Place) -> None:
+    _check(place, _fit(place, workers=0))
