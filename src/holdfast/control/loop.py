@@ -8,6 +8,7 @@ busy run pays one flush for many. Runs in its own thread (see `control.run`), on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -99,8 +100,9 @@ class Controller:
         self._wake.set()
 
     def post_threadsafe(self, event: e.Event) -> None:
-        """Queue an event from any thread or signal handler."""
-        self._loop.call_soon_threadsafe(self.post, event)
+        """Queue an event from any thread or signal handler; after the end nobody minds."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.post, event)
 
     def _now(self) -> float:
         """Wall time that never goes backwards while this controller lives."""
