@@ -8,8 +8,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 from blake3 import blake3
+from obstore.exceptions import GenericError
 from tests.contract.servers import AWS_SECRETS, AZURE_SECRETS, Server, unused_port
 from tests.contract.store_contract import StoreContract
 
@@ -210,14 +212,20 @@ def test_ranged_downloads(
 
 
 def test_what_s3_will_not_copy_goes_through_this_process(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_COPY_LIMIT_BYTES", 10)
+    def refuse(*_: object) -> None:
+        raise GenericError(
+            "status code: 400 Bad Request: <Code>InvalidRequest</Code> copy source is larger than allowed"
+        )
+
     store = opened(moto, monkeypatch)
     data = os.urandom(9 * MIB)
     store.put("k", data)
+    monkeypatch.setattr(obstore, "copy", refuse)
+    with pytest.raises(StorageError, match="InvalidRequest"):
+        store.copy("k", "l")
+    monkeypatch.setattr(objects, "_COPY_LIMIT_BYTES", 9 * MIB - 1)
     store.copy("k", "l")
     assert store.get("l") == data
-    with pytest.raises(NotFound):
-        store.copy("absent", "l")
 
 
 def test_marks_of_directories_are_not_listed(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
