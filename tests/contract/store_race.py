@@ -65,8 +65,6 @@ class StoreRaces:
     atomic_overwrite: ClassVar[bool] = True
     """False where the kernel caches sizes and pages of what was replaced (FUSE mounts): a reader at the very moment of
     an overwrite may see a mixture there, so what is overwritten must be sealed."""
-    may_leave_directories: ClassVar[bool] = False
-    """True where a server with directories of its own loses the race to remove one that others still write to."""
 
     def test_of_many_threads_one_creates(self, store: Store) -> None:
         if not self.supports_exclusive:
@@ -105,7 +103,7 @@ class StoreRaces:
                 _tell(racer, str(self.churn_turns))
             assert [_ask(racer) for racer in racers] == ["done"] * PROCESSES
         assert store.list() == []
-        assert store.children() == [] or self.may_leave_directories
+        assert store.children() == []
 
     def test_readers_never_see_a_mixture(self, store: Store) -> None:
         if not self.atomic_overwrite:
@@ -147,7 +145,7 @@ class StoreRaces:
         with pytest.raises(NotFound):
             store.get("shared/deep/0")
         assert store.list() == []
-        assert store.children() == [] or self.may_leave_directories
+        assert store.children() == []
 
 
 def _at_once(actions: list[Callable[[], bool]]) -> list[bool]:

@@ -47,8 +47,6 @@ class TestMoto(StoreContract):
 class TestRclone(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
-    processes_find_it = True
-    may_leave_directories = True
     model_examples = 5
 
     @pytest.fixture
@@ -56,6 +54,10 @@ class TestRclone(StoreContract):
         store = opened(rclone, monkeypatch)
         yield store
         store.close()
+
+    @pytest.mark.skip("rclone forgets what is made in a directory that it is just removing as empty")
+    def test_many_threads_write_and_delete_in_one_directory(self, store: Store) -> None:
+        super().test_many_threads_write_and_delete_in_one_directory(store)
 
 
 class TestAzurite(StoreContract):
