@@ -1,14 +1,14 @@
-"""The fence between controllers: what `epochs/000002.json` says about checkpoints.
+"""The fence between controllers: what `epochs/` says about checkpoints.
 
-Each controller creates one such file exclusively (the lease in `holdfast.control` does); it may name a
-`floor`: what earlier controllers commit at that index or above is void. `catalog` hides it, `commit` tells
-its own writer.
+Each controller creates `epochs/<n>.json` exclusively, which fences those before it, and then, exclusively again,
+`epochs/<n>.floor.json`, which settles how far they had come: what earlier controllers commit at its floor or above is
+void. Both are written once and never changed. The lease in `holdfast.control` makes them; `catalog` hides what is void,
+`commit` tells its own writer.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,20 +18,25 @@ from holdfast.checkpoint.layout import EPOCHS
 from holdfast.errors import Damaged, NotFound
 from holdfast.storage.store import Store
 
-__all__ = ["Fences", "read_fences"]
+__all__ = ["Fences", "Settlement", "epoch_key", "floor_key", "read_fences", "read_settlement"]
 
 _NAME = re.compile(rf"{EPOCHS}/([0-9]{{6,18}})\.json\Z")
-_PAUSES_S = (0.02, 0.1)
 
 
-class _EpochFile(msgspec.Struct):
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """How far earlier controllers had come when this one took over. A `floor` of None settles nothing: the
+    controller was overtaken before it began."""
+
     epoch: int
-    floor: int | None = None
+    floor: int | None
+    journal_key: str = ""
+    """The last segment of the journal that counts, of those that earlier controllers wrote."""
+    journal_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """Every controller's epoch with its floor; None is a controller that has not settled its floor yet."""
+    """Every controller's epoch with its floor; None is a controller that has not settled its floor, or never did."""
 
     floors: Mapping[int, int | None] = field(default_factory=dict)
 
@@ -49,31 +54,38 @@ class Fences:
         return any(floor is None or index >= floor for later, floor in self.floors.items() if later > epoch)
 
 
+def epoch_key(epoch: int) -> str:
+    return f"{EPOCHS}/{epoch:06d}.json"
+
+
+def floor_key(epoch: int) -> str:
+    return f"{EPOCHS}/{epoch:06d}.floor.json"
+
+
 def read_fences(store: Store) -> Fences:
-    """What the run's controllers have declared. A damaged file is an error: nobody may guess at a fence."""
+    """What the run's controllers have declared."""
+    keys = {entry.key for entry in store.list(EPOCHS)}
     floors: dict[int, int | None] = {}
-    for entry in store.list(EPOCHS):
-        if (named := _NAME.match(entry.key)) is not None:
-            try:
-                floors[int(named[1])] = _floor(store, entry.key)
-            except NotFound:
-                continue
+    for key in keys:
+        if (named := _NAME.match(key)) is not None:
+            epoch = int(named[1])
+            settled = read_settlement(store, epoch) if floor_key(epoch) in keys else None
+            floors[epoch] = settled.floor if settled is not None else None
     return Fences(floors)
 
 
-def _floor(store: Store, key: str) -> int | None:
-    for pause_s in (*_PAUSES_S, None):
-        data = store.get(key)
-        try:
-            return msgspec.json.decode(data, type=_EpochFile).floor
-        except msgspec.MsgspecError as error:
-            if pause_s is not None:
-                time.sleep(pause_s)  # some FUSE mounts show a mixture for an instant when a file is replaced
-            elif not data.rstrip().endswith(b"}"):
-                return None  # its controller died while creating it, where that is not atomic, and declared nothing
-            else:
-                raise Damaged(
-                    f"{store.uri}: {key} is not what a controller wrote ({error}); restore it from a backup, or"
-                    " delete it if no run is using this directory."
-                ) from error
-    return None
+def read_settlement(store: Store, epoch: int) -> Settlement | None:
+    """What an epoch settled; None if it has not. A damaged file is an error: nobody may guess at a fence."""
+    try:
+        data = store.get(floor_key(epoch))
+    except NotFound:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Settlement)
+    except msgspec.MsgspecError as error:
+        if not data.rstrip().endswith(b"}"):
+            return None  # its controller died while creating it, where that is not atomic, and declared nothing
+        raise Damaged(
+            f"{store.uri}: {floor_key(epoch)} is not what a controller wrote ({error}); restore it from a backup, or"
+            " delete it if no run is using this directory."
+        ) from error

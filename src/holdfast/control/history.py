@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.control.journal import read_records
-from holdfast.control.lease import read_epochs
+from holdfast.control.lease import read_cuts
 from holdfast.core.records import Record
 from holdfast.core.state import Durable, fold
 from holdfast.errors import NotFound
@@ -35,7 +35,7 @@ def read_history(store: Store) -> History:
         store.size(RUN_FILE)
     except NotFound:
         return History(False, [], Durable())
-    cuts = [(found.epoch, found.journal) for found in read_epochs(store) if found.journal is not None]
+    cuts = read_cuts(store)
     records = read_records(store, cuts)
     durable = Durable()
     for record in records:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.epochs import Settlement, epoch_key, floor_key, read_fences, read_settlement
 from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import Writer, describe, is_dead, this_process
@@ -22,7 +23,7 @@ from holdfast.control.journal import Position, position
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
 from holdfast.storage.store import Store
 
-__all__ = ["TIME_TO_LIVE_S", "EpochFile", "Lease", "acquire", "read_epochs"]
+__all__ = ["TIME_TO_LIVE_S", "EpochFile", "Lease", "acquire", "read_cuts"]
 
 TIME_TO_LIVE_S = 15.0
 _log = logging.getLogger(__name__)
@@ -37,8 +38,6 @@ class EpochFile(msgspec.Struct, frozen=True, kw_only=True):
     holder: Writer
     started_at: str
     time_to_live_s: float = TIME_TO_LIVE_S
-    floor: int | None = None
-    journal: Position | None = None
 
 
 class _Beat(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +49,9 @@ class _Beat(msgspec.Struct, frozen=True, kw_only=True):
 class Lease:
     """A held lease. `beat` from time to time, `release` at the end."""
 
-    def __init__(self, store: Store, own: EpochFile) -> None:
+    def __init__(self, store: Store, own: EpochFile, floor: int) -> None:
+        self.floor = floor
+        """The first checkpoint index that is this controller's own."""
         self._store = store
         self._own = own
         self._number = 0
@@ -60,10 +61,6 @@ class Lease:
     @property
     def epoch(self) -> int:
         return self._own.epoch
-
-    @property
-    def floor(self) -> int:
-        return self._own.floor or 0
 
     def beat(self) -> None:
         """Show that this controller lives, and find out whether it still counts: `Fenced` if not."""
@@ -86,7 +83,7 @@ class Lease:
         """The same, at the price of one look: whoever comes next has the next number."""
         if not self._fenced:
             try:
-                self._store.size(_key(self.epoch + 1))
+                self._store.size(epoch_key(self.epoch + 1))
                 self._fenced = True
             except StorageError:  # not there, or the storage is silent: nothing that speaks against this controller
                 return False
@@ -124,22 +121,38 @@ def acquire(
             )
     epoch = max(numbers, default=0) + 1
     own = EpochFile(epoch=epoch, holder=this_process(), started_at=now_text(), time_to_live_s=time_to_live_s)
-    if not place(store, _key(epoch), msgspec.json.encode(own)):
+    if not place(store, epoch_key(epoch), msgspec.json.encode(own)):
         raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
-    # The fence is up: nobody below may commit any more. Only now is it settled how far they had come, indices first:
-    # what is reserved below the floor has its reports in the journal already, and they must count.
-    floor = Catalog(store).survey().next_index()
-    end = position(store)
-    own = msgspec.structs.replace(own, floor=floor, journal=end)
-    store.put(_key(epoch), msgspec.json.encode(own))
-    lease = Lease(store, own)
+    lease = Lease(store, own, _settle(store, epoch, numbers))
     lease.beat()
     return lease
 
 
-def read_epochs(store: Store) -> list[EpochFile]:
-    """Every controller that the run has had, in order."""
-    return [_read(store, number) for number in _numbers(store)]
+def read_cuts(store: Store) -> list[tuple[int, Position]]:
+    """For each controller, where the journal of those before it ends (see `journal.read_records`)."""
+    settled = [read_settlement(store, number) for number in _numbers(store)]
+    return [
+        (one.epoch, Position(one.journal_key, one.journal_bytes))
+        for one in settled
+        if one is not None and one.floor is not None
+    ]
+
+
+def _settle(store: Store, epoch: int, earlier: list[int]) -> int:
+    """The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
+
+    Whoever stands below and has not settled its own floor never will: it could only void what counts by then. Indices
+    are looked at before the journal: what is reserved below the floor has its reports there already, and they count.
+    """
+    for number in earlier:
+        overtaken = Settlement(epoch=number, floor=None)
+        place(store, floor_key(number), msgspec.json.encode(overtaken))
+    floor = Catalog(store).survey().next_index()
+    end = position(store)
+    settled = Settlement(epoch=epoch, floor=floor, journal_key=end.key, journal_bytes=end.size_bytes)
+    if not place(store, floor_key(epoch), msgspec.json.encode(settled)):
+        raise Fenced(f"{store.uri} was taken over by another controller this very moment.")
+    return floor
 
 
 def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -> bool:
@@ -152,7 +165,7 @@ def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -
     if dead is not None:
         return not dead
     waited_s, pause_s = 0.0, holder.time_to_live_s / 10
-    while waited_s <= holder.time_to_live_s:
+    while waited_s < holder.time_to_live_s:
         sleep(pause_s)
         waited_s += pause_s
         if _read_beat(store, holder.epoch) != first:
@@ -161,12 +174,16 @@ def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -
 
 
 def _numbers(store: Store) -> list[int]:
-    keys = [entry.key.removeprefix(EPOCHS + "/") for entry in store.list(EPOCHS)]
-    return sorted(int(key.removesuffix(".json")) for key in keys if key.endswith(".json"))
+    return sorted(read_fences(store).floors)
 
 
 def _read(store: Store, epoch: int) -> EpochFile:
-    return msgspec.json.decode(store.get(_key(epoch)), type=EpochFile)
+    data = store.get(epoch_key(epoch))
+    try:
+        return msgspec.json.decode(data, type=EpochFile)
+    except msgspec.MsgspecError:
+        # Torn: its controller died while creating it, where that is not atomic. Nobody holds anything by it.
+        return EpochFile(epoch=epoch, holder=Writer(host="unknown", pid=0), started_at="", time_to_live_s=0.0)
 
 
 def _read_beat(store: Store, epoch: int) -> _Beat | None:
@@ -174,10 +191,6 @@ def _read_beat(store: Store, epoch: int) -> _Beat | None:
         return msgspec.json.decode(store.get(_beat_key(epoch)), type=_Beat)
     except (NotFound, msgspec.MsgspecError):
         return None
-
-
-def _key(epoch: int) -> str:
-    return f"{EPOCHS}/{epoch:06d}.json"
 
 
 def _beat_key(epoch: int) -> str:

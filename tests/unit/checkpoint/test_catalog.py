@@ -12,6 +12,7 @@ from tests.unit.checkpoint.far_store import FarStore, write_source
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit, commit_directory, reserve, upload_part
+from holdfast.checkpoint.epochs import epoch_key, floor_key
 from holdfast.checkpoint.restore import fetch, newest_intact
 from holdfast.errors import Damaged, Fenced, NotCommitted, UnsupportedFormat
 
@@ -27,7 +28,9 @@ def source(tmp_path: Path) -> Path:
 
 
 def epoch_file(store: FarStore, epoch: int, floor: int | None) -> None:
-    store.put(f"epochs/{epoch:06d}.json", json.dumps({"epoch": epoch, "floor": floor, "host": "x"}).encode())
+    store.put(epoch_key(epoch), json.dumps({"epoch": epoch, "host": "x"}).encode())
+    if floor is not None:
+        store.put(floor_key(epoch), json.dumps({"epoch": epoch, "floor": floor}).encode())
 
 
 def names(store: FarStore) -> list[str]:
@@ -171,14 +174,16 @@ def test_a_renamed_copy_is_its_owners(store: FarStore, source: Path, tmp_path: P
 
 def test_a_damaged_fence_is_never_guessed_at(store: FarStore, source: Path) -> None:
     commit_directory(store, source)
-    store.put("epochs/000001.json", b'{"epoch":}')
-    with pytest.raises(Damaged, match=r"epochs/000001\.json"):
+    epoch_file(store, 1, None)
+    store.put(floor_key(1), b'{"epoch":}')
+    with pytest.raises(Damaged, match=r"epochs/000001\.floor\.json"):
         Catalog(store).committed()
 
 
 def test_a_controller_that_died_before_it_declared_anything_fences_nothing(store: FarStore, source: Path) -> None:
     done = commit_directory(store, source)
     store.put("epochs/readme.txt", b"ignored")
-    store.put("epochs/000001.json", b'{"epoch": 1, "flo')
+    store.put(epoch_key(1), b'{"epo')
+    store.put(floor_key(1), b'{"epoch": 1, "flo')
     assert Catalog(store).committed() == [done]
     assert Catalog(store).floors() == {1: None}

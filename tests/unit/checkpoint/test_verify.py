@@ -12,6 +12,7 @@ from tests.unit.checkpoint.far_store import FarStore, write_source
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit, commit_directory, reserve, upload_part
+from holdfast.checkpoint.epochs import epoch_key, floor_key
 from holdfast.checkpoint.expire import is_pinned, pin, remove, unpin
 from holdfast.checkpoint.reservation import Reservation, read_reservation
 from holdfast.checkpoint.verify import repair, verify
@@ -30,6 +31,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_source(tmp_path / "source", model="weights", layers__0="zero")
+
+
+def fence(store: Store, floor: int) -> None:
+    """A first controller has taken the run on."""
+    store.put(epoch_key(1), json.dumps({"epoch": 1}).encode())
+    store.put(floor_key(1), json.dumps({"epoch": 1, "floor": floor}).encode())
 
 
 def unfinished(store: Store, source: Path, **changes: object) -> Draft:
@@ -101,7 +108,7 @@ def test_repair_shuts_out_the_old_before_it_deletes(store: Store, source: Path) 
 
 def test_repair_clears_what_a_replaced_controller_left(store: Store, source: Path) -> None:
     draft = unfinished(store, source)
-    store.put("epochs/000001.json", json.dumps({"epoch": 1, "floor": 100}).encode())
+    fence(store, 100)
     assert repair(store, verify(store)) == [draft.name]
     assert Catalog(store).leftovers() == []
 
@@ -117,7 +124,7 @@ def test_repair_leaves_alone_what_was_committed_meanwhile(store: Store, source: 
 
 def test_fenced_commits_go_when_they_are_old(store: Store, source: Path) -> None:
     done = commit_directory(store, source)
-    store.put("epochs/000001.json", json.dumps({"epoch": 1, "floor": 0}).encode())
+    fence(store, 0)
     assert repair(store, verify(store)) == []
     assert repair(store, verify(store), older_than_s=0) == [done.name]
 

@@ -9,9 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
+from holdfast.checkpoint.epochs import Settlement, epoch_key, read_settlement
 from holdfast.checkpoint.writer import Writer
-from holdfast.control.lease import EpochFile, acquire, read_epochs
+from holdfast.control.journal import Position
+from holdfast.control.lease import EpochFile, _settle, acquire, read_cuts
 from holdfast.errors import Fenced, RunBusy
 from holdfast.storage.posix import PosixStore
 
@@ -54,7 +57,7 @@ def test_a_dead_process_on_this_machine_holds_nothing(store: PosixStore) -> None
 def test_a_holder_elsewhere_is_known_by_its_beat(store: PosixStore) -> None:
     """On another host only the beat tells: one that changes lives, one that does not for the time-to-live is dead."""
     lease = acquire(store)
-    away = EpochFile(epoch=1, holder=Writer(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z", floor=0)
+    away = EpochFile(epoch=1, holder=Writer(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
     store.put("epochs/000001.json", msgspec.json.encode(away))
     pauses: list[float] = []
 
@@ -75,6 +78,24 @@ def test_the_floor_and_the_journals_end_are_settled_behind_the_fence(store: Posi
     commit_directory(store, tmp_path / "files")
     lease = acquire(store)
     assert lease.floor == 1
-    (found,) = read_epochs(store)
-    assert (found.epoch, found.floor) == (1, 1)
-    assert found.journal is not None
+    assert read_settlement(store, 1) == Settlement(epoch=1, floor=1)
+    assert read_cuts(store) == [(1, Position())]
+
+
+def test_a_controller_that_was_overtaken_before_it_settled_voids_nothing(store: PosixStore, tmp_path: Path) -> None:
+    """B takes over and stalls; C takes over and commits; B goes on: it must find that its time is over."""
+    (tmp_path / "files").mkdir()
+    acquire(store)
+    stalled = EpochFile(epoch=2, holder=Writer(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
+    store.create(epoch_key(2), msgspec.json.encode(stalled))
+    third = acquire(store, takeover=True)
+    done = commit_directory(store, tmp_path / "files")
+    assert (third.epoch, done.epoch) == (3, 3)
+    with pytest.raises(Fenced, match="taken over"):
+        _settle(store, 2, [1])
+    assert Catalog(store).committed() == [done]
+
+
+def test_a_torn_epoch_file_holds_nothing(store: PosixStore) -> None:
+    store.put(epoch_key(1), b'{"epoch": 1, "hol')
+    assert acquire(store, sleep=lambda _: None).epoch == 2
