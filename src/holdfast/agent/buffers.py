@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core.parts import Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.wire.messages import Snapshot
 from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, make_memory, prefault
 
 __all__ = ["Buffers", "available_bytes", "limit_from_environment", "warm_up"]

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.buffers import Buffers, warm_up
-from holdfast.core.parts import FileEntry
+from holdfast.core.parts import FileEntry, Snapshot
 from holdfast.errors import CheckpointError, HoldfastError, NotFound, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
-from holdfast.wire.messages import Snapshot, Upload, Uploaded, UploadFailed, WorkerReport
+from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
 
 __all__ = ["Parts"]
 

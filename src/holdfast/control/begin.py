@@ -120,6 +120,7 @@ def _spec(request: TrainRequest) -> RunSpec:
         max_failures=request.max_failures,
         progress_timeout_s=request.progress_timeout_s,
         backoff_base_s=float(os.environ.get("HOLDFAST_BACKOFF_S", "1")),
+        target_overhead=request.target_overhead,
         retention=RetentionRule(request.num_to_keep, request.score_attribute, request.score_order),
     )
 

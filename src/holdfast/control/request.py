@@ -62,6 +62,8 @@ class TrainRequest:
     num_to_keep: int | None
     score_attribute: str | None
     score_order: Literal["max", "min"]
+    target_overhead: float = 0.02
+    """Share of the time that checkpoints may stall training where `should_checkpoint` decides."""
 
     takeover: bool
     resume: Literal["auto", "never", "must"]

@@ -1,4 +1,4 @@
-"""The two small things that every layer says about a checkpoint: a file in it, and a draft of it.
+"""The small things that every layer says about a checkpoint: a file in it, a draft of it, a snapshot to be one.
 
 They live at the bottom so that manifest, wire and core mean the same struct.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Draft", "FileEntry"]
+__all__ = ["Draft", "FileEntry", "MemoryFile", "Snapshot"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,3 +27,20 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     token: str
     parent: str | None = None
+
+
+class MemoryFile(msgspec.Struct, frozen=True, array_like=True):
+    """One file of a snapshot, and where its bytes lie behind the buffer's seal."""
+
+    path: str
+    offset: int
+    size_bytes: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one rank's checkpoint in memory that the agent owns; see `worker.sealed`."""
+
+    buffer: str
+    """The buffer's path in /proc."""
+    seal: int
+    files: list[MemoryFile]

@@ -2,7 +2,7 @@
 
 Every name is resolved on first use, so that importing this package costs next to nothing and brings in neither torch
 nor pyarrow. In the driver: the trainers, the configurations, `Result`. In the training function: `report`,
-`get_checkpoint`, `get_context`, `collective`.
+`should_checkpoint`, `get_checkpoint`, `get_context`, `collective`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.train.functions import get_checkpoint as get_checkpoint
     from holdfast.train.functions import get_context as get_context
     from holdfast.train.functions import report as report
+    from holdfast.train.functions import should_checkpoint as should_checkpoint
     from holdfast.train.result import Result as Result
     from holdfast.train.trainer import DataParallelTrainer as DataParallelTrainer
     from holdfast.worker.context import TrainContext as TrainContext
@@ -49,6 +50,7 @@ _HOMES = {
     "get_checkpoint": "holdfast.train.functions",
     "get_context": "holdfast.train.functions",
     "report": "holdfast.train.functions",
+    "should_checkpoint": "holdfast.train.functions",
 }
 _SUBMODULES = ("collective", "torch")
 
@@ -71,6 +73,7 @@ __all__ = [
     "get_checkpoint",
     "get_context",
     "report",
+    "should_checkpoint",
     "torch",
 ]
 

@@ -21,6 +21,7 @@ __all__ = [
     "run_name",
     "runtime_environment",
     "seconds",
+    "share",
     "storage_path",
     "whole_number",
 ]
@@ -38,6 +39,11 @@ def whole_number(what: str, value: Any, *, least: int, hint: str = "") -> None:
 def seconds(what: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0 or math.isinf(value):
         raise ConfigError(f"{what} must be a number of seconds above 0, not {value!r}.")
+
+
+def share(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{what} must be a share above 0 and up to 1, such as 0.02, not {value!r}.")
 
 
 def flag(what: str, value: Any) -> None:

@@ -122,13 +122,18 @@ class FailureConfig:
 @dataclass
 class CheckpointConfig:
     """Which checkpoints stay: the `num_to_keep` best by `checkpoint_score_attribute` (or the latest), and the latest
-    in any case. None keeps all. Nested metrics are named `a/b`."""
+    in any case. None keeps all. Nested metrics are named `a/b`.
+
+    `target_overhead` (ours): the share of the time that checkpoints may keep training waiting where
+    `train.should_checkpoint()` decides when to make one.
+    """
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
     checkpoint_score_order: Literal["max", "min"] = "max"
     checkpoint_frequency: int | None = 0
     checkpoint_at_end: bool | None = None
+    target_overhead: float = 0.02
 
     def __post_init__(self) -> None:
         keep = self.num_to_keep
@@ -140,6 +145,7 @@ class CheckpointConfig:
             raise ConfigError(
                 f"CheckpointConfig(checkpoint_score_attribute) must be a metric's name, not {attribute!r}."
             )
+        checks.share("CheckpointConfig(target_overhead)", self.target_overhead)
         checks.one_of("CheckpointConfig(checkpoint_score_order)", self.checkpoint_score_order, ("max", "min"))
         if self.checkpoint_frequency:
             raise ConfigError(

@@ -15,7 +15,7 @@ from holdfast.worker.session import CheckpointUploadMode, ReportedCheckpoint, cu
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
 
-__all__ = ["get_all_reported_checkpoints", "get_checkpoint", "get_context", "report"]
+__all__ = ["get_all_reported_checkpoints", "get_checkpoint", "get_context", "report", "should_checkpoint"]
 
 
 def report(
@@ -44,6 +44,16 @@ def report(
         checkpoint_upload_mode,
         delete_local_checkpoint_after_upload,
     )
+
+
+def should_checkpoint() -> bool:
+    """Whether to report a checkpoint at this step: as often as it is worth while.
+
+    Young's rule, with the stall and the time to storage as they are measured and the failures seen so far, and never
+    more than `CheckpointConfig(target_overhead)` of the time. Every rank must call it at every step; all get the same
+    answer at the same call. Costs next to nothing when none is due.
+    """
+    return current("train.should_checkpoint()").should_checkpoint()
 
 
 def get_checkpoint() -> Checkpoint | None:

@@ -91,6 +91,7 @@ def build_request(
         num_to_keep=run.checkpoint_config.num_to_keep,
         score_attribute=run.checkpoint_config.checkpoint_score_attribute,
         score_order=run.checkpoint_config.checkpoint_score_order,
+        target_overhead=run.checkpoint_config.target_overhead,
         takeover=run.takeover,
         resume=run.resume,
         sync_artifacts=run.sync_config.sync_artifacts,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.parts import Draft, FileEntry
+from holdfast.core.parts import Draft, FileEntry, Snapshot
 
 __all__ = [
     "PROTOCOL",
@@ -27,7 +27,6 @@ __all__ = [
     "Imported",
     "LogLine",
     "Logs",
-    "MemoryFile",
     "Ping",
     "Pong",
     "Prepare",
@@ -36,7 +35,6 @@ __all__ = [
     "Reports",
     "Settled",
     "Shutdown",
-    "Snapshot",
     "Stacks",
     "Start",
     "Started",
@@ -316,23 +314,6 @@ class Imported(_Message, frozen=True, kw_only=True):
     """Modules that this worker imported beyond its zygote's: worth having before the next fork."""
 
     modules: list[str]
-
-
-class MemoryFile(msgspec.Struct, frozen=True, array_like=True):
-    """One file of a snapshot, and where its bytes lie behind the buffer's seal."""
-
-    path: str
-    offset: int
-    size_bytes: int
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of one rank's checkpoint in memory that the agent owns; see `worker.sealed`."""
-
-    buffer: str
-    """The buffer's path in /proc."""
-    seal: int
-    files: list[MemoryFile]
 
 
 class WorkerReport(_Message, frozen=True, kw_only=True):

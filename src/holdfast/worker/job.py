@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.wire.messages import Snapshot
+from holdfast.core.parts import Snapshot
 
 __all__ = ["Assignment", "Framework", "Job"]
 

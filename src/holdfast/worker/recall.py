@@ -13,8 +13,8 @@ from typing import Any
 
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.state.load import load_state
+from holdfast.core.parts import Snapshot
 from holdfast.errors import Damaged
-from holdfast.wire.messages import Snapshot
 from holdfast.worker.sealed import SealedBuffer
 
 __all__ = ["RememberedCheckpoint"]

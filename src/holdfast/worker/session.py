@@ -19,8 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.layout import check_name
+from holdfast.core.parts import Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.wire.messages import Report, Snapshot, WorkerMessage, WorkerReport
+from holdfast.wire.messages import Report, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
 from holdfast.worker.line import Line
 from holdfast.worker.plain import plain_data, plain_metrics
@@ -78,6 +79,9 @@ class Session:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._number = 0
+        self._asks = 0
+        self._next_ask = 1
+        """At which call of `should_checkpoint` all ranks ask the run."""
 
     def close(self) -> None:
         """Let go of the agent's memory, in a process that goes on (local mode)."""
@@ -205,6 +209,15 @@ class Session:
                 f"{run.uri}, but it is {given.uri}: write it there, or use another mode."
             )
         return name
+
+    def should_checkpoint(self) -> bool:
+        """Whether a checkpoint is worth its cost now; the same answer on every rank at the same call."""
+        self._asks += 1
+        if self._asks < self._next_ask:
+            return False
+        self._check_process()
+        due, self._next_ask = self._collect("cadence", self._asks)
+        return bool(due)
 
     # ------------------------------------------------------------------ reading back
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.wire.messages import MemoryFile, Snapshot
+from holdfast.core.parts import MemoryFile, Snapshot
 from holdfast.worker.job import Assignment
 from holdfast.worker.line import Line
 from holdfast.worker.sealed import HEADER_BYTES, UNSEALED, SealedBuffer, new_seal

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.buffers import Buffers, available_bytes, limit_from_environment, warm_up
+from holdfast.core.parts import MemoryFile, Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.wire.messages import MemoryFile, Snapshot
 from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, make_memory, new_seal
 
 

@@ -221,6 +221,17 @@ def test_the_summary_of_a_finished_run() -> None:
     )
 
 
+def test_checkpoints_that_keep_training_waiting_get_advice() -> None:
+    screen = Screen()
+    screen.feed([begin(), *generation(1)])
+    stalled = r.Reported(at=T0 + 9, generation=1, iteration=1, metrics={}, checkpoint=True, stall_s=0.3)
+    screen.feed([stalled, commit(1, T0 + 9)])
+    assert screen.feed([r.RunFinished(at=T0 + 10)]).endswith(
+        "╯\nCheckpoints kept training waiting for 3.0 % of the time: report them less often, let "
+        "train.should_checkpoint() decide when, or use faster storage.\n"
+    )
+
+
 def test_a_path_too_long_for_the_box_is_named_below_it() -> None:
     uri = "/" + "deep/" * 30 + "run"
     screen = Screen(uri=uri, interactive=True)

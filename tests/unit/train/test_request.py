@@ -48,7 +48,7 @@ def test_everything_arrives(tmp_path: Path) -> None:
             name="exp",
             storage_path=str(tmp_path),
             failure_config=FailureConfig(max_failures=3, progress_timeout_s=9),
-            checkpoint_config=CheckpointConfig(2, "val/acc", "min"),
+            checkpoint_config=CheckpointConfig(2, "val/acc", "min", target_overhead=0.1),
             sync_config=SyncConfig(sync_artifacts=True),
             worker_runtime_env={"env_vars": {"A": "1"}},
             takeover=True,
@@ -60,6 +60,7 @@ def test_everything_arrives(tmp_path: Path) -> None:
     assert (request.min_workers, request.max_workers, request.local_mode, request.nodes) == (4, 4, False, 1)
     assert (request.max_failures, request.progress_timeout_s) == (3, 9)
     assert (request.num_to_keep, request.score_attribute, request.score_order) == (2, "val/acc", "min")
+    assert request.target_overhead == 0.1
     assert (request.takeover, request.resume, request.sync_artifacts) == (True, "auto", True)
     assert request.environment == {"A": "1"}
     plain = {"lr": 0.1, "layers": [1, 2], "loss": f"{__name__}.no_argument", "nan": "nan"}

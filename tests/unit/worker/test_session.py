@@ -226,6 +226,16 @@ def test_a_broadcast_of_odd_things_is_refused() -> None:
         agent.session.broadcast_from_rank_zero({"f": directory})
 
 
+def test_ranks_ask_for_a_checkpoint_only_at_the_calls_that_were_agreed() -> None:
+    with FakeAgent(rank=1, world_size=2) as agent:
+        for sequence, answer in enumerate([(False, 3), (True, 4), (False, 100)], 1):
+            agent.send(Collected(generation=3, sequence=sequence, data=list(answer)))
+        told = [agent.session.should_checkpoint() for _ in range(6)]
+        asked = [agent.next(Collect) for _ in range(3)]
+    assert told == [False, False, True, False, False, False]
+    assert [(message.kind, message.data) for message in asked] == [("cadence", 1), ("cadence", 3), ("cadence", 4)]
+
+
 def test_other_ranks_get_rank_zeros_data() -> None:
     with FakeAgent(rank=1, world_size=2) as agent:
         agent.send(Collected(generation=3, sequence=1, data="rank 0's"))
@@ -277,6 +287,7 @@ def test_the_public_functions_find_the_session() -> None:
         (train.report, ({"loss": 1},)),
         (train.get_checkpoint, ()),
         (train.get_context, ()),
+        (train.should_checkpoint, ()),
         (train.get_all_reported_checkpoints, ()),
         (train.collective.barrier, ()),
         (train.collective.broadcast_from_rank_zero, (1,)),

@@ -16,10 +16,11 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.state.load import load_state
 from holdfast.checkpoint.state.plan import Plan
+from holdfast.core.parts import Snapshot
 from holdfast.errors import CheckpointError, ConfigError, NotFound
 from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
-from holdfast.wire.messages import Snapshot, Waiting, WorkerReport
+from holdfast.wire.messages import Waiting, WorkerReport
 from holdfast.worker.sealed import HEADER_BYTES, UNSEALED, SealedBuffer, make_memory
 
 ROOMY = 1 << 30

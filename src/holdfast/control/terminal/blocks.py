@@ -30,6 +30,8 @@ __all__ = ["death", "recovery", "result", "resume_command", "short_traceback", "
 
 _METRICS_MAX = 40
 _TRACEBACK_LINES = 60
+_STALL_SHARE = 0.02
+"""Of the wall time: more than this is worth a word."""
 
 
 def result(row: Row, began: float, skipped: int, *, fine: bool) -> str:
@@ -118,7 +120,9 @@ def summary(name: str, uri: str, status: str, tally: Tally, *, width: int, fine:
         ("stall", brief_time(tally.account.stall_s)),
     ]
     text = box(f"Run {printable(name)}", rows, fine=fine)
-    return text if fits else f"{text}\nCheckpoint: {path}"
+    if not fits:
+        text += f"\nCheckpoint: {path}"
+    return text + _stall_advice(tally)
 
 
 def summary_line(name: str, uri: str, status: str, tally: Tally) -> str:
@@ -143,6 +147,17 @@ def _recoveries(tally: Tally) -> str:
     recoveries = tally.account.recoveries
     took_s = sum(one.elapsed_s for one in recoveries)
     return f"{len(recoveries)} ({brief_time(took_s)} in all)" if recoveries else "0"
+
+
+def _stall_advice(tally: Tally) -> str:
+    """What to do about checkpoints that keep training waiting, where they do."""
+    share = tally.account.stall_s / tally.account.wall_s if tally.account.wall_s > 0 else 0.0
+    if share <= _STALL_SHARE:
+        return ""
+    return (
+        f"\nCheckpoints kept training waiting for {100 * share:.1f} % of the time: report them less often, let "
+        "train.should_checkpoint() decide when, or use faster storage."
+    )
 
 
 def _goodput(tally: Tally) -> str:
