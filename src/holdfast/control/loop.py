@@ -283,9 +283,10 @@ class Controller:
 
     async def _close(self, server: Server) -> None:
         """Everything down, in the order that loses nothing."""
-        self._roster.send(list(self._roster.links), m.Shutdown(flush_s=0.0 if self._state.forced else 30.0))
+        flush_s = 0.0 if self._state.forced else 30.0
+        self._roster.send(list(self._roster.links), m.Shutdown(flush_s=flush_s))
         assert self._engine is not None
-        await self._engine.close()
+        await self._engine.close(flush_s)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -34,6 +34,6 @@ class Engine(Protocol):
         """End an agent that no longer answers, and everything below it. Unknown names are ignored."""
         ...
 
-    async def close(self) -> None:
-        """Return when every agent that this engine started is gone."""
+    async def close(self, flush_s: float) -> None:
+        """Return when every agent that this engine started is gone; each was told to take `flush_s` at most."""
         ...

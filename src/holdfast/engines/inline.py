@@ -44,7 +44,7 @@ class InlineEngine:
         if self._task is not None:
             self._task.cancel()
 
-    async def close(self) -> None:
+    async def close(self, flush_s: float) -> None:
         """The agent ends by itself when the controller says so; it waits for the user's function."""
         if self._task is not None:
             await asyncio.wait({self._task})

@@ -18,8 +18,8 @@ from holdfast.engines.engine import Meeting, OnGone
 
 __all__ = ["LocalEngine"]
 
-_GRACE_S = 45.0
-"""Longer than an agent takes to store logs and artifacts after `Shutdown`."""
+_GRACE_S = 3.0
+"""What an agent may take to end beyond what it was given to store logs and artifacts."""
 
 
 class _Process(NamedTuple):
@@ -57,12 +57,12 @@ class LocalEngine:
         if found is not None:
             found.process.kill()
 
-    async def close(self) -> None:
+    async def close(self, flush_s: float) -> None:
         """The controller has told the agents to shut down; those that take too long are killed."""
         if self._running:
             self._emptied.clear()
             try:
-                async with asyncio.timeout(_GRACE_S):
+                async with asyncio.timeout(flush_s + _GRACE_S):
                     await self._emptied.wait()
             except TimeoutError:
                 for one in self._running.values():
