@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from holdfast.core.parts import Report
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, Server, serve
 from holdfast.wire.messages import (
@@ -25,7 +26,6 @@ from holdfast.wire.messages import (
     Logs,
     Prepare,
     Prepared,
-    Report,
     Reports,
     Start,
     Started,

@@ -12,6 +12,7 @@ from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.invariants import Monitor
 from holdfast.core.machine import Step, deadline, step
+from holdfast.core.parts import Report
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import Durable, State, fold
 
@@ -90,8 +91,8 @@ def here(agent: str, at: float, slots: int = 1) -> r.AgentHere:
     return r.AgentHere(at=at, agent=agent, host=f"host-{agent}", slots=slots)
 
 
-def item(number: int, at: float, checkpoint: bool = False, metrics: dict[str, Any] | None = None) -> e.ReportItem:
-    return e.ReportItem(number=number, at=at, metrics=metrics, checkpoint=checkpoint)
+def item(number: int, at: float, checkpoint: bool = False, metrics: dict[str, Any] | None = None) -> Report:
+    return Report(number=number, at=at, metrics=metrics, checkpoint=checkpoint)
 
 
 def report(number: int, at: float, checkpoint: bool = False, rank: int = 0, generation: int = 1) -> e.RankReported:

@@ -19,6 +19,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.machine import Step
+from holdfast.core.parts import Report
 
 
 def test_a_report_is_a_record() -> None:
@@ -89,7 +90,7 @@ def test_a_rank_that_has_finished_is_not_waited_for() -> None:
 
 def test_the_name_is_the_one_that_rank_0_asked_for() -> None:
     rig = running()
-    named = e.ReportItem(number=1, at=5.0, metrics={"loss": 1}, checkpoint=True, checkpoint_dir_name="best")
+    named = Report(number=1, at=5.0, metrics={"loss": 1}, checkpoint=True, checkpoint_dir_name="best")
     decided = rig.feed(e.RankReported(generation=1, rank=0, items=(named,)), 5.0)
     assert decided.commands == [persist(1, ((0, "a"),), name="best")]
 

@@ -14,6 +14,7 @@ from tests.sim.scenario import gain
 
 from holdfast.core import events as e
 from holdfast.core.commands import Place, StartWorkers
+from holdfast.core.parts import Report
 from holdfast.core.records import WorkerFailure
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Worker:
         self.alive, self.hung, self.finished, self.idle = True, False, False, False
         self.blocked = False
         self.unsettled: e.Ticket | None = None
-        self.batch: list[e.ReportItem] = []
+        self.batch: list[Report] = []
         fabric.workers.append(self)
 
     def load(self, checkpoint: str | None, iteration: int) -> None:
@@ -107,7 +108,7 @@ class Worker:
             self.node.staged[ticket, self.rank] = (self.iteration, self.sum)
             self.node.driver.sim.moment("part")
         metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
-        self.batch.append(e.ReportItem(number=self.number, at=self.node.clock.now, metrics=metrics, checkpoint=part))
+        self.batch.append(Report(number=self.number, at=self.node.clock.now, metrics=metrics, checkpoint=part))
         if len(self.batch) >= self.node.scenario.batch or part:
             self.hand_over()
         elif len(self.batch) == 1:

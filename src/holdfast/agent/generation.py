@@ -15,12 +15,12 @@ from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.parts import Parts
 from holdfast.agent.spawner import Spawner
 from holdfast.agent.ward import Ward
+from holdfast.core.parts import Report
 from holdfast.wire.messages import (
     Collected,
     Exited,
     Imported,
     Logs,
-    Report,
     Reports,
     Settled,
     Stacks,

@@ -38,19 +38,7 @@ def translate(message: Any, link: AgentLink) -> e.Event | None:
     """The event that a message amounts to; None if the core has no business with it."""
     match message:
         case m.Reports(generation=generation, rank=rank, reports=reports):
-            items = tuple(
-                e.ReportItem(
-                    number=report.number,
-                    at=report.at,
-                    metrics=report.metrics,
-                    checkpoint=report.checkpoint,
-                    checkpoint_dir_name=report.checkpoint_dir_name,
-                    adopt=report.adopt,
-                    stall_s=report.stall_s,
-                )
-                for report in reports
-            )
-            return e.RankReported(generation=generation, rank=rank, items=items)
+            return e.RankReported(generation=generation, rank=rank, items=tuple(reports))
         case m.Prepared():
             return e.AgentPrepared(agent=link.name)
         case m.Started():

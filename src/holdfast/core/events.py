@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.parts import Report
 from holdfast.core.records import WorkerFailure
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "ControllerFenced",
     "Event",
     "RankReported",
-    "ReportItem",
     "StopRequested",
     "StorageLost",
     "Stored",
@@ -50,19 +50,6 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any]
     size_bytes: int = 0
     pinned: bool = False
-
-
-class ReportItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `report` on one rank."""
-
-    number: int
-    at: float
-    metrics: dict[str, Any] | None = None
-    checkpoint: bool = False
-    checkpoint_dir_name: str | None = None
-    adopt: bool = False
-    """The files lie in the run's storage already, under that name."""
-    stall_s: float = 0.0
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +100,7 @@ class WorkersStarted(_Event, frozen=True, kw_only=True):
 class RankReported(_Event, frozen=True, kw_only=True):
     generation: int
     rank: int
-    items: tuple[ReportItem, ...]
+    items: tuple[Report, ...]
 
 
 class WorkerWaited(_Event, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.parts import Report
 from holdfast.core.retention import Candidate, to_delete
 from holdfast.core.state import Group, Pending, State
 
@@ -95,7 +96,7 @@ def take_reports(state: State, group: Group, event: e.RankReported, now: float, 
             _take_part(state, group, rank, item, iteration, now)
 
 
-def _take_part(state: State, group: Group, rank: int, item: e.ReportItem, iteration: int, now: float) -> None:
+def _take_part(state: State, group: Group, rank: int, item: Report, iteration: int, now: float) -> None:
     ticket = e.Ticket(group.generation, item.number)
     pending = state.pending.get(ticket)
     if pending is None:

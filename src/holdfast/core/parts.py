@@ -5,6 +5,8 @@ They live at the bottom so that manifest, wire and core mean the same struct.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 __all__ = ["Draft", "FileEntry", "MemoryFile", "Snapshot"]
@@ -44,3 +46,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The buffer's path in /proc."""
     seal: int
     files: list[MemoryFile]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of `train.report`. `number` counts this rank's calls in this generation from 1.
+
+    Ranks other than 0 send metrics as None: only rank 0's are kept."""
+
+    number: int
+    at: float
+    metrics: dict[str, Any] | None = None
+    checkpoint: bool = False
+    checkpoint_dir_name: str | None = None
+    adopt: bool = False
+    """The files lie in the run's storage already, under that name."""
+    stall_s: float = 0.0
+    """How long this call kept training waiting (copying, or waiting for an earlier upload)."""

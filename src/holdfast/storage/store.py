@@ -52,7 +52,7 @@ class Store(Protocol):
 
     @property
     def uri(self) -> str:
-        """The root, as a person would write it, without credentials; `open_store(uri)` finds it again where possible."""
+        """The root, as a person would write it, without credentials; `open_store(uri)` finds it again if possible."""
         ...
 
     @property
@@ -123,5 +123,5 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads. Closing twice is fine; views made by `sub` are closed with their parent."""
+        """Let go of connections and threads. Closing twice is fine; views made by `sub` are closed as well."""
         ...

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.parts import Draft, FileEntry, Snapshot
+from holdfast.core.parts import Draft, FileEntry, Report, Snapshot
 
 __all__ = [
     "PROTOCOL",
@@ -31,7 +31,6 @@ __all__ = [
     "Pong",
     "Prepare",
     "Prepared",
-    "Report",
     "Reports",
     "Settled",
     "Shutdown",
@@ -85,22 +84,6 @@ class Started(_Message, frozen=True, kw_only=True):
 
     generation: int
     pids: dict[int, int]
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call of `train.report`. `number` counts this rank's calls in this generation from 1.
-
-    Ranks other than 0 send metrics as None: only rank 0's are kept."""
-
-    number: int
-    at: float
-    metrics: dict[str, Any] | None = None
-    checkpoint: bool = False
-    checkpoint_dir_name: str | None = None
-    adopt: bool = False
-    """The files lie in the run's storage already, under that name."""
-    stall_s: float = 0.0
-    """How long this call kept training waiting (copying, or waiting for an earlier upload)."""
 
 
 class Reports(_Message, frozen=True, kw_only=True):

@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.layout import check_name
-from holdfast.core.parts import Snapshot
+from holdfast.core.parts import Report, Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.wire.messages import Report, WorkerMessage, WorkerReport
+from holdfast.wire.messages import WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
 from holdfast.worker.line import Line
 from holdfast.worker.plain import plain_data, plain_metrics

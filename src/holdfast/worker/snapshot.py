@@ -41,7 +41,6 @@ class _Place:
             self._buffer = SealedBuffer.open(self.path)
         return self._buffer
 
-
     def close(self) -> None:
         if self._buffer is not None:
             self._buffer.close()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.parts import Parts
-from holdfast.core.parts import Draft
+from holdfast.core.parts import Draft, Report
 from holdfast.errors import OutOfSpace, Unavailable
 from holdfast.storage.posix import PosixStore
-from holdfast.wire.messages import Report, Upload, Uploaded, UploadFailed, WorkerReport
+from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
 
 DRAFT = Draft(name="checkpoint_000000", index=0, epoch=1, token="t")
 ORDER = Upload(generation=1, number=1, rank=0, draft=DRAFT)

@@ -10,20 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.core.parts import Report
 from holdfast.errors import WireError
 from holdfast.wire import auth, channel
 from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.frames import HEADER_BYTES, Splitter, encode
-from holdfast.wire.messages import (
-    AgentMessage,
-    Collected,
-    Report,
-    Reports,
-    Settled,
-    Shutdown,
-    Stopped,
-    Welcome,
-)
+from holdfast.wire.messages import AgentMessage, Collected, Reports, Settled, Shutdown, Stopped, Welcome
 from holdfast.wire.tls import make_identity
 
 TOKEN = "correct horse"

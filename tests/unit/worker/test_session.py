@@ -16,10 +16,11 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast import train
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.handle import Checkpoint
+from holdfast.core.parts import Report
 from holdfast.errors import CheckpointError, ConfigError, WireError
 from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
-from holdfast.wire.messages import Collect, Collected, Report, Settled, Waiting, WorkerReport
+from holdfast.wire.messages import Collect, Collected, Settled, Waiting, WorkerReport
 from holdfast.worker import session as sessions
 
 

@@ -1,0 +1,85 @@
+"""Hundreds of random kills in one run: what comes out is, to the last bit, what an undisturbed run gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.faults.programs import kin
+from tests.faults.programs.exact import check_exact, ends, starts
+from tests.faults.programs.killer import Killer
+from tests.faults.programs.place import Place
+
+_UNLIMITED = {"max_failures": -1}
+
+
+@contextmanager
+def _killing(place: Place, kills: int, seed: int, agents_every: int = 0) -> Iterator[Killer]:
+    killer = Killer(place, kills, seed=seed, agents_every=agents_every)
+    try:
+        yield killer
+    finally:
+        killer.stop()
+
+
+def _config(steps: int, killer: Killer) -> dict[str, object]:
+    last = steps - 1
+    return {
+        "steps": steps,
+        "every": 3,
+        "announce": killer.path,
+        "faults": {f"*:0:{last}": "hold", f"*:1:{last}": "hold"},
+    }
+
+
+def _survive(place: Place, kills: int, agents_every: int) -> None:
+    with _killing(place, kills, seed=kills, agents_every=agents_every) as killer:
+        place.fit(_config(300, killer), failure=_UNLIMITED)
+    assert killer.kills == kills
+    check_exact(place, 300)
+    counted = [end for end in ends(place) if end.counted]
+    assert kills / 3 < len(counted) <= kills  # a second kill may hit a generation that is dying already
+    assert len(starts(place)) == len(counted) + 1
+
+
+def test_hundreds_of_killed_workers(place: Place) -> None:
+    _survive(place, 200, agents_every=0)
+
+
+def test_killed_workers_and_agents(place: Place) -> None:
+    _survive(place, 60, agents_every=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_thousands_of_kills(place: Place) -> None:
+    _survive(place, 2000, agents_every=20)
+
+
+def _survive_drivers(place: Place, drivers: int, seed: int) -> None:
+    """Each driver is killed at a random moment, together with whatever it was doing."""
+    dice = random.Random(seed)
+    with _killing(place, 10**9, seed=seed, agents_every=25) as killer:
+        for _ in range(drivers):
+            driver = place.drive(_config(120, killer), failure=_UNLIMITED)
+            wanted = dice.randrange(1, 25)
+            driver.expect_any("Reported", count=wanted)
+            driver.kill()
+            driver.end()
+    place.let_go()
+    last = place.drive(_config(120, killer), failure=_UNLIMITED)
+    last.value()
+    check_exact(place, 120)
+    kin.gone(*kin.marked(place.marker))
+
+
+def test_killed_drivers_workers_and_agents(place: Place) -> None:
+    _survive_drivers(place, 8, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_killed_drivers(place: Place) -> None:
+    _survive_drivers(place, 100, seed=2)
