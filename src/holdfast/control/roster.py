@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from holdfast.control.agents import AgentLink, translate
 from holdfast.control.collectives import Answer, Collectives
@@ -20,6 +21,8 @@ from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
 
 __all__ = ["OnUpload", "Roster"]
+
+_LAST_WORD_S = 0.05
 
 OnUpload = Callable[[m.Uploaded | m.UploadFailed], None]
 
@@ -62,6 +65,9 @@ class Roster:
             while (message := await channel.recv()) is not None:
                 link.heard_at = clock()
                 self._take(message, link)
+            with suppress(TimeoutError):  # where the engine knows how it died, it says so any moment
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await link.gone.wait()
         finally:
             self.lose(link.name, "its connection closed")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast import train
 
-__all__ = ["State", "announce", "fail", "losses", "steps", "undisturbed"]
+__all__ = ["State", "announce", "fail", "heavy_steps", "losses", "steps", "undisturbed"]
 
 State = dict[str, int]
 
@@ -44,6 +44,20 @@ def steps(config: dict[str, Any]) -> State:
             continue
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, f"rank_{rank}.json").write_text(json.dumps(state))
+            train.report(metrics, checkpoint=train.Checkpoint.from_directory(directory))
+    return state
+
+
+def heavy_steps(config: dict[str, Any]) -> State:
+    """`steps` with checkpoints of `config["ballast_bytes"]` and more from every rank."""
+    rank = train.get_context().get_world_rank()
+    state = _restored(rank)
+    for step in range(state["step"], config["steps"]):
+        state = _advanced(state, rank)
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"rank_{rank}.json").write_text(json.dumps(state))
+            Path(directory, f"rank_{rank}.bin").write_bytes(os.urandom(1 << 16) * (config["ballast_bytes"] >> 16))
+            metrics = {"step": step, "loss": _loss(state), "samples": state["samples"]}
             train.report(metrics, checkpoint=train.Checkpoint.from_directory(directory))
     return state
 

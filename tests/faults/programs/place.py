@@ -26,6 +26,8 @@ from holdfast.train import Result
 
 __all__ = ["Place", "place"]
 
+_SEGMENTS = ("holdfast", "torch_", "psm_", "sem.")
+
 
 class Place:
     """One test's storage and cache, and the drivers that it starts."""
@@ -89,8 +91,8 @@ class Place:
 
     def end(self) -> None:
         """For tests that failed half way."""
-        for gate in self._gates:
-            os.close(gate)
+        while self._gates:
+            os.close(self._gates.pop())
         for driver in self._drivers:
             driver.close()
         for pid in kin.marked(self.marker):
@@ -125,7 +127,8 @@ def _ports() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Segments and semaphores by the names that holdfast, torch and Python give them."""
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(_SEGMENTS)}
 
 
 def _left_in_shared_memory(before: set[str]) -> set[str]:

@@ -1,0 +1,118 @@
+"""An agent dies, or the process that forks its workers: the run goes on with another. Agents stand in for nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.faults.programs import kin
+from tests.faults.programs.driver import Driver
+from tests.faults.programs.exact import check_exact, ends, starts
+from tests.faults.programs.killer import end
+from tests.faults.programs.place import Place
+
+from holdfast.core import records as r
+
+_STEPS = 8
+_HELD: dict[str, Any] = {"steps": _STEPS, "every": 2, "faults": {"1:0:5": "hold", "1:1:5": "hold"}}
+_TWO_NODES = {"HOLDFAST_LOCAL_NODES": "2"}
+_ONE_FAILURE = {"max_failures": 1}
+
+
+def _held(place: Place, nodes: dict[str, str], **options: Any) -> Driver:
+    driver = place.drive(_HELD, nodes, **options)
+    driver.expect("CheckpointCommitted", iteration=4)
+    driver.expect_step(4)
+    return driver
+
+
+def test_one_of_two_agents_is_killed(place: Place) -> None:
+    driver = _held(place, _TWO_NODES, failure=_ONE_FAILURE)
+    first, second = driver.agents()
+    below = kin.descendants(second)
+    os.kill(second, signal.SIGKILL)
+    kin.gone(*below, within_s=10)
+    driver.value()
+    assert first != second
+    check_exact(place, _STEPS)
+    (ended,) = ends(place)
+    assert ended.counted
+    assert [failure.rank for failure in ended.failures] == [1]
+    assert "was lost with its node" in ended.failures[0].cause
+    assert "killed by SIGKILL" in ended.failures[0].cause
+    before, after = starts(place)
+    assert after.iteration == 4
+    assert after.agents[0] == before.agents[0]  # rank 0 stays where it was
+    assert after.agents[1] != before.agents[1]
+
+
+def test_all_agents_are_killed(place: Place) -> None:
+    driver = _held(place, _TWO_NODES, failure={"max_failures": 2})
+    for agent in driver.agents():
+        os.kill(agent, signal.SIGKILL)
+    driver.value()
+    check_exact(place, _STEPS)
+
+
+def test_a_lost_agent_counts(place: Place) -> None:
+    driver = _held(place, _TWO_NODES)
+    os.kill(driver.agents()[0], signal.SIGKILL)
+    raised = driver.raised()
+    assert raised["type"] == "TrainingFailedError"
+    assert "was lost with its node" in raised["text"]
+
+
+def test_the_only_agent_is_killed(place: Place) -> None:
+    driver = _held(place, {}, failure=_ONE_FAILURE)
+    (agent,) = driver.agents()
+    os.kill(agent, signal.SIGKILL)
+    driver.value()
+    check_exact(place, _STEPS)
+    gone = [record for record in place.records() if isinstance(record, r.AgentGone)]
+    assert gone and "SIGKILL" in gone[0].why
+
+
+def test_agents_are_killed_before_they_say_a_word(place: Place) -> None:
+    """In their first milliseconds, while Python starts; that is nobody's failure but the engine tries again."""
+    driver = place.drive({"steps": _STEPS, "every": 2})
+    kin.until(driver.agents, "an agent")
+    for agent in driver.agents():
+        os.kill(agent, signal.SIGKILL)
+    driver.value()
+    check_exact(place, _STEPS)
+    assert ends(place) == []
+
+
+def test_the_zygote_is_killed(place: Place) -> None:
+    driver = _held(place, {}, failure=_ONE_FAILURE)
+    (zygote,) = driver.zygotes()
+    below = kin.descendants(zygote)
+    os.kill(zygote, signal.SIGKILL)
+    kin.gone(*below, within_s=10)
+    driver.value()
+    check_exact(place, _STEPS)
+    (ended,) = ends(place)
+    assert "zygote" in ended.failures[0].cause
+
+
+def test_an_agent_is_killed_in_the_middle_of_an_upload(place: Place) -> None:
+    """The part that it held is lost, the checkpoint never was, and what it had sent is cleared away."""
+    config = {"steps": 4, "every": 2, "ballast_bytes": 64 << 20, "faults": {}}
+    driver = place.drive(config, _TWO_NODES, job="heavy_steps", failure=_ONE_FAILURE)
+    started = place.storage / "run" / "checkpoint_000000" / "rank_1.bin"
+    kin.until(lambda: any(started.parent.glob("*rank_1.bin*")), "the upload of rank 1")
+    end(driver.agents()[1], place.marker, lambda command: "holdfast.agent" in command)
+    driver.value()
+    check_exact(place, 4)
+
+
+@pytest.mark.slow
+def test_an_agent_that_stands_still_is_lost_after_a_while(place: Place) -> None:
+    driver = _held(place, _TWO_NODES, failure=_ONE_FAILURE)
+    os.kill(driver.agents()[1], signal.SIGSTOP)
+    driver.value()
+    check_exact(place, _STEPS)
+    (ended,) = ends(place)
+    assert "silent" in ended.failures[0].cause

@@ -1,0 +1,85 @@
+"""Storage that fills up: training goes on while it may, the error is clear, and nothing that was committed is harmed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs import jobs, kin
+from tests.faults.programs.driver import Driver
+from tests.faults.programs.exact import check_exact
+from tests.faults.programs.place import Place
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+
+_STEPS = 40
+_HELD: dict[str, Any] = {"steps": _STEPS, "every": 2, "faults": {"1:0:5": "hold", "1:1:5": "hold"}}
+
+
+@pytest.fixture
+def small(place: Place) -> Iterator[Path]:
+    """The place's storage, on a file system of 2 MiB."""
+    place.storage.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place.storage], check=True)
+    try:
+        yield place.storage
+    finally:
+        place.end()
+        subprocess.run(["umount", place.storage], check=True)
+
+
+def _fill(storage: Path) -> Path:
+    """Take all the room that there is."""
+    ballast = storage / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return ballast
+
+
+def _held(place: Place, patience_s: str) -> Driver:
+    driver = place.drive(_HELD, {"HOLDFAST_STORAGE_PATIENCE_S": patience_s})
+    driver.expect("CheckpointCommitted", iteration=4)
+    driver.expect_step(4)
+    return driver
+
+
+def test_a_disk_that_fills_up_for_a_while(place: Place, small: Path) -> None:
+    driver = _held(place, "100")
+    ballast = _fill(small)
+    place.let_go()
+    kin.until(lambda: "no space" in driver.errors.lower() or "full" in driver.errors.lower(), "word of the full disk")
+    assert place.check_stored() == ["checkpoint_000000", "checkpoint_000001"]
+    ballast.unlink()
+    assert driver.value() == jobs.undisturbed(_STEPS)[-1]
+    check_exact(place, _STEPS)
+    assert "Traceback" not in driver.errors
+
+
+def test_a_disk_that_stays_full(place: Place, small: Path) -> None:
+    driver = _held(place, "1")
+    ballast = _fill(small)
+    place.let_go()
+    raised = driver.raised()
+    assert raised["type"] == "OutOfSpace"
+    assert str(small) in raised["text"]
+    assert "Traceback" not in driver.errors
+    names = place.check_stored()
+    assert names[:2] == ["checkpoint_000000", "checkpoint_000001"]
+    ballast.unlink()
+    assert place.drive(_HELD).value() == jobs.undisturbed(_STEPS)[-1]
+    check_exact(place, _STEPS)
+
+
+def test_a_disk_that_is_full_from_the_start(place: Place, small: Path) -> None:
+    ballast = _fill(small)
+    driver = place.drive({"steps": 2}, {"HOLDFAST_STORAGE_PATIENCE_S": "1"})
+    assert driver.raised()["type"] == "OutOfSpace"
+    ballast.unlink()
+    assert place.drive({"steps": 2}).value() == jobs.undisturbed(2)[-1]
