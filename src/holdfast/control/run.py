@@ -7,7 +7,7 @@ calling thread does meanwhile is in `foreground`. `begin` puts together what the
 from __future__ import annotations
 
 import asyncio
-import logging
+import sys
 import threading
 from typing import Any
 
@@ -19,14 +19,13 @@ from holdfast.control.journal import Journal
 from holdfast.control.lease import Lease, acquire
 from holdfast.control.loop import Controller, Plan
 from holdfast.control.request import TrainOutcome, TrainRequest
+from holdfast.control.terminal.terminal import say_complete
 from holdfast.core import records as r
 from holdfast.errors import Fenced
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
 
 __all__ = ["run_training"]
-
-_log = logging.getLogger("holdfast")
 
 
 def run_training(request: TrainRequest) -> TrainOutcome:
@@ -35,7 +34,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     history = read_history(store)
     check_resume(request, store, history)
     if isinstance(history.durable.outcome, r.RunFinished):
-        _log.info("%s is complete already.", store.uri)
+        say_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)
     lease = acquire(store, takeover=request.takeover)

@@ -27,7 +27,7 @@ from holdfast.core import records as r
 from holdfast.core.blame import root_cause, signature
 from holdfast.wire.messages import LogLine
 
-__all__ = ["Terminal"]
+__all__ = ["Terminal", "say_complete"]
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM = "31", "33", "32", "1", "2"
 _encode = msgspec.json.Encoder().encode
@@ -244,6 +244,13 @@ class Terminal:
             first = len(self._hosts)
             for rank in range(first, min(first + slots, record.world_size)):
                 self._hosts[rank] = host
+
+
+def say_complete(stream: TextIO, name: str, uri: str, iterations: int) -> None:
+    """The run that was asked for needs nothing more: say so, in one line."""
+    if not (_wanted("HOLDFAST_QUIET") or _wanted("HOLDFAST_JSON")):
+        done = f"Run {name} is complete already, with {iterations} iterations and 0 left: {uri}"
+        print(done, file=stream, flush=True)
 
 
 def _wanted(variable: str) -> bool:

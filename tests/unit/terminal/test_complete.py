@@ -1,0 +1,18 @@
+"""A run that needs nothing more says so."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from holdfast.control.terminal.terminal import say_complete
+
+
+def test_a_complete_run_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    say_complete(stream, "first", "/runs/first", 20)
+    assert stream.getvalue() == "Run first is complete already, with 20 iterations and 0 left: /runs/first\n"
+    monkeypatch.setenv("HOLDFAST_QUIET", "1")
+    say_complete(stream, "first", "/runs/first", 20)
+    assert stream.getvalue().count("\n") == 1
