@@ -2,7 +2,8 @@
 
 This and `revive` (the way back), `device` and `sharded` are the only modules here that touch torch or numpy, and they
 import neither: a state can hold a tensor only where torch is loaded already. The copy is the stall of a checkpoint,
-so it is one `copy_` each, from wherever and however strided the source is straight to its place in the buffer.
+so it is one copy each, from wherever and however strided the source is straight to its place in the buffer; what is
+large and plain is left to `moving`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from holdfast.checkpoint.state.device import copy_from_device
 from holdfast.checkpoint.state.dtypes import CODE_OF_NUMPY, CODE_OF_TORCH, RAW
 from holdfast.checkpoint.state.grouping import Tensor
+from holdfast.checkpoint.state.moving import LARGE_BYTES, move
 from holdfast.checkpoint.state.tree import Refused
 
 __all__ = ["Arrays", "CheckedArrays", "Copier", "Described", "carrier_of", "stored_as"]
@@ -226,6 +228,7 @@ class Copier:
         raw = torch.frombuffer(buffer, dtype=torch.uint8)
         bases: dict[Any, Any] = {}
         elsewhere: list[tuple[Any, Any]] = []
+        large: list[tuple[int, int, int]] = []
         with torch.no_grad():
             for number, carrier, foreign, shape, strides, at in self._tensors:
                 base = bases.get(carrier)
@@ -236,11 +239,19 @@ class Copier:
                 if foreign:
                     source = source.view(carrier)
                 target = base.as_strided(shape, strides, at)
-                if source.is_cpu:
+                if source.is_cpu and source.nbytes >= LARGE_BYTES and _is_plain(source):
+                    large.append((target.data_ptr(), source.data_ptr(), source.nbytes))
+                elif source.is_cpu:
                     target.copy_(source)
                 else:
                     elsewhere.append((target, source))
+            move(large)
             copy_from_device(elsewhere)
+
+
+def _is_plain(source: Any) -> bool:
+    """Whether its memory is, byte for byte, what is to be stored."""
+    return bool(source.is_contiguous() and not source.is_conj() and not source.is_neg())
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:
