@@ -1,9 +1,9 @@
 """Any `pyarrow.fs.FileSystem` as a store: HDFS, those that users bring along, and fsspec's through `FSSpecHandler`.
 
 pyarrow knows no creation that refuses an existing file, so this store is never `exclusive`; a local filesystem
-therefore becomes a `PosixStore`, which is, and which reads in place. On object stores a file appears when it is closed;
-elsewhere a temporary is written and moved. `arrow_verbs` holds the verbs in which filesystems differ, `arrow_failures`
-the errors. This is the one place that opens pyarrow's filesystems.
+therefore becomes a `PosixStore`, which is, and which reads in place, and S3 goes through obstore (`arrow_s3`). On
+object stores a file appears when it is closed; elsewhere a temporary is written and moved. `arrow_verbs` holds the
+verbs in which filesystems differ, `arrow_failures` the errors. This is the one place that opens pyarrow's filesystems.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyarrow import fs as pafs
 
 from holdfast.errors import AlreadyExists, ConfigError, HoldfastError, MissingExtra, NotFound, StorageError, Unavailable
 from holdfast.storage.arrow_failures import translate
+from holdfast.storage.arrow_s3 import through_objects
 from holdfast.storage.arrow_verbs import Verbs, verbs_of
 from holdfast.storage.failures import translated
 from holdfast.storage.files import landing, write_all
@@ -49,6 +50,8 @@ def open_arrow(path: str, filesystem: object | None) -> Store:
         return PosixStore(Path(path))
     root = path.rstrip("/")
     check_prefix(root.lstrip("/"))
+    if isinstance(filesystem, pafs.S3FileSystem) and (store := through_objects(filesystem, root)) is not None:
+        return store
     return ArrowStore(filesystem, root, root)
 
 
