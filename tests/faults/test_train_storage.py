@@ -1,4 +1,4 @@
-"""Storage that fills up: training goes on while it may, the error is clear, and nothing that was committed is harmed."""
+"""Storage that fills up: training goes on while it may, the error is clear, and what was committed is not harmed."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from tests.machine.rig import NOTHING, Rig, checkpoint_of, committed, died, exit
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.blame import root_cause
 from holdfast.core.machine import Step
 
 STOP = c.StopWorkers(generation=1, agents=("a",))
@@ -15,7 +16,8 @@ STOPPED = e.WorkersStopped(generation=1, agent="a")
 
 
 def ended(at: float, failures: tuple[r.WorkerFailure, ...], iteration: int = 0, **rest: object) -> r.GenerationEnded:
-    why = f"rank {failures[0].rank} {failures[0].cause}"
+    cause = root_cause(failures)
+    why = f"rank {cause.rank} {cause.cause}"
     fields: dict[str, object] = {"generation": 1, "detected_at": 10.0, "counted": True} | rest
     return r.GenerationEnded(at=at, why=why, iteration=iteration, failures=failures, **fields)  # type: ignore[arg-type]
 

@@ -218,9 +218,9 @@ class Agent:
         if self._generation is not None and self._is_current(generation):
             self._generation.worker_started(rank, pid)
 
-    def worker_died(self, generation: int, rank: int, status: int) -> None:
+    def worker_died(self, generation: int, rank: int, status: int, *, killed: bool) -> None:
         if self._generation is not None and self._is_current(generation):
-            self._generation.worker_died(rank, status)
+            self._generation.worker_died(rank, status, killed=killed)
 
     def workers_lost(self, why: str) -> None:
         if self._generation is not None:

@@ -81,10 +81,10 @@ class Generation:
             self._started = True
             self._send(Started(generation=self.number, pids=pids))
 
-    def worker_died(self, rank: int, status: int) -> None:
+    def worker_died(self, rank: int, status: int, *, killed: bool) -> None:
         ward = self._wards[rank]
         ended = ward.ended(status, out_of_memory=oom_kills() > self._oom_kills)
-        self._tell_end(ended)
+        self._tell_end(None if killed else ended)
 
     def workers_lost(self, why: str) -> None:
         for ward in self._wards.values():
@@ -92,8 +92,9 @@ class Generation:
                 self._tell_end(ward.lost(why))
 
     def _tell_end(self, ended: object | None) -> None:
+        """Also while it is stopped: a rank that failed first may be heard of last, and is the one to blame."""
         self.flush()
-        if ended is not None and not self.stopping:
+        if ended is not None:
             self._send(ended)
 
     async def stop(self, dump_stacks: bool) -> None:
@@ -144,7 +145,7 @@ class Generation:
     def _heard(self, ward: Ward, message: WorkerMessage) -> None:
         if isinstance(message, Imported):
             self._spawner.learn(message.modules)
-        elif self.stopping:
+        elif self.stopping and not isinstance(message, Exited):
             return
         elif isinstance(message, WorkerReport):
             self._parts.take(self.number, ward.rank, message)

@@ -33,6 +33,7 @@ class InlineSpawner:
         self._job = job
         self._run_in_main = run_in_main
         self._connection: socket.socket | None = None
+        self._was_cut = False
         self._ended = asyncio.Event()
         self._ended.set()
 
@@ -49,6 +50,7 @@ class InlineSpawner:
             os.close(fd)
         connection = socket.socket(fileno=wires.connection)
         self._connection = connection
+        self._was_cut = False
         self._ended.clear()
 
         def work() -> None:
@@ -63,16 +65,18 @@ class InlineSpawner:
         self._run_in_main(work)
 
     async def clear(self, generation: int) -> None:
-        if self._connection is not None:
-            with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
+        self._cut()
         await self._ended.wait()
 
     def learn(self, modules: list[str]) -> None:
         """There is no next process to learn for."""
 
     async def close(self) -> None:
+        self._cut()
+
+    def _cut(self) -> None:
         if self._connection is not None:
+            self._was_cut = True
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -81,4 +85,4 @@ class InlineSpawner:
         self._connection.close()
         self._connection = None
         self._ended.set()
-        self._parent.worker_died(assignment.generation, assignment.rank, code << 8)
+        self._parent.worker_died(assignment.generation, assignment.rank, code << 8, killed=self._was_cut)

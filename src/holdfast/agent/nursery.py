@@ -223,7 +223,7 @@ class _Zygote:
         elif isinstance(word, Forked):
             self._parent.worker_started(word.generation, word.rank, word.pid)
         elif isinstance(word, Died):
-            self._parent.worker_died(word.generation, word.rank, word.status)
+            self._parent.worker_died(word.generation, word.rank, word.status, killed=word.killed)
         elif isinstance(word, Cleared):
             self._be_cleared()
         else:

@@ -20,8 +20,8 @@ class Parent(Protocol):
 
     def worker_started(self, generation: int, rank: int, pid: int) -> None: ...
 
-    def worker_died(self, generation: int, rank: int, status: int) -> None:
-        """The process is gone and reaped; `status` as of wait(2)."""
+    def worker_died(self, generation: int, rank: int, status: int, *, killed: bool) -> None:
+        """The process is gone and reaped; `status` as of wait(2). `killed`: by `clear`, not by its own fault."""
         ...
 
     def workers_lost(self, why: str) -> None:

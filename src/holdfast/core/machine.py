@@ -146,8 +146,11 @@ def _current(state: State, generation: int) -> Group | None:
 def _take_failure(group: Group, failure: r.WorkerFailure, now: float) -> None:
     if all(known.rank != failure.rank for known in group.failures):
         group.failures.append(failure)
+    why = f"rank {failure.rank} {failure.cause}"
     if group.ending is None:
-        group.ending = Ending("failure", f"rank {failure.rank} {failure.cause}", now)
+        group.ending = Ending("failure", why, now)
+    elif group.ending.kind == "failure" and root_cause(group.failures) is failure:
+        group.ending.why = why  # what came before was only an echo of this
 
 
 def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> None:

@@ -79,11 +79,12 @@ class Forked(_Order, frozen=True, kw_only=True):
 
 
 class Died(_Order, frozen=True, kw_only=True):
-    """A worker is gone and reaped; `status` as of wait(2)."""
+    """A worker is gone and reaped; `status` as of wait(2). `killed`: by this zygote, which was told to."""
 
     generation: int
     rank: int
     status: int
+    killed: bool = False
 
 
 class Cleared(_Order, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ class Place:
         return f"HOLDFAST_LOCAL_CACHE_DIR={self.cache}"
 
     def options(self, config: dict[str, Any], **others: Any) -> dict[str, Any]:
-        return {"storage": str(self.storage), "config": {"go": self.go, **config}, **others}
+        return {"storage": str(self.storage), **others, "config": {"go": self.go, **config}}
 
     def fit(self, config: dict[str, Any], **others: Any) -> Result:
         """Run `jobs.steps` in this process's own name."""
@@ -128,7 +128,7 @@ def _ports() -> set[str]:
 
 def _shared_memory() -> set[str]:
     """Segments and semaphores by the names that holdfast, torch and Python give them."""
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(_SEGMENTS)}
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(_SEGMENTS) and path.is_file()}
 
 
 def _left_in_shared_memory(before: set[str]) -> set[str]:

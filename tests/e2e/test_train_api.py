@@ -1,0 +1,341 @@
+"""The public training API, from the function's side and from the driver's, on real workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs.place import Place
+
+from holdfast import train
+from holdfast.errors import ConfigError, TrainingFailedError
+from holdfast.train import Checkpoint, CheckpointConfig, CheckpointUploadMode, Result, RunConfig, ScalingConfig
+
+Function = Callable[..., Any]
+
+
+def _trainer(
+    place: Place, function: Function, workers: int = 1, config: dict[str, Any] | None = None, **run: Any
+) -> train.DataParallelTrainer:
+    run = {"name": "run", "storage_path": place.storage, **run}
+    return train.DataParallelTrainer(
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(**run),
+    )
+
+
+def _fit(place: Place, function: Function, workers: int = 1, **run: Any) -> Result:
+    return _trainer(place, function, workers, **run).fit()
+
+
+def _save(value: int, **options: Any) -> None:
+    """Report a checkpoint that holds a number."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "value.json").write_text(json.dumps(value))
+        train.report({"value": value}, checkpoint=Checkpoint.from_directory(directory), **options)
+
+
+def _value(checkpoint: Checkpoint) -> int:
+    with checkpoint.as_directory() as directory:
+        return int(json.loads(Path(directory, "value.json").read_text()))
+
+
+def test_what_a_worker_finds_around_it(place: Place) -> None:
+    def function() -> dict[str, Any]:
+        context = train.get_context()
+        names = (
+            "RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE "
+            "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
+            "TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS"
+        )
+        return {
+            "world": [context.get_world_rank(), context.get_world_size()],
+            "local": [context.get_local_rank(), context.get_local_world_size(), context.get_node_rank()],
+            "names": [context.get_experiment_name(), context.get_trial_name(), context.get_trial_id()],
+            "dir": context.get_trial_dir(),
+            "storage": context.get_storage().uri,
+            "cwd": str(Path.cwd()),
+            "working_directory": context.get_storage().trial_working_directory,
+            "variables": {name: os.environ.get(name) for name in names.split()},
+        }
+
+    found = _fit(place, function, workers=2).return_value
+    assert found["world"] == [0, 2]
+    assert found["local"] == [0, 2, 0]
+    assert found["names"][0] == "run"
+    assert found["dir"] == found["storage"] == str(place.storage / "run")
+    assert found["cwd"] == found["working_directory"]
+    variables = found["variables"]
+    assert all(value for value in variables.values()), variables
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_WORLD_SIZE"]) == ("0", "2", "2")
+    assert variables["MASTER_ADDR"] == "127.0.0.1"
+    assert variables["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+
+def test_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
+
+    def function() -> list[Any]:
+        context = train.get_context()
+        mine = [context.get_world_rank(), context.get_local_rank(), context.get_node_rank()]
+        path = Path(os.environ["SEEN"], str(context.get_world_rank()))
+        path.write_text(json.dumps([*mine, os.environ["GROUP_WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]]))
+        train.collective.barrier()
+        return [json.loads(file.read_text()) for file in sorted(Path(os.environ["SEEN"]).iterdir())]
+
+    seen = place.root / "seen"
+    seen.mkdir()
+    found = _fit(place, function, workers=4, worker_runtime_env={"env_vars": {"SEEN": str(seen)}}).return_value
+    assert [one[:3] for one in found] == [[0, 0, 0], [1, 1, 0], [2, 0, 1], [3, 1, 1]]
+    assert all(one[3:] == ["2", "2"] for one in found)
+
+
+def test_collectives(place: Place) -> None:
+    def function() -> list[Any]:
+        rank = train.get_context().get_world_rank()
+        got = [train.collective.broadcast_from_rank_zero({"from": rank, "n": n}) for n in range(3)]
+        train.collective.barrier()
+        if rank == 1:
+            assert [one["from"] for one in got] == [0, 0, 0]
+        return got
+
+    assert _fit(place, function, workers=2).return_value == [{"from": 0, "n": n} for n in range(3)]
+
+
+def test_metrics_of_every_kind_come_back_as_they_were_reported(place: Place) -> None:
+    def function() -> None:
+        import numpy
+
+        plain = {"f": 1.5, "i": 3, "s": "word", "none": None, "yes": True}
+        train.report({**plain, "nested": {"a": {"b": 2}}, "np": numpy.float32(0.5)})
+        train.report({"nan": float("nan"), "inf": float("inf")})
+
+    result = _fit(place, function)
+    frame = result.metrics_dataframe
+    assert frame is not None
+    first = frame.iloc[0]
+    assert (first["f"], first["i"], first["s"], first["nested/a/b"], first["np"]) == (1.5, 3, "word", 2, 0.5)
+    assert result.metrics is not None
+    assert result.metrics["inf"] == float("inf") and result.metrics["nan"] != result.metrics["nan"]
+    assert set(result.metrics) == {"nan", "inf"}
+    assert result.checkpoint is None
+    assert result.best_checkpoints == []
+
+
+def test_a_metric_that_is_none_is_an_error_of_the_function(place: Place) -> None:
+    def function() -> None:
+        train.report({"bad": object()})
+
+    with pytest.raises(TrainingFailedError) as caught:
+        _fit(place, function)
+    (error,) = caught.value.worker_failures.values()
+    assert "bad" in str(error)
+
+
+def test_checkpoints_names_modes_and_all_that_were_reported(place: Place) -> None:
+    def function() -> list[Any]:
+        _save(1, checkpoint_dir_name="first")
+        _save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+        newest = train.get_checkpoint()
+        assert newest is not None and _value(newest) == 2
+        own = Path(train.get_context().get_storage().uri, "own")
+        own.mkdir()
+        (own / "value.json").write_text("3")
+        mode = CheckpointUploadMode.NO_UPLOAD
+        train.report({"value": 3}, checkpoint=Checkpoint.from_directory(own), checkpoint_upload_mode=mode)
+        directory = Path("let-go")
+        directory.mkdir()
+        (directory / "value.json").write_text("4")
+        mode = CheckpointUploadMode.ASYNC
+        train.report({"value": 4}, checkpoint=Checkpoint.from_directory(directory), checkpoint_upload_mode=mode)
+        assert not directory.exists()
+        found = train.get_all_reported_checkpoints()
+        return [[one.checkpoint.path.rpartition("/")[2], one.metrics["value"]] for one in found]
+
+    result = _fit(place, function)
+    assert [name for name, _ in result.return_value[:1]] == ["first"]
+    assert [value for _, value in result.return_value] == [1, 2, 3, 4]
+    assert [_value(checkpoint) for checkpoint, _ in result.best_checkpoints] == [1, 2, 3, 4]
+    assert {"first", "own"} <= {path.name for path in (place.storage / "run").iterdir()}
+    place.check_stored()
+
+
+def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Place) -> None:
+    def function() -> None:
+        _save(1, checkpoint_dir_name="same")
+        _save(2, checkpoint_dir_name="same")
+        _save(3)
+
+    from holdfast.errors import NameTaken
+
+    with pytest.raises(NameTaken, match="same"):
+        _fit(place, function)
+
+
+def test_two_ranks_with_the_same_file_are_told_apart(place: Place) -> None:
+    def function() -> None:
+        _save(train.get_context().get_world_rank())
+
+    from holdfast.errors import DuplicateFile
+
+    with pytest.raises(DuplicateFile, match=r"value\.json"):
+        _fit(place, function, workers=2)
+
+
+def test_the_best_are_kept_and_the_latest_besides(place: Place) -> None:
+    def function() -> None:
+        for value in (5, 1, 9, 3, 7, 2):
+            _save(value)
+
+    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="value", checkpoint_score_order="max")
+    result = _fit(place, function, checkpoint_config=config)
+    assert [metrics["value"] for _, metrics in result.best_checkpoints] == [2, 7, 9]
+    assert result.checkpoint is not None and _value(result.checkpoint) == 2
+    assert _value(result.get_best_checkpoint("value", "max")) == 9
+    assert _value(result.get_best_checkpoint("value", "min")) == 2
+    with pytest.raises(RuntimeError, match="Invalid metric name"):
+        result.get_best_checkpoint("nothing", "max")
+    assert len(list((place.storage / "run").glob("checkpoint_*"))) == 3
+
+
+def test_local_mode_runs_in_this_very_process(place: Place) -> None:
+    seen: list[Any] = []
+
+    def function(config: dict[str, Any]) -> int:
+        seen.append((os.getpid(), threading.current_thread() is threading.main_thread(), config["x"]))
+        checkpoint = train.get_checkpoint()
+        start = _value(checkpoint) if checkpoint is not None else 0
+        for value in range(start + 1, 4):
+            _save(value)
+            if value == 2 and start == 0:
+                raise RuntimeError("once")
+        return start
+
+    before = Path.cwd(), dict(os.environ)
+    failure = train.FailureConfig(max_failures=1)
+    result = _trainer(place, function, workers=0, config={"x": 1}, failure_config=failure).fit()
+    assert seen == [(os.getpid(), True, 1)] * 2
+    assert result.return_value == 2
+    assert result.metrics == {"value": 3}
+    assert (Path.cwd(), dict(os.environ)) == before
+    assert _trainer(place, function, workers=0, config={"x": 1}).fit().return_value == 2
+    assert len(seen) == 2
+
+
+def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(place: Place) -> None:
+    def function() -> None:
+        if train.get_checkpoint() is None:
+            _save(1, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        _fit(place, function, workers=0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert _fit(place, function, workers=0).metrics == {"value": 1}
+
+
+def test_callbacks_are_told_and_cannot_harm(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Any] = []
+
+    class Listener(train.UserCallback):
+        def after_run_start(self, run_context: Any) -> None:
+            told.append(("start", run_context.name, run_context.train_loop_config))
+
+        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
+            told.append(("report", metrics, checkpoint is not None))
+
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            told.append(("exception", {rank: str(error) for rank, error in worker_exceptions.items()}))
+
+        def after_run_end(self, run_context: Any, status: str) -> None:
+            told.append(("end", status))
+
+    class Broken(train.UserCallback):
+        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
+            raise RuntimeError("a bug of the user's")
+
+    def function(config: dict[str, Any]) -> None:
+        if train.get_checkpoint() is None:
+            train.report({"plain": 1})
+            _save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+            raise ValueError("once")
+
+    failure = train.FailureConfig(max_failures=1)
+    _trainer(place, function, config={"a": 1}, callbacks=[Broken(), Listener()], failure_config=failure).fit()
+    assert told == [
+        ("start", "run", {"a": 1}),
+        ("report", [{"plain": 1}], False),
+        ("report", [{"value": 2}], True),
+        ("exception", {0: "once"}),
+        ("end", "finished"),
+    ]
+    assert "Broken.after_report failed" in caplog.text
+
+
+def test_a_run_is_found_by_its_path_and_continued(place: Place) -> None:
+    def function() -> int:
+        checkpoint = train.get_checkpoint()
+        if checkpoint is None:
+            _save(1)
+            raise ValueError("not yet")
+        return _value(checkpoint)
+
+    path = place.storage / "run"
+    assert not train.DataParallelTrainer.can_restore(path)
+    with pytest.raises(TrainingFailedError):
+        _fit(place, function)
+    failed = Result.from_path(f"{path}/")
+    assert isinstance(failed.error, TrainingFailedError)
+    assert train.DataParallelTrainer.can_restore(path)
+    restored = train.DataParallelTrainer.restore(path, function)
+    assert restored.fit().return_value == 1
+    with pytest.raises(ConfigError, match="there is no run"):
+        train.DataParallelTrainer.restore(place.storage / "other", function)
+
+
+def test_a_run_may_start_from_another_runs_checkpoint(place: Place) -> None:
+    def function() -> int:
+        checkpoint = train.get_checkpoint()
+        assert checkpoint is not None
+        value = _value(checkpoint)
+        _save(value + 1)
+        return value
+
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "value.json").write_text("41")
+        first = train.DataParallelTrainer(
+            function,
+            run_config=RunConfig(name="run", storage_path=place.storage),
+            resume_from_checkpoint=Checkpoint.from_directory(directory),
+        ).fit()
+    assert first.return_value == 41
+    assert first.checkpoint is not None and _value(first.checkpoint) == 42
+
+
+def test_a_relative_storage_path_is_a_path(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.root.joinpath("here").mkdir()
+    monkeypatch.chdir(place.root / "here")
+    result = _fit(place, lambda: "done", storage_path="runs")
+    assert result.path == str(place.root / "here" / "runs" / "run")
+    assert Result.from_path("runs/run").return_value == "done"
+
+
+def test_a_function_that_cannot_be_sent_is_refused_before_anything_starts(place: Place) -> None:
+    lock = threading.Lock()
+
+    def function() -> bool:
+        return lock.locked()
+
+    with pytest.raises(ConfigError, match="cannot be sent to the workers"):
+        _fit(place, function)
+    assert not (place.storage / "run").exists()

@@ -1,0 +1,146 @@
+"""What a run leaves in storage for people and tools, and that it can be read back from anywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs.place import Place
+
+from holdfast import train
+from holdfast.errors import TrainingFailedError
+from holdfast.train import Checkpoint, Result, RunConfig, ScalingConfig, SyncConfig
+
+
+def _learn(config: dict[str, Any]) -> str:
+    """Four reports, a checkpoint with every second; dies once after the third."""
+    checkpoint = train.get_checkpoint()
+    start = 0
+    if checkpoint is not None:
+        with checkpoint.as_directory() as directory:
+            start = int(Path(directory, "step").read_text())
+    for step in range(start, 4):
+        if step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise OSError("the disk hiccuped")
+        print(f"step {step}")
+        phase = "warm" if step < 2 else "hot"
+        metrics = {"loss": 1 / (step + 1), "lr": {"head": 0.1 * config["scale"]}, "phase": phase}
+        if step % 2 == 0:
+            train.report(metrics)
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step + 1))
+            train.report(metrics, checkpoint=Checkpoint.from_directory(directory))
+    return "learned"
+
+
+def _fit(place: Place, max_failures: int = 1, **run: Any) -> Result:
+    return train.DataParallelTrainer(
+        _learn,
+        train_loop_config={"scale": 2, "layers": [1, 2]},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(
+            name="run",
+            storage_path=place.storage,
+            failure_config=train.FailureConfig(max_failures=max_failures),
+            **run,
+        ),
+    ).fit()
+
+
+def test_the_files_of_a_run(place: Place) -> None:
+    _fit(place)
+    run = place.storage / "run"
+    lines = [json.loads(line) for line in (run / "result.json").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [1.0, 1 / 2, 1 / 3, 1 / 4]
+    assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4]
+    assert lines[1]["checkpoint_dir_name"] == "checkpoint_000000"
+    with (run / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["lr/head"]) for row in rows] == [0.2] * 4
+    assert [row["phase"] for row in rows] == ["warm", "warm", "hot", "hot"]
+    params = json.loads((run / "params.json").read_text())
+    assert params["train_loop_config"] == {"scale": 2, "layers": [1, 2]}
+    assert not (run / "error.txt").exists()
+    assert sorted(path.name for path in run.glob("checkpoint_*")) == ["checkpoint_000000", "checkpoint_000001"]
+    assert (run / "checkpoint_000001" / "step").read_text() == "4"
+    assert "step 0" in place.log(1, 0)
+    assert "the disk hiccuped" in place.log(1, 0)
+    assert not [path for path in run.rglob("*") if path.suffix in (".pkl", ".pickle")]
+
+
+def test_tensorboard_reads_one_curve_in_spite_of_the_recovery(place: Place) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _fit(place)
+    events = EventAccumulator(str(place.storage / "run"))
+    events.Reload()
+    assert {"loss", "lr/head"} <= set(events.Tags()["scalars"])
+    curve = [(event.step, round(event.value, 6)) for event in events.Scalars("loss")]
+    assert curve == [(1, 1.0), (2, 0.5), (3, round(1 / 3, 6)), (4, 0.25)]
+
+
+def test_a_failed_run_says_why_in_a_file_and_in_its_result(place: Place) -> None:
+    with pytest.raises(TrainingFailedError, match="the disk hiccuped"):
+        _fit(place, max_failures=0)
+    text = (place.storage / "run" / "error.txt").read_text()
+    assert "OSError: the disk hiccuped" in text
+    assert "_learn" in text
+    result = Result.from_path(place.storage / "run")
+    assert isinstance(result.error, TrainingFailedError)
+    assert isinstance(result.error.worker_failures[0], OSError)
+    assert result.metrics is not None and result.metrics["loss"] == 1 / 3
+    assert result.checkpoint is not None and result.checkpoint.path.endswith("checkpoint_000000")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts its storage read-only")
+def test_a_result_is_read_from_read_only_storage(place: Place) -> None:
+    done = _fit(place)
+    mounted = place.root / "mounted"
+    mounted.mkdir()
+    subprocess.run(["mount", "--bind", place.storage, mounted], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", mounted], check=True)
+        with pytest.raises(OSError):
+            (mounted / "probe").touch()
+        result = Result.from_path(mounted / "run")
+        assert result.return_value == "learned"
+        assert result.metrics == done.metrics
+        assert result.checkpoint is not None
+        with result.checkpoint.as_directory() as directory:
+            assert Path(directory, "step").read_text() == "4"
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+def test_a_moved_run_is_read_and_knows_its_new_place(place: Place) -> None:
+    _fit(place)
+    moved = place.root / "elsewhere"
+    (place.storage / "run").rename(moved)
+    result = Result.from_path(moved)
+    assert result.return_value == "learned"
+    assert result.checkpoint is not None
+    assert result.checkpoint.path == str(moved / "checkpoint_000001")
+
+
+def test_artifacts_are_synced_when_asked_for_and_never_mix_with_the_runs_own(place: Place) -> None:
+    def function() -> None:
+        Path("plots").mkdir()
+        Path("plots", f"rank_{train.get_context().get_world_rank()}.txt").write_text("a plot")
+        Path("result.json").write_text("not yours")
+
+    for name, sync in (("with", True), ("without", False)):
+        train.DataParallelTrainer(
+            function,
+            run_config=RunConfig(name=name, storage_path=place.storage, sync_config=SyncConfig(sync_artifacts=sync)),
+        ).fit()
+    assert (place.storage / "with" / "plots" / "rank_0.txt").read_text() == "a plot"
+    assert not (place.storage / "without" / "plots").exists()
+    own = place.storage / "with" / "result.json"
+    assert not own.exists() or "not yours" not in own.read_text()

@@ -1,0 +1,106 @@
+"""Runs on storage that is no local disk: S3 servers of both kinds, with outages, and any pyarrow filesystem."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract import servers
+from tests.faults.programs import jobs
+from tests.faults.programs.drive import trainer
+from tests.faults.programs.place import Place
+from tests.faults.programs.proxy import line_to
+
+from holdfast.checkpoint.verify import verify
+from holdfast.storage.locate import join, open_store
+from holdfast.train import Result
+
+_STEPS = 12
+_KILLED = {"steps": _STEPS, "every": 3, "faults": {"1:1:4": "kill", "2:0:8": "raise"}}
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[servers.Server]:
+    with servers.moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    with servers.rclone_s3(tmp_path_factory.mktemp("rclone-s3")) as server:
+        yield server
+
+
+def _check(result: Result, filesystem: object | None, path: str) -> None:
+    assert result.return_value == jobs.undisturbed(_STEPS)[-1]
+    frame = result.metrics_dataframe
+    assert frame is not None
+    assert list(frame["loss"]) == jobs.losses(_STEPS)
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as directory:
+        for rank in (0, 1):
+            assert json.loads(Path(directory, f"rank_{rank}.json").read_text()) == jobs.undisturbed(_STEPS, rank)[-1]
+    store = open_store(path, filesystem)
+    report = verify(store, deep=True)
+    assert report.intact and len(report.ok) == _STEPS // 3
+    lines = store.get("result.json").splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == jobs.losses(_STEPS)
+    assert {entry.key for entry in store.list("logs")} >= {"logs/generation_000001/rank_1.log"}
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["moto", "rclone"])
+def test_a_run_on_s3_survives_killed_workers(
+    moto: servers.Server, rclone: servers.Server, place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = moto if kind == "moto" else rclone
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    uri = server.uri(server.new_bucket(), "runs")
+    done = trainer(storage=uri, config=_KILLED, failure={"max_failures": 2}).fit()
+    run = join(uri, "run")
+    _check(done, None, run)
+    _check(Result.from_path(run), None, run)
+    again = trainer(storage=uri, config=_KILLED, failure={"max_failures": 2}).fit()
+    assert again.return_value == done.return_value
+
+
+def test_a_run_on_s3_waits_for_an_outage_to_end(
+    moto: servers.Server, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    with line_to(moto.endpoint) as (endpoint, line):
+        near = servers.Server("s3", endpoint, moto.environment, moto.make_bucket)
+        uri = near.uri(near.new_bucket(), "runs")
+        config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
+        driver = place.drive(config, storage=uri)
+        driver.expect("CheckpointCommitted", iteration=6)
+        line.cut()
+        place.let_go()
+        assert line.refused.wait(60)
+        line.mend()
+        driver.value()
+        run = join(uri, "run")
+        _check(Result.from_path(run), None, run)
+
+
+@pytest.mark.parametrize("kind", ["subtree", "fsspec"])
+def test_a_run_on_a_custom_filesystem(place: Place, kind: str) -> None:
+    from pyarrow import fs
+
+    root = place.root / "custom"
+    root.mkdir()
+    if kind == "subtree":
+        filesystem, path = fs.SubTreeFileSystem(str(root), fs.LocalFileSystem()), "runs"
+    else:
+        from fsspec.implementations.local import LocalFileSystem
+
+        filesystem, path = fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem())), str(root / "runs")
+    run = {"storage_filesystem": filesystem}
+    done = trainer(storage=path, config=_KILLED, failure={"max_failures": 2}, run=run).fit()
+    _check(done, filesystem, f"{path}/run")
+    assert (root / "runs" / "run" / "checkpoint_000003" / "rank_1.json").exists()

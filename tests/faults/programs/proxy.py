@@ -1,0 +1,91 @@
+"""A line to a server that can be cut and mended."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+__all__ = ["Line", "line_to"]
+
+
+class Line:
+    """Passes bytes on while it is whole. While it is cut, connections are closed as soon as they are made."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._whole = True
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self.refused = threading.Event()
+        """Set once somebody has met the cut line."""
+
+    def cut(self) -> None:
+        self.refused.clear()
+        with self._lock:
+            self._whole = False
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._whole = True
+
+    def serve(self, client: socket.socket) -> None:
+        """One connection, to its end."""
+        if not self._whole:
+            self.refused.set()
+            return
+        with socket.create_connection(self._target) as server:
+            ends = {client, server}
+            with self._lock:
+                self._open |= ends
+            try:
+                with suppress(OSError):
+                    _pass_on(client, server)
+            finally:
+                with self._lock:
+                    self._open -= ends
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(one, selectors.EVENT_READ, other)
+        selector.register(other, selectors.EVENT_READ, one)
+        while True:
+            for key, _ in selector.select():
+                source = key.fileobj
+                assert isinstance(source, socket.socket)
+                data = source.recv(1 << 16)
+                if not data:
+                    return
+                key.data.sendall(data)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = False
+    block_on_close = True
+
+
+@contextmanager
+def line_to(endpoint: str) -> Iterator[tuple[str, Line]]:
+    """The endpoint of a line to `endpoint` ("http://host:port"), and the line."""
+    host, _, port = endpoint.removeprefix("http://").partition(":")
+    line = Line((host, int(port)))
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            line.serve(self.request)
+
+    with _Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="line")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", line
+        finally:
+            server.shutdown()
+            line.cut()
+            thread.join()
