@@ -50,6 +50,8 @@ class Parts:
         self._executor = executor
         self._buffers = buffers
         self._parts: dict[tuple[int, int, int], _Part] = {}
+        self._samples: dict[int, dict[str, str]] = {}
+        """What `upload_memory` keeps from one checkpoint to the next, for each rank."""
 
     def take(self, generation: int, rank: int, message: WorkerReport) -> None:
         """A worker reported; remember the part that came with it, if any."""
@@ -72,7 +74,8 @@ class Parts:
             if part is None:
                 raise NotFound(f"Rank {order.rank} gave this agent no checkpoint with its report {order.number}.")
             memory = None if part.snapshot is None else self._buffers.files(part.snapshot)
-            work = functools.partial(_store_part, part, memory, order, store, threads)
+            samples = self._samples.setdefault(order.rank, {})
+            work = functools.partial(_store_part, part, memory, samples, order, store, threads)
             files, sent_bytes = await loop.run_in_executor(self._executor, work)
             if part.snapshot is not None and not self._buffers.is_intact(part.snapshot):
                 raise CheckpointError(f"The snapshot of rank {order.rank} was written to while it was being stored.")
@@ -109,6 +112,7 @@ class Parts:
 def _store_part(
     part: _Part,
     memory: dict[str, memoryview] | None,
+    samples: dict[str, str],
     order: Upload,
     open_store: Callable[[], Store],
     threads: int,
@@ -135,7 +139,7 @@ def _store_part(
         "on_sent": on_sent,
     }
     if memory is not None:
-        files = upload_memory(open_store(), order.draft, memory, **upload)
+        files = upload_memory(open_store(), order.draft, memory, samples=samples, **upload)
     elif part.staged is not None:
         files = upload_part(open_store(), order.draft, part.staged, **upload)
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from holdfast.checkpoint.manifest import decode
 from holdfast.checkpoint.reservation import decode_reservation
 from holdfast.core.parts import Draft, FileEntry
 from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
-from holdfast.storage.hashing import digest_file, digest_memory, size_of
+from holdfast.storage.hashing import digest_file, digest_memory, sample_memory, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source, Store
 
 __all__ = ["merge_parts", "reference_existing", "upload_memory", "upload_part"]
@@ -66,14 +66,19 @@ def upload_memory(
     *,
     rank: int,
     parent_files: Sequence[FileEntry] | None,
+    samples: MutableMapping[str, str] | None = None,
     threads: int = 4,
     on_bytes: OnBytes | None = None,
     on_sent: OnBytes | None = None,
 ) -> list[FileEntry]:
-    """Like `upload_part`, for files that lie in memory and that nobody changes before this returns."""
+    """Like `upload_part`, for files that lie in memory and that nobody changes before this returns.
+
+    `samples` is what the caller keeps from one checkpoint to the next and knows nothing about: it tells which files
+    have surely changed, so that these are hashed while they are written and not before.
+    """
     if reserved := sorted(path for path in files if layout.is_sidecar(path)):
         raise ConfigError(f"{reserved[0]} is a name that holdfast keeps for itself: choose another.")
-    part = _Part(store, draft, rank, parent_files or (), on_bytes, on_sent)
+    part = _Part(store, draft, rank, parent_files or (), on_bytes, on_sent, samples)
     return part.run({path: InMemory(view) for path, view in files.items()}, threads)
 
 
@@ -114,8 +119,10 @@ class _Part:
         parent_files: Sequence[FileEntry],
         on_bytes: OnBytes | None,
         on_sent: OnBytes | None,
+        samples: MutableMapping[str, str] | None = None,
     ) -> None:
         self._on_sent = on_sent
+        self._samples = {} if samples is None else samples
         self._store = store
         self._draft = draft
         self._rank = rank
@@ -153,7 +160,7 @@ class _Part:
     def _one(self, path: str, source: Source) -> FileEntry:
         key = layout.key_of(self._draft.name, path)
         try:
-            found = self._digest_if_known_size(source)
+            found = self._digest_if_worth_while(path, source)
             if found is not None and self._copied(key, found):
                 digest = found
             else:
@@ -166,11 +173,16 @@ class _Part:
             ) from error
         return FileEntry(path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, rank=self._rank)
 
-    def _digest_if_known_size(self, source: Source) -> Digest | None:
+    def _digest_if_worth_while(self, path: str, source: Source) -> Digest | None:
         """What the source hashes to, if the parent may have the same bytes; None where it cannot."""
+        seen = self._samples.get(path)
+        if isinstance(source, InMemory):
+            self._samples[path] = sample = sample_memory(source.view)
         if size_of(source) not in self._known_sizes:
             return None
-        return digest_memory(source.view, self._look) if isinstance(source, InMemory) else digest_file(source)
+        if not isinstance(source, InMemory):
+            return digest_file(source)
+        return None if seen is not None and seen != sample else digest_memory(source.view, self._look)
 
     def _copied(self, key: str, digest: Digest) -> bool:
         """Whether the parent had the same bytes and they are under `key` now."""

@@ -15,12 +15,17 @@ from holdfast.checkpoint.upload import upload_memory
 from holdfast.checkpoint.verify import verify
 from holdfast.core.parts import FileEntry
 from holdfast.errors import CheckpointError, ConfigError
+from holdfast.storage.hashing import digest_memory
 from holdfast.storage.posix import PosixStore
-from holdfast.storage.store import Store
+from holdfast.storage.store import Digest, OnBytes, Store
 
 
 def _store_checkpoint(
-    store: Store, files: Mapping[str, bytes], parent: Sequence[FileEntry] = (), threads: int = 4
+    store: Store,
+    files: Mapping[str, bytes],
+    parent: Sequence[FileEntry] = (),
+    threads: int = 4,
+    samples: dict[str, str] | None = None,
 ) -> tuple[list[FileEntry], int]:
     sent: list[int] = []
     draft = reserve(store, epoch=0)
@@ -30,6 +35,7 @@ def _store_checkpoint(
         {path: memoryview(data) for path, data in files.items()},
         rank=3,
         parent_files=parent,
+        samples=samples,
         threads=threads,
         on_sent=sent.append,
     )
@@ -53,6 +59,28 @@ def test_only_what_changed_is_sent(tmp_path: Path, threads: int) -> None:
     same = (tmp_path / "checkpoint_000000" / "part/1").stat(), (tmp_path / "checkpoint_000001" / "part/1").stat()
     assert same[0].st_ino == same[1].st_ino or same[0].st_blocks  # a hard link, or a reflink
     assert {entry.path for entry in again} == set(files)
+
+
+def test_what_surely_changed_is_not_hashed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, samples = PosixStore(tmp_path), dict[str, str]()
+    hashed: list[int] = []
+
+    def spied(view: memoryview, on_block: OnBytes | None = None) -> Digest:
+        hashed.append(view.nbytes)
+        return digest_memory(view, on_block)
+
+    monkeypatch.setattr("holdfast.checkpoint.upload.digest_memory", spied)
+    first = bytearray(os.urandom(3_000_000))
+    entries, _ = _store_checkpoint(store, {"a": bytes(first), "b": b"b" * 100_000}, samples=samples)
+    everywhere = {"a": os.urandom(3_000_000), "b": b"b" * 100_000}
+    entries, sent = _store_checkpoint(store, everywhere, entries, samples=samples)
+    assert (hashed, sent) == ([100_000], 3_000_000)
+    somewhere = bytearray(everywhere["a"])
+    somewhere[5000] ^= 1  # between the samples
+    entries, sent = _store_checkpoint(store, {**everywhere, "a": bytes(somewhere)}, entries, samples=samples)
+    assert (sorted(hashed), sent) == ([100_000, 100_000, 3_000_000], 3_000_000)
+    assert store.get("checkpoint_000002/a") == somewhere
+    assert verify(store, deep=True).intact
 
 
 def test_a_parent_that_is_gone_means_sending_it_all(tmp_path: Path) -> None:
