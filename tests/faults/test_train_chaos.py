@@ -15,6 +15,12 @@ from tests.faults.programs.place import Place
 _UNLIMITED = {"max_failures": -1}
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same death again and again is the point here; nobody shall wait for it."""
+    monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0")
+
+
 @contextmanager
 def _killing(place: Place, kills: int, seed: int, agents_every: int = 0) -> Iterator[Killer]:
     killer = Killer(place, kills, seed=seed, agents_every=agents_every)
@@ -36,9 +42,9 @@ def _config(steps: int, killer: Killer) -> dict[str, object]:
 
 def _survive(place: Place, kills: int, agents_every: int) -> None:
     with _killing(place, kills, seed=kills, agents_every=agents_every) as killer:
-        place.fit(_config(300, killer), failure=_UNLIMITED)
+        place.fit(_config(3 * kills, killer), failure=_UNLIMITED)
     assert killer.kills == kills
-    check_exact(place, 300)
+    check_exact(place, 3 * kills)
     counted = [end for end in ends(place) if end.counted]
     assert kills / 3 < len(counted) <= kills  # a second kill may hit a generation that is dying already
     assert len(starts(place)) == len(counted) + 1

@@ -21,6 +21,7 @@ from holdfast.control.loop import Controller, Plan
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.control.terminal.terminal import say_complete
 from holdfast.core import records as r
+from holdfast.core.events import StopRequested
 from holdfast.errors import Fenced
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
@@ -78,8 +79,14 @@ def _drive(plan: Plan, lease: Lease, foreground: Foreground) -> str:
         ready.wait()
         for controller in controllers:
             foreground.connect(controller.post_threadsafe)
-        foreground.serve()
-        thread.join()
+        try:
+            foreground.serve()
+        except BaseException as error:  # nobody may leave this thread while the other one works
+            for controller in controllers:
+                controller.post_threadsafe(StopRequested(why=type(error).__name__, force=True))
+            raise
+        finally:
+            thread.join()
     journal.close()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

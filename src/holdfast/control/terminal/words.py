@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.storage.locate import join
+
 __all__ = ["brief_time", "cell", "count", "long_time", "moment", "name_ranks", "place", "printable", "trim"]
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -81,5 +83,5 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 def place(uri: str, name: str = "") -> str:
     """Where something lies: (local)/path for files, the URI for anything else."""
-    whole = f"{uri.rstrip('/')}/{name}" if name else uri
+    whole = join(uri, name) if name else uri
     return whole if "://" in whole else f"(local){whole}"
