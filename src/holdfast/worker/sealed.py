@@ -42,7 +42,8 @@ class SealedBuffer:
 
     def __init__(self, fd: int, *, writable: bool = True) -> None:
         self._fd = fd
-        self._access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        # A reader's view must not be marked read-only, or torch would copy from it twice: a private one does no harm.
+        self._access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
         self._memory: mmap.mmap | None = None
         self._mapped_bytes = 0
         self._ready_bytes = 0

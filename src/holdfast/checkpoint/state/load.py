@@ -17,6 +17,7 @@ from holdfast.checkpoint.state.revive import (
     Reference,
     join_pieces,
     load_torch,
+    look_at_tensor,
     make_array,
     make_tag,
     make_tensor,
@@ -147,6 +148,10 @@ class LoadedLeaves:
             self._made[key] = self._make(reference)
         made = self._made[key]
         return made[()] if reference.is_scalar else made
+
+    def look(self, reference: Reference) -> Any:
+        """A tensor of one part, only to be copied from, and only now."""
+        return look_at_tensor(reference, self.files.pieces(reference.name)[0][1])
 
     def _make(self, reference: Reference) -> Any:
         pieces = self.files.pieces(reference.name)

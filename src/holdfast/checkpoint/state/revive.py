@@ -22,6 +22,7 @@ __all__ = [
     "join_pieces",
     "load_numpy",
     "load_torch",
+    "look_at_tensor",
     "make_array",
     "make_tag",
     "make_tensor",
@@ -111,6 +112,14 @@ def make_tensor(reference: Reference, piece: Piece) -> Any:
         return _empty(torch, reference.shape, dtype)
     flat, own = _look_at(torch, piece, dtype)
     return (flat if own else flat.clone()).view(dtype).view(reference.shape)
+
+
+def look_at_tensor(reference: Reference, piece: Piece) -> Any:
+    """The same to be copied from at once: where possible it is the piece's own memory."""
+    torch = load_torch()
+    if 0 in reference.shape:
+        return _empty(torch, reference.shape, reference.dtype)
+    return _look_at(torch, piece, reference.dtype)[0].view(reference.dtype).view(reference.shape)
 
 
 def join_pieces(reference: Reference, pieces: Sequence[tuple[Chunk, Piece]]) -> Any:
