@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 TORCH := torch==2.13.0
 SEEDS ?= 2000
 
-.PHONY: help demo test lint types imports unit sim bench-store bench-train clean
+.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -58,6 +58,10 @@ bench-store: $(VENV)/.dev
 ## bench-train   start, reports and recovery against Ray Train and torchrun, as ratios
 bench-train: $(VENV)/.bench
 	$(BIN)/python -m bench.train
+
+## bench-checkpoint  stall and time to durable against torch, Ray Train and the machine, as ratios
+bench-checkpoint: $(VENV)/.bench
+	$(BIN)/python -m bench.checkpoint
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .hypothesis

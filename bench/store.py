@@ -26,7 +26,7 @@ from holdfast.storage.files import mount_kind
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Digest, OnBytes, Source
 
-__all__ = ["main"]
+__all__ = ["main", "parse_size"]
 
 _FILES = 20
 _CHANGED = 2
@@ -85,7 +85,7 @@ class _Counting:
 def main(arguments: list[str] | None = None) -> int:
     """Run all comparisons; 1 if an aim was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.store", description=__doc__)
-    parser.add_argument("--size", type=_size, default=_UNITS["GiB"], help="bytes of the directory (default 1GiB)")
+    parser.add_argument("--size", type=parse_size, default=_UNITS["GiB"], help="bytes of the directory (default 1GiB)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each comparison (default 3)")
     parser.add_argument("--dir", type=Path, default=None, help="where to work (default: the temporary directory)")
     given = parser.parse_args(arguments)
@@ -240,7 +240,8 @@ def _s3_root(bench: _Bench) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=memory if roomy else bench.scratch)
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Bytes from "256MiB"."""
     found = re.fullmatch(r"([0-9]+)\s*([KMG]iB)?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write 256MiB or 1GiB")

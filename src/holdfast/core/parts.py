@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Draft", "FileEntry", "MemoryFile", "Snapshot"]
+__all__ = ["Draft", "FileEntry", "MemoryFile", "Report", "Snapshot"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
