@@ -339,3 +339,14 @@ def test_a_function_that_cannot_be_sent_is_refused_before_anything_starts(place:
     with pytest.raises(ConfigError, match="cannot be sent to the workers"):
         _fit(place, function)
     assert not (place.storage / "run").exists()
+
+
+def test_fit_again_and_again_leaves_no_descriptor_and_no_thread(place: Place) -> None:
+    def function() -> None:
+        train.report({})
+
+    counts = []
+    for name in ("a", "b", "c"):
+        _fit(place, function, workers=2, name=name)
+        counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+    assert counts[1] == counts[2], counts
