@@ -74,15 +74,36 @@ def test_the_only_agent_is_killed(place: Place) -> None:
     assert gone and "SIGKILL" in gone[0].why
 
 
-def test_agents_are_killed_before_they_say_a_word(place: Place) -> None:
-    """In their first milliseconds, while Python starts; that is nobody's failure but the engine tries again."""
-    driver = place.drive({"steps": _STEPS, "every": 2})
-    kin.until(driver.agents, "an agent")
-    for agent in driver.agents():
-        os.kill(agent, signal.SIGKILL)
+def _stillborn(place: Place, count: int) -> dict[str, str]:
+    """The environment in which the first `count` agents die as soon as Python has started."""
+    directory = place.root / "site"
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(
+        "import os, pathlib\n"
+        f"deaths = pathlib.Path({str(place.root / 'deaths')!r})\n"
+        "if b'holdfast.agent' in pathlib.Path('/proc/self/cmdline').read_bytes():\n"
+        "    so_far = len(deaths.read_text()) if deaths.exists() else 0\n"
+        f"    if so_far < {count}:\n"
+        "        deaths.write_text('x' * (so_far + 1))\n"
+        "        os.kill(os.getpid(), 9)\n"
+    )
+    paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def test_an_agent_that_dies_before_its_first_word_is_nobodys_failure(place: Place) -> None:
+    driver = place.drive({"steps": _STEPS, "every": 2}, _stillborn(place, 2))
     driver.value()
     check_exact(place, _STEPS)
     assert ends(place) == []
+
+
+def test_agents_that_never_live_end_the_run_with_a_clear_error(place: Place) -> None:
+    driver = place.drive({"steps": _STEPS, "every": 2}, _stillborn(place, 1000))
+    raised = driver.raised()
+    assert raised["type"] == "RunError"
+    assert "No agent could be started" in raised["text"]
+    assert "SIGKILL" in raised["text"]
 
 
 def test_the_zygote_is_killed(place: Place) -> None:

@@ -145,12 +145,12 @@ _HANGS: list[tuple[dict[str, Any], str]] = [
 def test_a_hung_worker_is_found_its_stacks_are_kept_and_it_is_replaced(
     place: Place, faults: dict[str, Any], frame: str
 ) -> None:
-    failure = {"max_failures": 1, "progress_timeout_s": 2}
+    failure = {"max_failures": 1, "progress_timeout_s": 4}
     place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure=failure)
     check_exact(place, _STEPS)
     (end,) = ends(place)
     assert end.counted
-    assert "no progress for 2 s" in end.why
+    assert "no progress for 4 s" in end.why
     assert any(one.rank == 1 and "taken for hung" in one.cause for one in end.failures)
     assert frame in place.log(1, 1)
     assert "most recent call first" in place.log(1, 1)
