@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.programs import states
+from tests.faults.programs import dying_agent, states
 from tests.faults.programs.place import Place
 
 from holdfast import train
@@ -70,6 +70,18 @@ def test_the_agent_dies(place: Place, moment: str) -> None:
     _check(place, result)
 
 
+@pytest.mark.parametrize("step", [*range(1, 12), 19, 20])
+def test_the_agent_dies_while_it_stores(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning and the end of every file of the first checkpoint, and in the middle of the second."""
+    monkeypatch.setenv("PYTHONPATH", dying_agent.install(place.root / "path"))
+    monkeypatch.setenv("HOLDFAST_TEST_DIE_AT", str(step))
+    monkeypatch.setenv("HOLDFAST_TEST_DIED", str(place.root / "died"))
+    result = _fit(place, agent=True)
+    assert (place.root / "died").exists()
+    assert _failures(place) == 1
+    _check(place, result)
+
+
 @pytest.mark.parametrize("moment", ["half-copied", "unsealed"])
 def test_a_torn_buffer_is_not_trusted(place: Place, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory for one snapshot only, the newest commit itself is what is being overwritten."""
@@ -85,6 +97,13 @@ def test_without_memory_states_are_written_as_files(place: Place, monkeypatch: p
     assert _failures(place) == 2
     _check(place, result)
     assert "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in place.log(1, 0)
+
+
+def test_what_every_rank_reported_survives_the_failure_of_one(place: Place) -> None:
+    """Rank 1 fails when both ranks' reports have returned: the order to stop must not overtake them."""
+    result = _fit(place, workers=2, fates={"1:3": "peer-fails"}, sources={"2": "memory"})
+    assert _failures(place) == 1
+    _check(place, result)
 
 
 def test_every_rank_of_the_node_reads_one_ranks_snapshot(place: Place) -> None:

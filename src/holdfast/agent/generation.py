@@ -1,7 +1,8 @@
 """This agent's share of one generation: its wards, from `Start` to `Stopped`.
 
-Reports are gathered for a moment and sent together, at once when a checkpoint is among them. After `stop`
-nothing that its workers said reaches the controller any more; the parts that they handed over stay (`parts`).
+Reports are gathered for a moment and sent together, at once when a checkpoint is among them. While it is
+stopped only reports and errors are passed on, and when `stop` is over nothing more; the parts that its workers handed
+over stay (`parts`).
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class Generation:
         self.stopping = True
         for ward in self._wards.values():
             ward.drain()
+        self.flush()
         self._forwarder.flush()
         for log in self._logs:
             log.close()
@@ -145,8 +147,8 @@ class Generation:
     def _heard(self, ward: Ward, message: WorkerMessage) -> None:
         if isinstance(message, Imported):
             self._spawner.learn(message.modules)
-        elif self.stopping and not isinstance(message, Exited):
-            return
+        elif self.stopping and not isinstance(message, Exited | WorkerReport):
+            return  # but a `report` that has returned is kept, whatever happened meanwhile
         elif isinstance(message, WorkerReport):
             self._parts.take(self.number, ward.rank, message)
             self._reports.setdefault(ward.rank, []).append(message.report)
@@ -167,8 +169,7 @@ class Generation:
             self._timer = None
         gathered, self._reports = self._reports, {}
         for rank, reports in gathered.items():
-            if not self.stopping:
-                self._send(Reports(generation=self.number, rank=rank, reports=reports))
+            self._send(Reports(generation=self.number, rank=rank, reports=reports))
 
     def _send_logs(self, logs: Logs) -> None:
         self._send(logs)

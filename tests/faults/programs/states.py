@@ -41,17 +41,22 @@ def steps(config: _Config) -> int:
         raise AssertionError(f"report() had accepted step {_accepted(config)}, and it is lost: this is step {step}")
     while step < config["steps"]:
         step += 1
+        fate = config.get("fates", {}).get(f"{generation}:{step}")
         if rank != 0:
             train.report({"step": step})
+            if fate == "peer-fails":
+                _until_accepted(config, step)
+                raise ValueError("rank 1 fails")
             continue
-        fate = config.get("fates", {}).get(f"{generation}:{step}")
-        if fate is not None:
+        if fate in _FATES:
             _FATES[fate](config)
         checkpoint = train.Checkpoint.from_state(_state(step))
         train.report({"step": step, "source": source}, checkpoint=checkpoint)
         with Path(config["accepted"]).open("a") as file:
             file.write(f"{step}\n")
-        if fate is not None:
+        if fate == "peer-fails":
+            signal.pause()
+        if fate in _FATES:
             _afterwards(fate, config)
     return step
 
@@ -170,6 +175,10 @@ def _afterwards(fate: str, config: _Config) -> None:
         count = len(list(_run(config).glob("checkpoint_*/.reserved.json")))
         _until(lambda: len(list(_run(config).glob("checkpoint_*/.manifest.json"))) >= max(1, count))
     _die(config)
+
+
+def _until_accepted(config: _Config, step: int) -> None:
+    _until(lambda: _accepted(config) == step)
 
 
 def _until(condition: Callable[[], bool]) -> None:
