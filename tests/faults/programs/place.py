@@ -36,6 +36,7 @@ class Place:
         self.root = root
         self.storage = root / "storage"
         self.cache = root / "cache"
+        self._threads = set(threading.enumerate())
         self._gates: list[int] = []
         self._drivers: list[Driver] = []
         self.go = self.gate("go")
@@ -83,7 +84,8 @@ class Place:
     def check_nothing_left(self) -> None:
         """No process, no thread, nothing in the cache but what users put into their working directories."""
         kin.gone(*kin.marked(self.marker), within_s=10)
-        threads = [one.name for one in threading.enumerate() if one.name.startswith(("holdfast", "asyncio"))]
+        new = set(threading.enumerate()) - self._threads  # libraries that other tests used may have left some
+        threads = [one.name for one in new if one.name.startswith(("holdfast", "asyncio"))]
         assert threads == []
         left = [path for path in self.cache.rglob("*") if path.is_file() and "work" not in path.parts]
         assert left == []

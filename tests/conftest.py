@@ -1,0 +1,8 @@
+"""For every test: hypothesis judges what it finds, never how long the machine took."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
