@@ -67,17 +67,18 @@ def test_thousands_of_kills(place: Place) -> None:
 def _survive_drivers(place: Place, drivers: int, seed: int) -> None:
     """Each driver is killed at a random moment, together with whatever it was doing."""
     dice = random.Random(seed)
+    steps = 50 * drivers  # more than they can come to before they are killed
     with _killing(place, 10**9, seed=seed, agents_every=25) as killer:
         for _ in range(drivers):
-            driver = place.drive(_config(120, killer), failure=_UNLIMITED)
+            driver = place.drive(_config(steps, killer), failure=_UNLIMITED)
             wanted = dice.randrange(1, 25)
             driver.expect_any("Reported", count=wanted)
             driver.kill()
             driver.end()
     place.let_go()
-    last = place.drive(_config(120, killer), failure=_UNLIMITED)
+    last = place.drive(_config(steps, killer), failure=_UNLIMITED)
     last.value()
-    check_exact(place, 120)
+    check_exact(place, steps)
     kin.gone(*kin.marked(place.marker))
 
 
