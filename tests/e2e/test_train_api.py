@@ -7,46 +7,16 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.small import fit, make_trainer, save, value_of
 from tests.faults.programs.place import Place
 
 from holdfast import train
 from holdfast.errors import ConfigError, TrainingFailedError
-from holdfast.train import Checkpoint, CheckpointConfig, CheckpointUploadMode, Result, RunConfig, ScalingConfig
-
-Function = Callable[..., Any]
-
-
-def _trainer(
-    place: Place, function: Function, workers: int = 1, config: dict[str, Any] | None = None, **run: Any
-) -> train.DataParallelTrainer:
-    run = {"name": "run", "storage_path": place.storage, **run}
-    return train.DataParallelTrainer(
-        function,
-        train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(**run),
-    )
-
-
-def _fit(place: Place, function: Function, workers: int = 1, **run: Any) -> Result:
-    return _trainer(place, function, workers, **run).fit()
-
-
-def _save(value: int, **options: Any) -> None:
-    """Report a checkpoint that holds a number."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "value.json").write_text(json.dumps(value))
-        train.report({"value": value}, checkpoint=Checkpoint.from_directory(directory), **options)
-
-
-def _value(checkpoint: Checkpoint) -> int:
-    with checkpoint.as_directory() as directory:
-        return int(json.loads(Path(directory, "value.json").read_text()))
+from holdfast.train import Checkpoint, CheckpointUploadMode, Result, RunConfig
 
 
 def test_what_a_worker_finds_around_it(place: Place) -> None:
@@ -68,7 +38,7 @@ def test_what_a_worker_finds_around_it(place: Place) -> None:
             "variables": {name: os.environ.get(name) for name in names.split()},
         }
 
-    found = _fit(place, function, workers=2).return_value
+    found = fit(place, function, workers=2).return_value
     assert found["world"] == [0, 2]
     assert found["local"] == [0, 2, 0]
     assert found["names"][0] == "run"
@@ -94,7 +64,7 @@ def test_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
     seen = place.root / "seen"
     seen.mkdir()
-    found = _fit(place, function, workers=4, worker_runtime_env={"env_vars": {"SEEN": str(seen)}}).return_value
+    found = fit(place, function, workers=4, worker_runtime_env={"env_vars": {"SEEN": str(seen)}}).return_value
     assert [one[:3] for one in found] == [[0, 0, 0], [1, 1, 0], [2, 0, 1], [3, 1, 1]]
     assert all(one[3:] == ["2", "2"] for one in found)
 
@@ -108,7 +78,7 @@ def test_collectives(place: Place) -> None:
             assert [one["from"] for one in got] == [0, 0, 0]
         return got
 
-    assert _fit(place, function, workers=2).return_value == [{"from": 0, "n": n} for n in range(3)]
+    assert fit(place, function, workers=2).return_value == [{"from": 0, "n": n} for n in range(3)]
 
 
 def test_metrics_of_every_kind_come_back_as_they_were_reported(place: Place) -> None:
@@ -119,7 +89,7 @@ def test_metrics_of_every_kind_come_back_as_they_were_reported(place: Place) -> 
         train.report({**plain, "nested": {"a": {"b": 2}}, "np": numpy.float32(0.5)})
         train.report({"nan": float("nan"), "inf": float("inf")})
 
-    result = _fit(place, function)
+    result = fit(place, function)
     frame = result.metrics_dataframe
     assert frame is not None
     first = frame.iloc[0]
@@ -136,75 +106,9 @@ def test_a_metric_that_is_none_is_an_error_of_the_function(place: Place) -> None
         train.report({"bad": object()})
 
     with pytest.raises(TrainingFailedError) as caught:
-        _fit(place, function)
+        fit(place, function)
     (error,) = caught.value.worker_failures.values()
     assert "bad" in str(error)
-
-
-def test_checkpoints_names_modes_and_all_that_were_reported(place: Place) -> None:
-    def function() -> list[Any]:
-        _save(1, checkpoint_dir_name="first")
-        _save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
-        newest = train.get_checkpoint()
-        assert newest is not None and _value(newest) == 2
-        own = Path(train.get_context().get_storage().uri, "own")
-        own.mkdir()
-        (own / "value.json").write_text("3")
-        mode = CheckpointUploadMode.NO_UPLOAD
-        train.report({"value": 3}, checkpoint=Checkpoint.from_directory(own), checkpoint_upload_mode=mode)
-        directory = Path("let-go")
-        directory.mkdir()
-        (directory / "value.json").write_text("4")
-        mode = CheckpointUploadMode.ASYNC
-        train.report({"value": 4}, checkpoint=Checkpoint.from_directory(directory), checkpoint_upload_mode=mode)
-        assert not directory.exists()
-        found = train.get_all_reported_checkpoints()
-        return [[one.checkpoint.path.rpartition("/")[2], one.metrics["value"]] for one in found]
-
-    result = _fit(place, function)
-    assert [name for name, _ in result.return_value[:1]] == ["first"]
-    assert [value for _, value in result.return_value] == [1, 2, 3, 4]
-    assert [_value(checkpoint) for checkpoint, _ in result.best_checkpoints] == [1, 2, 3, 4]
-    assert {"first", "own"} <= {path.name for path in (place.storage / "run").iterdir()}
-    place.check_stored()
-
-
-def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Place) -> None:
-    def function() -> None:
-        _save(1, checkpoint_dir_name="same")
-        _save(2, checkpoint_dir_name="same")
-        _save(3)
-
-    from holdfast.errors import NameTaken
-
-    with pytest.raises(NameTaken, match="same"):
-        _fit(place, function)
-
-
-def test_two_ranks_with_the_same_file_are_told_apart(place: Place) -> None:
-    def function() -> None:
-        _save(train.get_context().get_world_rank())
-
-    from holdfast.errors import DuplicateFile
-
-    with pytest.raises(DuplicateFile, match=r"value\.json"):
-        _fit(place, function, workers=2)
-
-
-def test_the_best_are_kept_and_the_latest_besides(place: Place) -> None:
-    def function() -> None:
-        for value in (5, 1, 9, 3, 7, 2):
-            _save(value)
-
-    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="value", checkpoint_score_order="max")
-    result = _fit(place, function, checkpoint_config=config)
-    assert [metrics["value"] for _, metrics in result.best_checkpoints] == [2, 7, 9]
-    assert result.checkpoint is not None and _value(result.checkpoint) == 2
-    assert _value(result.get_best_checkpoint("value", "max")) == 9
-    assert _value(result.get_best_checkpoint("value", "min")) == 2
-    with pytest.raises(RuntimeError, match="Invalid metric name"):
-        result.get_best_checkpoint("nothing", "max")
-    assert len(list((place.storage / "run").glob("checkpoint_*"))) == 3
 
 
 def test_local_mode_runs_in_this_very_process(place: Place) -> None:
@@ -213,35 +117,35 @@ def test_local_mode_runs_in_this_very_process(place: Place) -> None:
     def function(config: dict[str, Any]) -> int:
         seen.append((os.getpid(), threading.current_thread() is threading.main_thread(), config["x"]))
         checkpoint = train.get_checkpoint()
-        start = _value(checkpoint) if checkpoint is not None else 0
+        start = value_of(checkpoint) if checkpoint is not None else 0
         for value in range(start + 1, 4):
-            _save(value)
+            save(value)
             if value == 2 and start == 0:
                 raise RuntimeError("once")
         return start
 
     before = Path.cwd(), dict(os.environ)
     failure = train.FailureConfig(max_failures=1)
-    result = _trainer(place, function, workers=0, config={"x": 1}, failure_config=failure).fit()
+    result = make_trainer(place, function, workers=0, config={"x": 1}, failure_config=failure).fit()
     assert seen == [(os.getpid(), True, 1)] * 2
     assert result.return_value == 2
     assert result.metrics == {"value": 3}
     assert (Path.cwd(), dict(os.environ)) == before
-    assert _trainer(place, function, workers=0, config={"x": 1}).fit().return_value == 2
+    assert make_trainer(place, function, workers=0, config={"x": 1}).fit().return_value == 2
     assert len(seen) == 2
 
 
 def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(place: Place) -> None:
     def function() -> None:
         if train.get_checkpoint() is None:
-            _save(1, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+            save(1, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()
 
     with pytest.raises(KeyboardInterrupt):
-        _fit(place, function, workers=0)
+        fit(place, function, workers=0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert _fit(place, function, workers=0).metrics == {"value": 1}
+    assert fit(place, function, workers=0).metrics == {"value": 1}
 
 
 def test_callbacks_are_told_and_cannot_harm(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,11 +171,11 @@ def test_callbacks_are_told_and_cannot_harm(place: Place, caplog: pytest.LogCapt
     def function(config: dict[str, Any]) -> None:
         if train.get_checkpoint() is None:
             train.report({"plain": 1})
-            _save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+            save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
             raise ValueError("once")
 
     failure = train.FailureConfig(max_failures=1)
-    _trainer(place, function, config={"a": 1}, callbacks=[Broken(), Listener()], failure_config=failure).fit()
+    make_trainer(place, function, config={"a": 1}, callbacks=[Broken(), Listener()], failure_config=failure).fit()
     assert told == [
         ("start", "run", {"a": 1}),
         ("report", [{"plain": 1}], False),
@@ -286,14 +190,14 @@ def test_a_run_is_found_by_its_path_and_continued(place: Place) -> None:
     def function() -> int:
         checkpoint = train.get_checkpoint()
         if checkpoint is None:
-            _save(1)
+            save(1)
             raise ValueError("not yet")
-        return _value(checkpoint)
+        return value_of(checkpoint)
 
     path = place.storage / "run"
     assert not train.DataParallelTrainer.can_restore(path)
     with pytest.raises(TrainingFailedError):
-        _fit(place, function)
+        fit(place, function)
     failed = Result.from_path(f"{path}/")
     assert isinstance(failed.error, TrainingFailedError)
     assert train.DataParallelTrainer.can_restore(path)
@@ -307,8 +211,8 @@ def test_a_run_may_start_from_another_runs_checkpoint(place: Place) -> None:
     def function() -> int:
         checkpoint = train.get_checkpoint()
         assert checkpoint is not None
-        value = _value(checkpoint)
-        _save(value + 1)
+        value = value_of(checkpoint)
+        save(value + 1)
         return value
 
     with tempfile.TemporaryDirectory() as directory:
@@ -319,13 +223,13 @@ def test_a_run_may_start_from_another_runs_checkpoint(place: Place) -> None:
             resume_from_checkpoint=Checkpoint.from_directory(directory),
         ).fit()
     assert first.return_value == 41
-    assert first.checkpoint is not None and _value(first.checkpoint) == 42
+    assert first.checkpoint is not None and value_of(first.checkpoint) == 42
 
 
 def test_a_relative_storage_path_is_a_path(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.root.joinpath("here").mkdir()
     monkeypatch.chdir(place.root / "here")
-    result = _fit(place, lambda: "done", storage_path="runs")
+    result = fit(place, lambda: "done", storage_path="runs")
     assert result.path == str(place.root / "here" / "runs" / "run")
     assert Result.from_path("runs/run").return_value == "done"
 
@@ -337,7 +241,7 @@ def test_a_function_that_cannot_be_sent_is_refused_before_anything_starts(place:
         return lock.locked()
 
     with pytest.raises(ConfigError, match="cannot be sent to the workers"):
-        _fit(place, function)
+        fit(place, function)
     assert not (place.storage / "run").exists()
 
 
@@ -347,6 +251,6 @@ def test_fit_again_and_again_leaves_no_descriptor_and_no_thread(place: Place) ->
 
     counts = []
     for name in ("a", "b", "c"):
-        _fit(place, function, workers=2, name=name)
+        fit(place, function, workers=2, name=name)
         counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
     assert counts[1] == counts[2], counts

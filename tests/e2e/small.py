@@ -1,0 +1,46 @@
+"""What the end-to-end tests of the training API share: a small trainer in a test's own place, and one-number states."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.programs.place import Place
+
+from holdfast import train
+from holdfast.train import Checkpoint, Result, RunConfig, ScalingConfig
+
+__all__ = ["Function", "fit", "make_trainer", "save", "value_of"]
+
+Function = Callable[..., Any]
+
+
+def make_trainer(
+    place: Place, function: Function, workers: int = 1, config: dict[str, Any] | None = None, **run: Any
+) -> train.DataParallelTrainer:
+    run = {"name": "run", "storage_path": place.storage, **run}
+    return train.DataParallelTrainer(
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(**run),
+    )
+
+
+def fit(place: Place, function: Function, workers: int = 1, **run: Any) -> Result:
+    return make_trainer(place, function, workers, **run).fit()
+
+
+def save(value: int, **options: Any) -> None:
+    """Report a checkpoint that holds a number."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "value.json").write_text(json.dumps(value))
+        train.report({"value": value}, checkpoint=Checkpoint.from_directory(directory), **options)
+
+
+def value_of(checkpoint: Checkpoint) -> int:
+    with checkpoint.as_directory() as directory:
+        return int(json.loads(Path(directory, "value.json").read_text()))

@@ -1,0 +1,79 @@
+"""Checkpoints through the training API: names, modes, who wins, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.small import fit, save, value_of
+from tests.faults.programs.place import Place
+
+from holdfast import train
+from holdfast.train import Checkpoint, CheckpointConfig, CheckpointUploadMode
+
+
+def test_checkpoints_names_modes_and_all_that_were_reported(place: Place) -> None:
+    def function() -> list[Any]:
+        save(1, checkpoint_dir_name="first")
+        save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+        newest = train.get_checkpoint()
+        assert newest is not None and value_of(newest) == 2
+        own = Path(train.get_context().get_storage().uri, "own")
+        own.mkdir()
+        (own / "value.json").write_text("3")
+        mode = CheckpointUploadMode.NO_UPLOAD
+        train.report({"value": 3}, checkpoint=Checkpoint.from_directory(own), checkpoint_upload_mode=mode)
+        directory = Path("let-go")
+        directory.mkdir()
+        (directory / "value.json").write_text("4")
+        mode = CheckpointUploadMode.ASYNC
+        train.report({"value": 4}, checkpoint=Checkpoint.from_directory(directory), checkpoint_upload_mode=mode)
+        assert not directory.exists()
+        found = train.get_all_reported_checkpoints()
+        return [[one.checkpoint.path.rpartition("/")[2], one.metrics["value"]] for one in found]
+
+    result = fit(place, function)
+    assert [name for name, _ in result.return_value[:1]] == ["first"]
+    assert [value for _, value in result.return_value] == [1, 2, 3, 4]
+    assert [value_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [1, 2, 3, 4]
+    assert {"first", "own"} <= {path.name for path in (place.storage / "run").iterdir()}
+    place.check_stored()
+
+
+def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Place) -> None:
+    def function() -> None:
+        save(1, checkpoint_dir_name="same")
+        save(2, checkpoint_dir_name="same")
+        save(3)
+
+    from holdfast.errors import NameTaken
+
+    with pytest.raises(NameTaken, match="same"):
+        fit(place, function)
+
+
+def test_two_ranks_with_the_same_file_are_told_apart(place: Place) -> None:
+    def function() -> None:
+        save(train.get_context().get_world_rank())
+
+    from holdfast.errors import DuplicateFile
+
+    with pytest.raises(DuplicateFile, match=r"value\.json"):
+        fit(place, function, workers=2)
+
+
+def test_the_best_are_kept_and_the_latest_besides(place: Place) -> None:
+    def function() -> None:
+        for value in (5, 1, 9, 3, 7, 2):
+            save(value)
+
+    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="value", checkpoint_score_order="max")
+    result = fit(place, function, checkpoint_config=config)
+    assert [metrics["value"] for _, metrics in result.best_checkpoints] == [2, 7, 9]
+    assert result.checkpoint is not None and value_of(result.checkpoint) == 2
+    assert value_of(result.get_best_checkpoint("value", "max")) == 9
+    assert value_of(result.get_best_checkpoint("value", "min")) == 2
+    with pytest.raises(RuntimeError, match="Invalid metric name"):
+        result.get_best_checkpoint("nothing", "max")
+    assert len(list((place.storage / "run").glob("checkpoint_*"))) == 3
