@@ -38,7 +38,7 @@ def serve() -> None:
             change(state, order["share"])
             line.send(_reported(state, order["mode"]))
         elif order["do"] == "train":
-            line.send(_trained(order["seconds"], make_state(order["size_bytes"]) if order["snapshots"] else None))
+            line.send(_trained(order["seconds"], make_state(order["size_bytes"]), order["snapshots"]))
         elif order["do"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -68,26 +68,27 @@ def _reported(state: dict[str, Any], mode: str) -> dict[str, float]:
     return {"stall_s": stalled - began, "durable_s": time.perf_counter() - began}
 
 
-def _trained(seconds: float, state: dict[str, Any] | None) -> dict[str, float]:
-    """Steps a second of a small training loop on one core, with a snapshot of `state` a second if there is one."""
+def _trained(seconds: float, state: dict[str, Any], snapshots: bool) -> dict[str, float]:
+    """Steps a second of a small training loop on one core, that changes its state each second and may report it."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     left, right = torch.randn(384, 384), torch.randn(384, 384)
-    began = snapshot_at = time.perf_counter()
+    began = change_at = time.perf_counter()
     count, stall_s = 0, 0.0
     while (now := time.perf_counter()) - began < seconds:
-        if state is not None and now >= snapshot_at:
-            snapshot_at += 1.0
+        if now >= change_at:
+            change_at += 1.0
             change(state, 1.0)
             started = time.perf_counter()
-            train.report({}, checkpoint=train.Checkpoint.from_state(state))
+            if snapshots:
+                train.report({}, checkpoint=train.Checkpoint.from_state(state))
             stall_s += time.perf_counter() - started
         right = (left @ right).tanh()
         count += 1
     elapsed_s = time.perf_counter() - began
-    if state is not None:
+    if snapshots:
         train.get_all_reported_checkpoints()
     torch.set_num_threads(threads)
     return {"rate": count / elapsed_s, "stall_share": stall_s / elapsed_s}

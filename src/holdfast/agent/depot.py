@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,7 @@ from holdfast.wire.messages import Prepare, Settled, Upload, Uploaded, UploadFai
 __all__ = ["Depot"]
 
 _THREADS = 8
+_NICENESS = 10
 _log = logging.getLogger(__name__)
 
 
@@ -28,7 +30,7 @@ class Depot:
     """Storage work of one agent. All methods are called from its event loop; what blocks runs in threads."""
 
     def __init__(self, logs: Path, buffers: Buffers) -> None:
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-agent")
+        self._executor = ThreadPoolExecutor(_THREADS, "holdfast-agent", _give_way)
         self._logs = logs
         self._order: Prepare | None = None
         self._mirror: Mirror | None = None
@@ -91,6 +93,12 @@ class Depot:
                     filesystem = cloudpickle.loads(order.filesystem)
                 self._store = open_store(order.storage, filesystem)
             return self._store
+
+
+def _give_way() -> None:
+    """Training comes first: a thread that stores, and those that it starts, take what is left of the processors."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _sweep_cache() -> None:
