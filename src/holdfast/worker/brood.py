@@ -11,10 +11,11 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from holdfast.worker.kinship import children, kill_group
+from holdfast.worker.kinship import children, is_exiting, kill_group
 
-__all__ = ["Brood", "Child"]
+__all__ = ["Brood", "Child", "Dead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +26,39 @@ class Child:
     rank: int
 
 
+class Dead(NamedTuple):
+    """A child that was reaped."""
+
+    pid: int
+    child: Child | None
+    """Who it was; None is an orphan, or a trial import."""
+    status: int
+    """As of wait(2)."""
+    killed: bool
+    """By us."""
+
+
 class Brood:
     """Which children live, and the ways to end them."""
 
     def __init__(self) -> None:
         self.workers: dict[int, Child] = {}
+        self._condemned: set[int] = set()
 
-    def reap(self) -> list[tuple[int, Child | None, int]]:
-        """Everyone who died since the last call: pid, who it was (None: an orphan, or a trial import), wait status."""
+    def condemn(self) -> None:
+        """Whoever of the workers is not dying already will die by our hand."""
+        self._condemned = {pid for pid in self.workers if not is_exiting(pid)}
+
+    def reap(self) -> list[Dead]:
+        """Everyone who died since the last call."""
         dead = []
         while (found := _next_zombie()) is not None:
             child = self.workers.pop(found, None)
             if child is not None:
                 kill_group(found)  # safe: a zombie keeps its pid, and with it the group's, until it is waited for
             _, status = os.waitpid(found, 0)
-            dead.append((found, child, status))
+            dead.append(Dead(found, child, status, found in self._condemned))
+            self._condemned.discard(found)
         return dead
 
     def kill(self) -> bool:

@@ -15,6 +15,7 @@ __all__ = [
     "become_subreaper",
     "children",
     "die_with_parent",
+    "is_exiting",
     "kill_group",
     "name_process",
     "thread_names",
@@ -23,6 +24,7 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,6 +56,16 @@ def children() -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             found += map(int, (task / "children").read_text().split())
     return found
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the process is on its way out, or gone: its descriptors may be closed long before it is a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    # The second field is the command in parentheses, and may hold anything.
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def kill_group(pid: int) -> None:

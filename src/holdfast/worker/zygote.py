@@ -143,7 +143,7 @@ class Zygote:
         elif isinstance(order, Fork):
             self._fork(order)
         elif isinstance(order, Kill):
-            self._reap()  # who died by themselves are told apart from those who die now
+            self._brood.condemn()
             self._clearing = order.generation
             self._apprentice.interrupted()
             self._clear()
@@ -258,9 +258,8 @@ class Zygote:
         os.execv(sys.executable, command)
 
     def _reap(self) -> None:
-        for pid, child, status in self._brood.reap():
+        for pid, child, status, killed in self._brood.reap():
             if child is not None:
-                killed = self._clearing is not None
                 self._say(Died(generation=child.generation, rank=child.rank, status=status, killed=killed))
             elif pid == self._apprentice.trial_pid:
                 self._apprentice.trial_ended(status)

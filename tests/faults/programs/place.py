@@ -106,6 +106,8 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     here = Place(tmp_path)
     monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(here.cache))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # killed workers cannot tidy up what their function made
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.01")
     monkeypatch.setenv("HOLDFAST_QUIET", "1")
     ports, shared = _ports(), _shared_memory()
