@@ -50,7 +50,7 @@ class Servant:
     def __init__(self, system: str, scratch: Path, size_bytes: int) -> None:
         self.storage = scratch / system
         self.storage.mkdir()
-        self._listener = Listener(str(scratch / f"{system}.socket"))
+        self._listener = Listener(family="AF_UNIX")  # in a short place of its own: such addresses have a limit
         environment = {
             **os.environ,
             "PYTHONPATH": str(_DRIVER.parents[2]),
