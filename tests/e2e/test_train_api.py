@@ -51,6 +51,24 @@ def test_what_a_worker_finds_around_it(place: Place) -> None:
     assert variables["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
+def test_temporary_files_of_a_killed_worker_go_with_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+
+    def function() -> list[str]:
+        directory = tempfile.mkdtemp()
+        note = Path(os.environ["NOTE"])
+        if train.get_context().get_world_rank() == 0 and not note.exists():
+            note.write_text(directory)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [note.read_text(), directory]
+
+    monkeypatch.setenv("NOTE", str(place.root / "note"))
+    first, second = fit(place, function, failure_config=train.FailureConfig(max_failures=1)).return_value
+    assert first != second
+    assert not Path(first).exists() and not Path(second).exists()
+    assert place.cache in Path(first).parents
+
+
 def test_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
 

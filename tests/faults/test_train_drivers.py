@@ -129,7 +129,7 @@ def test_a_failed_run_that_is_started_again_has_its_whole_budget(place: Place) -
 
 def test_a_second_driver_is_refused_and_told_who_holds_the_run(place: Place) -> None:
     first = _held(place)
-    with pytest.raises(RunBusy, match=rf"held by {os.uname().nodename}:{first.pid} .*takeover=True"):
+    with pytest.raises(RunBusy, match=rf"held by process {first.pid} on {os.uname().nodename} .*takeover=True"):
         place.fit(_HELD)
     place.let_go()
     first.kill()

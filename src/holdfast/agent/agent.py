@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -199,6 +200,7 @@ class Agent:
             return
         await self._generation.stop(dump_stacks)
         self._depot.generation_ended(self._session.staging(self._generation.number))
+        self._do(asyncio.to_thread(shutil.rmtree, self._session.temporary(self._generation.number), True))
         self._generation = None
 
     def _hand_over_listener(self, port: int) -> int | None:

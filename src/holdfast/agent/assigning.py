@@ -34,6 +34,7 @@ def assign(
         trial_dir=prepare.trial_dir,
         work_dir=prepare.work_dir,
         staging_dir=str(session.staging(start.generation)),
+        temp_dir=str(session.temporary(start.generation)),
         error_file=str(session.error_file(start.generation, rank)),
         change_directory=prepare.change_directory,
         buffers=buffers.of_slot(local_rank),

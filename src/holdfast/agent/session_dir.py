@@ -40,6 +40,10 @@ class SessionDir:
     def staging(self, generation: int) -> Path:
         return self._made("staging", f"generation_{generation:06d}")
 
+    def temporary(self, generation: int) -> Path:
+        """The workers' TMPDIR: what a killed one leaves in it goes with its generation."""
+        return self._made("tmp", f"generation_{generation:06d}")
+
     def logs(self, generation: int) -> Path:
         return self._made("logs", f"generation_{generation:06d}")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 import msgspec
+from blake3 import blake3
 
 from holdfast import __version__
 from holdfast.agent.inline import RunInMain
@@ -175,7 +176,8 @@ def make_prepare(request: TrainRequest) -> Prepare:
             f"train_loop_per_worker or train_loop_config cannot be sent to the workers ({error}): "
             "open files, locks, connections and the like inside the function instead."
         ) from error
-    work_dir = local_cache_dir() / "work" / request.name
+    place = blake3(join(request.storage_path, request.name).encode()).hexdigest()[:8]
+    work_dir = local_cache_dir() / "work" / f"{request.name}-{place}"
     return Prepare(
         function=function,
         storage=join(request.storage_path, request.name),

@@ -21,7 +21,7 @@ def run_error(ended: RunFailed, uri: str) -> HoldfastError:
         error: HoldfastError = kind(ended.error)
         return error
     return TrainingFailedError(
-        f"Training failed: {ended.error}. The same call continues from the last checkpoint in {uri}.",
+        f"Training failed: {ended.error}. The same call continues the run in {uri}.",
         {failure.rank: worker_error(failure) for failure in ended.failures},
     )
 

@@ -18,7 +18,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.epochs import Settlement, epoch_key, floor_key, read_fences, read_settlement
 from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.reservation import now_text, place
-from holdfast.checkpoint.writer import Writer, describe, is_dead, this_process
+from holdfast.checkpoint.writer import Writer, is_dead, this_process
 from holdfast.control.journal import Position, position
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
 from holdfast.storage.store import Store
@@ -75,7 +75,7 @@ class Lease:
             self._fenced = True
             other = _read(self._store, max(newer))
             raise Fenced(
-                f"{self._store.uri} was taken over by {describe(other.holder)} at {other.started_at}; "
+                f"{self._store.uri} was taken over by {_name(other.holder)} at {other.started_at}; "
                 "what this controller does no longer counts."
             )
 
@@ -116,7 +116,7 @@ def acquire(
         holder = _read(store, max(numbers))
         if _is_alive(store, holder, sleep):
             raise RunBusy(
-                f"{store.uri} is held by {describe(holder.holder)} since {holder.started_at}; wait for it, stop it, "
+                f"{store.uri} is held by {_name(holder.holder)} since {holder.started_at}; wait for it, stop it, "
                 "or pass RunConfig(takeover=True) to fence it off."
             )
     epoch = max(numbers, default=0) + 1
@@ -153,6 +153,10 @@ def _settle(store: Store, epoch: int, earlier: list[int]) -> int:
     if not place(store, floor_key(epoch), msgspec.json.encode(settled)):
         raise Fenced(f"{store.uri} was taken over by another controller this very moment.")
     return floor
+
+
+def _name(holder: Writer) -> str:
+    return f"process {holder.pid} on {holder.host}"
 
 
 def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -> bool:

@@ -29,6 +29,7 @@ from holdfast.worker.environment import (
     refresh_randomness,
     set_environment,
     set_thread_counts,
+    use_temp_dir,
 )
 from holdfast.worker.failure import Failure, describe
 from holdfast.worker.job import Assignment, Job
@@ -59,6 +60,7 @@ def run_worker(
         watch_for_crashes(wires.dump)
         connection = socket.socket(fileno=wires.connection)
         set_environment(assignment)
+        use_temp_dir(assignment)
         known = None
         if inheritance is not None:
             known = inheritance.modules

@@ -10,6 +10,7 @@ import ctypes
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ __all__ = [
     "refresh_randomness",
     "set_environment",
     "set_thread_counts",
+    "use_temp_dir",
 ]
 
 _OPENBLAS_SETTERS = (
@@ -58,6 +60,13 @@ def set_environment(assignment: Assignment) -> None:
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if here.local_world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def use_temp_dir(assignment: Assignment) -> None:
+    """Temporary files go where the agent removes them, unless the user has said where they go."""
+    if "TMPDIR" not in os.environ:
+        os.environ["TMPDIR"] = assignment.temp_dir
+        tempfile.tempdir = None  # whatever the zygote had found out
 
 
 def enter_work_dir(assignment: Assignment) -> None:

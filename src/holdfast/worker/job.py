@@ -40,6 +40,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: str
     staging_dir: str
     """Directory on the node in which the worker hands parts over to its agent."""
+    temp_dir: str
+    """Directory for temporary files, removed when the generation ends."""
     error_file: str
     change_directory: bool
     buffers: list[str] = []

@@ -40,6 +40,7 @@ def make_assignment(**changes: Any) -> Assignment:
         "trial_dir": "/nowhere/run",
         "work_dir": "/nowhere/work",
         "staging_dir": "/nowhere/staging",
+        "temp_dir": "/nowhere/tmp",
         "error_file": "",
         "change_directory": False,
     }
