@@ -41,6 +41,8 @@ _OURS = "holdfast from_state"
 _COPY, _TORCH_COPY = "memcpy into warm memory", "Tensor.copy_ into warm memory"
 _WRITE, _WRITE_MORE = "O_DIRECT + fsync", "O_DIRECT + fsync, four at a time"
 _FLOORS = (_COPY, _TORCH_COPY, _WRITE, _WRITE_MORE)
+_PAUSE_S = 1.0
+"""Between two contenders: each deletes its older checkpoints when it is done, and the next shall not pay for that."""
 Taken = dict[str, float]
 
 
@@ -116,6 +118,7 @@ class _Bench:
         taken: dict[str, list[Taken]] = {name: [] for name in contenders}
         for number in range(self.rounds + 1):
             for name, work in contenders.items():
+                time.sleep(_PAUSE_S)
                 settle(self.scratch)
                 figures = work()
                 if number:
