@@ -24,6 +24,8 @@ from bench.contenders import ALL, OURS, Contender, clear, started
 __all__ = ["main"]
 
 Figures = dict[str, float]
+_SETTLING_S = 4.0
+"""How long training goes on before a worker is killed: nobody should be caught while still starting."""
 
 
 def _first_line(contender: Contender, directory: Path) -> tuple[float, float]:
@@ -46,7 +48,7 @@ def _recovery(contender: Contender, directory: Path) -> float:
     """Seconds from SIGKILL of rank 1, at a random moment, to the next step of the new rank 1."""
     with started(contender, "steps", directory) as run:
         victim = run.until(lambda event: event["event"] == "step" and event["rank"] == 1 and event["step"] >= 60)
-        time.sleep(4 + 2 * random.random())  # the moment must be random: some contenders look only now and then
+        time.sleep(_SETTLING_S + 2 * random.random())  # random: some contenders look only now and then
         killed_at = time.time()
         os.kill(victim["pid"], signal.SIGKILL)
         fresh = run.until(
@@ -104,11 +106,12 @@ def _table(
     """One comparison; returns whether our aims hold."""
     print(f"\n{title}")
     ours, fine = figures[OURS.name], True
+    better = "as quick" if unit == "s" else "as small"
     for name, figure in figures.items():
         line = f"  {name:<34}{figure:12.2f} {unit}"
         if name != OURS.name:
             ratio = ours / figure if more_is_better else figure / ours
-            line += f"   holdfast is {ratio:8.2f}x {'as many' if more_is_better else 'as quick or small'}"
+            line += f"   holdfast is {ratio:8.2f}x {'as many' if more_is_better else better}"
             if aims and name in aims:
                 met = ratio >= aims[name]
                 fine = fine and met

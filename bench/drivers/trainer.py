@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401  as every training script does, and the other contenders' do
 from bench.workload import Log, train_steps
 
 SCENARIO, DIRECTORY, SYSTEM = sys.argv[1:4]
