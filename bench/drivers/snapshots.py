@@ -97,7 +97,8 @@ def _trained(seconds: float, state: dict[str, Any], snapshots: bool) -> dict[str
 if __name__ == "__main__":
     if SYSTEM == "ray":
         ray: Any = importlib.import_module("ray")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        scratch = str(Path(STORAGE).parent / "t")  # a short name: there will be sockets below it
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=scratch)
         trainer: Any = importlib.import_module("ray.train.v2.api.data_parallel_trainer").DataParallelTrainer
     else:
         trainer = train.DataParallelTrainer
