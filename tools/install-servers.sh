@@ -21,6 +21,8 @@ command -v npm >/dev/null || apt_install nodejs npm
 
 if [ ! -f "$azurite/.installed-$AZURITE_VERSION" ]; then
     mkdir -p "$azurite"
-    npm install --prefix "$azurite" --no-audit --no-fund --loglevel=error "azurite@$AZURITE_VERSION" >/dev/null
+    # A registry that does not answer must not hold everything up: try twice, five minutes each.
+    install="timeout 300 npm install --prefix $azurite --no-audit --no-fund --loglevel=error azurite@$AZURITE_VERSION"
+    $install >/dev/null || $install >/dev/null
     touch "$azurite/.installed-$AZURITE_VERSION"
 fi
