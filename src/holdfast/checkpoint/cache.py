@@ -1,8 +1,8 @@
 """The node's cache: a remote checkpoint comes down once a node, however many processes ask at once.
 
-Beside each cached directory lies a lock file. Whoever downloads holds it exclusively; whoever reads holds it shared;
-whoever leaves tries to take it exclusively, and the one that gets it was the last and cleans up. The kernel drops a
-dead process's locks, so a crash leaves at worst a directory that the next reader uses or `sweep_cache` removes.
+Beside each cached directory lies a lock file. Whoever reads holds it shared, also while a second lock decides who
+downloads; whoever leaves tries to take it exclusively, and the one that gets it was the last and cleans up. The kernel
+drops a dead process's locks, so a crash leaves at worst a directory that the next reader uses or `sweep_cache` removes.
 `handle` is the user; `restore` downloads.
 """
 
@@ -27,6 +27,7 @@ from holdfast.storage.store import Store
 __all__ = ["shared_copy", "shared_directory", "sweep_cache"]
 
 _LOCK = ".lock"
+_FILLING = ".filling"
 _PARTIAL = ".partial-"
 _TRASH = ".trash-"
 
@@ -78,23 +79,33 @@ def sweep_cache() -> list[str]:
 
 
 def _enter(directory: Path, fill: Callable[[Path], object]) -> int:
-    """A descriptor that holds the lock shared, with the directory complete."""
+    """A descriptor that holds the lock shared, with the directory complete.
+
+    Whoever fills holds a second lock for that, and the first one shared like everybody else: were it to hold the first
+    alone, those who had asked at the same time would wait for it until its user is done with the directory.
+    """
     while True:
         lock = _open_lock(directory)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            if _is_current(lock, directory) and not directory.exists():
-                # Changing the lock lets go of it for an instant, so look again on either side of it.
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if _is_current(lock, directory) and not directory.exists():
-                    _fill(directory, fill)
-                fcntl.flock(lock, fcntl.LOCK_SH)
-            if _is_current(lock, directory) and directory.exists():
-                return lock
+            if _is_current(lock, directory):
+                if not directory.exists():
+                    _fill_once(directory, fill)
+                return lock  # nobody clears it while we hold this
         except BaseException:
-            os.close(lock)
+            _leave(directory, lock)
             raise
         os.close(lock)
+
+
+def _fill_once(directory: Path, fill: Callable[[Path], object]) -> None:
+    filling = os.open(_filling_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(filling, fcntl.LOCK_EX)
+        if not directory.exists():
+            _fill(directory, fill)
+    finally:
+        os.close(filling)
 
 
 def _leave(directory: Path, lock: int) -> None:
@@ -109,7 +120,7 @@ def _leave(directory: Path, lock: int) -> None:
 
 
 def _fill(directory: Path, fill: Callable[[Path], object]) -> None:
-    """Under the exclusive lock: the rename is what makes a download complete."""
+    """Under the lock for filling: the rename is what makes a download complete."""
     _clear_strays(directory)
     partial = directory.with_name(f"{directory.name}{_PARTIAL}{secrets.token_hex(6)}")
     try:
@@ -129,6 +140,7 @@ def _clear(directory: Path) -> None:
     with suppress(FileNotFoundError):
         directory.rename(trash)
     _clear_strays(directory)
+    _filling_path(directory).unlink(missing_ok=True)
     _lock_path(directory).unlink(missing_ok=True)
 
 
@@ -163,6 +175,10 @@ def _root() -> Path:
 
 def _lock_path(directory: Path) -> Path:
     return directory.with_name(directory.name + _LOCK)
+
+
+def _filling_path(directory: Path) -> Path:
+    return directory.with_name(directory.name + _FILLING)
 
 
 def _open_lock(directory: Path) -> int:
