@@ -69,6 +69,21 @@ def test_temporary_files_of_a_killed_worker_go_with_it(place: Place, monkeypatch
     assert place.cache in Path(first).parents
 
 
+def test_reports_without_a_checkpoint_are_durable_soon_also_when_they_never_pause(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function() -> int:
+        for number in range(1_000_000):
+            train.report({"number": number})
+            stored = "".join(path.read_text() for path in Path(os.environ["JOURNAL"]).glob("*.jsonl"))
+            if '"kind":"Reported"' in stored:
+                return number
+        raise AssertionError("a million reports, and none in the journal")
+
+    monkeypatch.setenv("JOURNAL", str(place.storage / "run" / "journal"))
+    assert fit(place, function).return_value > 0
+
+
 def test_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
 

@@ -88,6 +88,8 @@ class Controller:
         self._journal_lost: StorageError | None = None
         self._started = (time.time(), time.monotonic())
         self._loop = asyncio.get_running_loop()
+        self._flush_at = self._loop.time()
+        """When the oldest record that is not durable must be, at the latest."""
 
     # ------------------------------------------------------------ events in
 
@@ -136,7 +138,7 @@ class Controller:
             return
         self._wake.clear()
         due = deadline(self._state)
-        waits = [self._settings.flush_s] if self._journal.dirty else []
+        waits = [max(0.0, self._flush_at - self._loop.time())] if self._journal.dirty else []
         if due is not None:
             waits.append(max(0.0, due - self._now()))
         try:
@@ -149,9 +151,10 @@ class Controller:
     async def _turn(self) -> None:
         """Take in all queued events, make what was decided durable, then do it."""
         commands: list[c.Command] = []
-        idle = not self._events
         while self._events:
             decided = step(self._state, self._events.popleft(), self._now())
+            if decided.records and not self._journal.dirty:
+                self._flush_at = self._loop.time() + self._settings.flush_s
             self._journal.append(decided.records)
             self._publisher.hold(decided.records)
             commands.extend(decided.commands)
@@ -163,7 +166,7 @@ class Controller:
             self._publisher.forget()
             self._status = "fenced"
             return
-        durable = await self._make_durable() if commands or idle else True
+        durable = await self._make_durable() if commands or self._loop.time() >= self._flush_at else True
         for command in commands:
             # Without a journal nothing new may begin, but everything may still be brought to its end.
             if durable or isinstance(command, c.StopWorkers | c.EndRun):
