@@ -79,6 +79,7 @@ class Zygote:
         self._load: Load | None = None
         self._loaded: Loaded | None = None
         self._clearing: int | None = None
+        self._unsettled = False
         self._birth: _Birth | None = None
         self._dismissed = False
         self._reading = False
@@ -179,6 +180,7 @@ class Zygote:
 
     def _settle(self) -> None:
         """What is here stays: find what forked children will need, and keep the collector from touching their pages."""
+        self._unsettled = False
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
         self.inheritance = Inheritance(find_openblas(), frozenset(sys.modules))
@@ -197,12 +199,13 @@ class Zygote:
         if name is not None:
             with one_thread_each():
                 import_quietly(name)
+            self._unsettled = True
             if (reason := unsafe_reason(f"Importing {name}")) is not None:
                 self._say(Unsafe(reason=reason))
-            if self._apprentice.idle:
-                self._settle()
         elif self._apprentice.start_trial():
             self._apprentice.trial_pid = self._fork_trial()
+        if self._unsettled and self._apprentice.idle:
+            self._settle()
 
     def _fork_trial(self) -> int:
         parent = os.getpid()
@@ -217,6 +220,8 @@ class Zygote:
     # ------------------------------------------------------------------ children
 
     def _fork(self, order: Fork) -> None:
+        if self._unsettled:
+            self._settle()
         here = order.assignment
         wires = Wires.from_fds([self._fds.popleft() for _ in range(5 if order.listens else 4)])
         parent = os.getpid()

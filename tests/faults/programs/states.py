@@ -39,6 +39,7 @@ def steps(config: _Config) -> int:
         raise AssertionError(f"rank {rank} loaded from {source}")
     if rank == 0 and "agent" not in config and step < _accepted(config):
         raise AssertionError(f"report() had accepted step {_accepted(config)}, and it is lost: this is step {step}")
+    train.collective.barrier()  # every rank has loaded before any snapshot is taken over the one that was loaded
     while step < config["steps"]:
         step += 1
         fate = config.get("fates", {}).get(f"{generation}:{step}")
