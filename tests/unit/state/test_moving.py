@@ -15,7 +15,7 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.state import moving
 
 
-@pytest.mark.parametrize("sizes", [[], [1], [0, 5], [9 << 20], [4 << 20] * 3, [(4 << 20) + 1, 3, 12 << 20]])
+@pytest.mark.parametrize("sizes", [[], [1], [0, 5], [9 << 20], [32 << 20] * 3, [(64 << 20) + 1, 3, 12 << 20]])
 def test_every_byte_arrives(sizes: list[int]) -> None:
     sources = [numpy.frombuffer(os.urandom(size), "u1") for size in sizes]
     targets: list[Any] = [numpy.zeros(size, "u1") for size in sizes]

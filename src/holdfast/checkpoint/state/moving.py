@@ -2,7 +2,9 @@
 
 torch and numpy copy too, but numpy with one core, and torch with equal shares that end at a barrier: on a machine that
 is busy, and it is busy training, everybody then waits for the core that came last. Here each thread takes the next
-piece when it is done with one. The threads live for one call, so that a process that forks later has none of ours.
+piece when it is done with one. Pieces are large on purpose: memcpy writes past the processor's caches from some size
+on (20 MiB on the machines we measured), which is twice as fast and leaves the caches to training. The threads live for
+one call, so that a process that forks later has none of ours.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ __all__ = ["LARGE_BYTES", "move"]
 
 LARGE_BYTES = 1024 * 1024
 """A block from which this is worth while."""
-_PIECE_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 32 * 1024 * 1024
+"""No block is cut into smaller pieces than this."""
 _THREADS_MAX = 4
 """More do not make memory faster."""
 
@@ -26,7 +29,7 @@ _Block = tuple[int, int, int]
 
 def move(blocks: Iterable[_Block]) -> None:
     """Copy each block. Nobody may free either side before this returns."""
-    pieces = list(_pieces(blocks))
+    pieces = sorted(_pieces(blocks), key=lambda piece: -piece[2])  # so that no thread ends with a large one, alone
     count = min(_THREADS_MAX, len(os.sched_getaffinity(0)), len(pieces))
     left = iter(pieces)
     lock = threading.Lock()
@@ -49,5 +52,6 @@ def move(blocks: Iterable[_Block]) -> None:
 
 def _pieces(blocks: Iterable[_Block]) -> Iterator[_Block]:
     for target, source, size_bytes in blocks:
-        for start in range(0, size_bytes, _PIECE_BYTES):
-            yield target + start, source + start, min(_PIECE_BYTES, size_bytes - start)
+        step = max(1, -(-size_bytes // max(1, size_bytes // _PIECE_BYTES)))
+        for start in range(0, size_bytes, step):
+            yield target + start, source + start, min(step, size_bytes - start)
