@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import threading
@@ -62,8 +63,10 @@ class Depot:
         self._executor.submit(self._sync)
 
     async def sync_logs(self) -> None:
+        """While they are written."""
         if self._mirror is not None:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._mirror.sync_logs)
+            work = functools.partial(self._mirror.sync_logs, still_written=True)
+            await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def close(self, flush_s: float) -> None:
         """Take up to `flush_s` to store what is left of logs and artifacts, then let go of everything."""

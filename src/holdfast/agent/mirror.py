@@ -2,7 +2,8 @@
 working directory.
 
 Files are uploaded whole when they changed since the last time; a failure is logged, and made good by the next
-turn. `agent` says when: now and then, after a commit, and at the end of a generation.
+turn. `agent` says when: now and then, after a commit, and at the end of a generation. A log that is still written to
+waits until it is longer by an eighth: so all its uploads together cost no more than nine times its length.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ _OURS = re.compile(
     r"|epochs|journal|logs|artifacts|checkpoint_.*|\..*"
 )
 """First parts of keys that are the run's own, and no artifact may take."""
+_GROWTH = 8
 _log = logging.getLogger(__name__)
 
 _Stamp = tuple[int, int]
+"""When a file was changed, and its size."""
 
 
 class Mirror:
@@ -39,9 +42,11 @@ class Mirror:
         self._refused: set[str] = set()
         self._lock = threading.Lock()
 
-    def sync_logs(self) -> None:
-        """Upload log files that grew, as `logs/generation_000003/rank_0.log`."""
-        self._sync((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in _files(self._logs))
+    def sync_logs(self, *, still_written: bool = False) -> None:
+        """Upload log files that grew, as `logs/generation_000003/rank_0.log`; of those that are `still_written` only
+        what grew by an eighth."""
+        paths = (path for path in _files(self._logs) if not still_written or self._has_grown(path))
+        self._sync((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in paths)
 
     def sync_artifacts(self) -> None:
         """Upload the working directory's new and changed files to the run's directory, under their own names."""
@@ -68,6 +73,10 @@ class Mirror:
                     self._upload(path, key)
             except StorageError as error:
                 _log.warning("Files of the working directory or logs could not be stored: %s", error)
+
+    def _has_grown(self, path: Path) -> bool:
+        _, before_bytes = self._uploaded.get(path, (0, 0))
+        return path.stat().st_size - before_bytes > before_bytes // _GROWTH
 
     def _upload(self, path: Path, key: str) -> None:
         try:

@@ -21,12 +21,11 @@ from holdfast.errors import AlreadyExists, ConfigError, HoldfastError, MissingEx
 from holdfast.storage.arrow_failures import translate
 from holdfast.storage.arrow_s3 import through_objects
 from holdfast.storage.arrow_verbs import Verbs, verbs_of
-from holdfast.storage.failures import translated
-from holdfast.storage.files import landing, write_all
-from holdfast.storage.hashing import BLOCK_BYTES, Sent, new_hasher
+from holdfast.storage.hashing import BLOCK_BYTES, Sent
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
+from holdfast.storage.transfer import receive
 
 __all__ = ["ArrowStore", "filesystem_for", "open_arrow"]
 
@@ -207,19 +206,8 @@ class ArrowStore:
         return digest
 
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
-        hasher, size_bytes = new_hasher(), 0
         expected = self.size(key)
-        with landing(target) as file:
-            for block in self._blocks(key, expected):
-                hasher.update(block)
-                with translated(target):
-                    write_all(file.fileno(), block)
-                size_bytes += len(block)
-                if on_bytes is not None:
-                    on_bytes(len(block))
-            if size_bytes != expected:
-                raise Unavailable(f"{self._show(key)} broke off after {size_bytes} of {expected} bytes: try again.")
-        return Digest(size_bytes, hasher.hexdigest())
+        return receive(self._blocks(key, expected), target, expected, self._show(key), on_bytes)
 
     def sub(self, prefix: str) -> ArrowStore:
         view = ArrowStore(

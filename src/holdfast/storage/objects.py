@@ -25,15 +25,14 @@ from typing import Any
 import obstore
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
-from holdfast.storage.failures import translated
-from holdfast.storage.files import landing, write_all
-from holdfast.storage.hashing import Sent, new_hasher, size_of
+from holdfast.storage.hashing import Sent, size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.objects_client import connect
 from holdfast.storage.objects_failures import RAISED, NoBucket, translate
 from holdfast.storage.objects_transfer import part_bytes_for, put_parts, ranges
 from holdfast.storage.objects_uri import Location, parse
 from holdfast.storage.store import Digest, Entry, OnBytes, Source
+from holdfast.storage.transfer import receive
 
 __all__ = ["ObjectStore", "open_objects"]
 
@@ -190,21 +189,9 @@ class ObjectStore:
         return digest
 
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
-        hasher, size_bytes = new_hasher(), 0
         with self._translated(key):
             answer = obstore.get(self._shared.bulk, self._path(key))
-        expected = answer.meta["size"]
-        with landing(target) as file:
-            for block in self._incoming(key, answer):
-                hasher.update(block)
-                with translated(target):
-                    write_all(file.fileno(), block)
-                size_bytes += len(block)
-                if on_bytes is not None:
-                    on_bytes(len(block))
-            if size_bytes != expected:
-                raise Unavailable(f"{self._show(key)} broke off after {size_bytes} of {expected} bytes: try again.")
-        return Digest(size_bytes, hasher.hexdigest())
+        return receive(self._incoming(key, answer), target, answer.meta["size"], self._show(key), on_bytes)
 
     def sub(self, prefix: str) -> ObjectStore:
         view = object.__new__(ObjectStore)

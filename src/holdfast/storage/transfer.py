@@ -3,7 +3,7 @@
 One thread reads and hashes, another writes; past the page cache (O_DIRECT) where the filesystem lets us, which beats
 `cp` and fsync on the disks we measured. A file goes through a ring of page-aligned buffers; memory is written from
 where it lies. Preallocation gained nothing there, and glibc emulates it by writing every block where it is not
-supported, so there is none. Neighbours: `hashing` reads, `posix` chooses the files.
+supported, so there is none. Neighbours: `hashing` reads, `posix` chooses the files, `objects` and `arrow` receive.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import fcntl
 import mmap
 import os
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from holdfast.errors import Unavailable
 from holdfast.storage.failures import translated
-from holdfast.storage.files import write_all
+from holdfast.storage.files import landing, write_all
 from holdfast.storage.hashing import Sent, blocks, new_hasher, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["pump"]
+__all__ = ["pump", "receive"]
 
 _BLOCK_BYTES = 1024 * 1024
 _CACHED_BLOCK_BYTES = 256 * 1024
@@ -54,6 +56,25 @@ def pump(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct
             with translated(target):
                 _write_block(fd, block)
     return sent.digest()
+
+
+def receive(
+    incoming: Iterable[bytes | memoryview], target: Path, size_bytes: int, shown: str, on_bytes: OnBytes | None
+) -> Digest:
+    """Write what arrives from elsewhere to `target`, which is there whole or not at all; `shown` is where it comes
+    from, and `size_bytes` how much there must be."""
+    hasher, got_bytes = new_hasher(), 0
+    with landing(target) as file:
+        for block in incoming:
+            hasher.update(block)
+            with translated(target):
+                write_all(file.fileno(), block)
+            got_bytes += len(block)
+            if on_bytes is not None:
+                on_bytes(len(block))
+        if got_bytes != size_bytes:
+            raise Unavailable(f"{shown} broke off after {got_bytes} of {size_bytes} bytes: try again.")
+    return Digest(got_bytes, hasher.hexdigest())
 
 
 def _pump_cached(source: Path, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:

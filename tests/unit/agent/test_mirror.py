@@ -36,6 +36,23 @@ def test_changed_files_are_uploaded_and_others_are_not(tmp_path: Path) -> None:
     assert store.get("plots/loss.svg") == b"<svg>2</svg>"
 
 
+def test_a_long_log_is_not_uploaded_again_for_each_line(tmp_path: Path) -> None:
+    mirror, store, logs, _ = _mirror(tmp_path)
+    log, key = logs / "generation_000001" / "rank_0.log", "logs/generation_000001/rank_0.log"
+    stored, sent_bytes = 0, 0
+    for count in range(1, 1001):
+        log.write_text("line\n" * count)
+        mirror.sync_logs(still_written=True)
+        if store.size(key) != stored:
+            stored = store.size(key)
+            sent_bytes += stored
+        assert stored * 9 // 8 >= log.stat().st_size - len("line\n")
+    assert sent_bytes <= 9 * log.stat().st_size
+    log.write_text("line\n" * 1001)
+    mirror.sync_logs()
+    assert store.size(key) == 1001 * len("line\n")
+
+
 def test_names_of_the_run_are_refused_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mirror, store, _, work = _mirror(tmp_path)
     store.put("result.json", b"ours")
