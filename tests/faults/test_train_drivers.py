@@ -56,10 +56,8 @@ def test_a_killed_driver_takes_everything_along_and_the_same_call_goes_on(place:
 def test_everything_is_killed_at_once_and_the_same_call_goes_on(place: Place) -> None:
     first = _held(place)
     everyone = [first.pid, *kin.descendants(first.pid)]
-    for pid in everyone:
-        os.kill(pid, signal.SIGSTOP)  # or the first to die would take the others along
-    for pid in everyone:
-        os.kill(pid, signal.SIGKILL)
+    kin.signal_all(everyone, signal.SIGSTOP)  # or the first to die would take the others along
+    kin.signal_all(everyone, signal.SIGKILL)
     first.end()
     kin.gone(*everyone)
     place.let_go()
@@ -140,16 +138,14 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_run(place: Place) -> 
 def test_a_takeover_fences_the_first_and_voids_what_it_commits_later(place: Place) -> None:
     first = _held(place)
     held = [first.pid, *kin.descendants(first.pid)]
-    for pid in held:
-        os.kill(pid, signal.SIGSTOP)
+    kin.signal_all(held, signal.SIGSTOP)
     # The first wakes up, with workers that go on from step 5, while the second is in the middle of its work.
     gate = place.gate("second")
     config = {**_HELD, "go": gate, "faults": {"*:0:7": "hold", "*:1:7": "hold"}}
     second = place.drive(config, run={"takeover": True})
     second.expect("CheckpointCommitted", iteration=6)
     place.let_go()
-    for pid in held:
-        os.kill(pid, signal.SIGCONT)
+    kin.signal_all(held, signal.SIGCONT)
     raised = first.raised()
     assert raised["type"] == "Fenced"
     assert str(second.pid) in raised["text"]
@@ -165,14 +161,12 @@ def test_a_fenced_driver_that_comes_to_its_end_says_so_and_writes_nothing(place:
     first = place.drive(config)
     first.expect("CheckpointCommitted", iteration=4)
     held = [first.pid, *kin.descendants(first.pid)]
-    for pid in held:
-        os.kill(pid, signal.SIGSTOP)
+    kin.signal_all(held, signal.SIGSTOP)
     second = place.drive(config, run={"takeover": True})
     assert second.value() == jobs.undisturbed(5)[-1]
     before = {path.name: path.read_bytes() for path in (place.storage / "run").iterdir() if path.is_file()}
     place.let_go()
-    for pid in held:
-        os.kill(pid, signal.SIGCONT)
+    kin.signal_all(held, signal.SIGCONT)
     assert first.raised()["type"] == "Fenced"
     after = {path.name: path.read_bytes() for path in (place.storage / "run").iterdir() if path.is_file()}
     assert after == before

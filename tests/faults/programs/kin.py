@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-__all__ = ["children", "command_of", "descendants", "gone", "marked", "parent_of", "until"]
+__all__ = ["children", "command_of", "descendants", "gone", "marked", "parent_of", "signal_all", "until"]
 
 _DEADLINE_S = 60.0
 _LOOK_AGAIN_S = 0.005
@@ -69,6 +69,13 @@ def gone(*pids: int, within_s: float = _DEADLINE_S) -> None:
             assert poll.poll(max(0.0, end - monotonic()) * 1000), f"process {pid} still lives: {command_of(pid)}"
         finally:
             os.close(fd)
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each of them that still runs: some end by themselves, and some when others get the signal."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def until(condition: Callable[[], object], what: str, within_s: float = _DEADLINE_S) -> None:
