@@ -37,6 +37,12 @@ class Answer(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
 
+class _Door(ThreadingHTTPServer):
+    """Takes as many connections at once as any test makes; of the usual five, the next would wait a second or more."""
+
+    request_queue_size = 128
+
+
 class Front(BaseHTTPRequestHandler):
     """One connection of obstore's."""
 
@@ -219,7 +225,7 @@ def _main() -> None:
     storage = emulator.create_server("127.0.0.1", 0, in_memory=True)
     storage.start()
     Front.back = storage._api._httpd.server_address
-    front = ThreadingHTTPServer(("127.0.0.1", 0), Front)
+    front = _Door(("127.0.0.1", 0), Front)
     print(f"serving http://127.0.0.1:{front.server_address[1]}", flush=True)
     try:
         front.serve_forever()

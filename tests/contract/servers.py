@@ -17,6 +17,7 @@ import http.client
 import json
 import os
 import re
+import select
 import shutil
 import socket
 import subprocess
@@ -44,7 +45,7 @@ __all__ = [
     "unused_port",
 ]
 
-_START_TIMEOUT_S = 60
+_START_TIMEOUT_S = 120
 _STOP_TIMEOUT_S = 10
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _AZURITE = Path("node_modules/.bin/azurite-blob")
@@ -88,6 +89,16 @@ def serving(
     command: Sequence[str], ready: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[re.Match[str]]:
     """Run a command until the `with` ends; yields the match of `ready` in what it printed once it was there."""
+    with _running(command, environment or {}, ready) as output:
+        found = output.wait_until_ready()
+        try:
+            yield found
+        finally:
+            output.expect_alive()
+
+
+@contextmanager
+def _running(command: Sequence[str], environment: Mapping[str, str], ready: str = "(?!)") -> Iterator[_Output]:
     setpriv = shutil.which("setpriv")
     leash = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
     process = subprocess.Popen(
@@ -95,13 +106,13 @@ def serving(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
         text=True,
         errors="replace",
     )
     output = _Output(process, re.compile(ready))
     try:
-        yield output.wait_until_ready()
+        yield output
     finally:
         process.terminate()
         try:
@@ -136,8 +147,27 @@ class _Output:
     def wait_until_ready(self) -> re.Match[str]:
         self._settled.wait(_START_TIMEOUT_S)
         if self._found is None:
-            raise RuntimeError(f"{self._process.args!r} did not start:\n{''.join(self._last)}")
+            raise self._failure("did not start")
         return self._found
+
+    def wait_for(self, told: socket.socket) -> None:
+        """Wait until something comes to this socket, or the process ends without a word there."""
+        ended = os.pidfd_open(self._process.pid)
+        try:
+            if told.fileno() not in select.select([told.fileno(), ended], [], [], _START_TIMEOUT_S)[0]:
+                raise self._failure("did not start")
+        finally:
+            os.close(ended)
+
+    def expect_alive(self) -> None:
+        """Whoever could not reach a server is to learn that it was gone, and its last words."""
+        if (code := self._process.poll()) is not None:
+            raise self._failure(f"ended by itself with code {code}")
+
+    def _failure(self, how: str) -> RuntimeError:
+        if self._process.poll() is not None:
+            self._thread.join(_STOP_TIMEOUT_S)  # its last words may be on their way
+        return RuntimeError(f"{self._process.args!r} {how}:\n{''.join(self._last)}")
 
     def finish(self) -> None:
         self._thread.join()
@@ -145,11 +175,12 @@ class _Output:
         self._process.stdout.close()
 
 
-def unused_port() -> int:
-    """A port of this machine at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def unused_port() -> Iterator[int]:
+    """A port of this machine at which nobody listens, nor can before the `with` ends: it is taken."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def _request(
@@ -266,25 +297,22 @@ def gcs() -> Iterator[Server]:
 def fuse_mount(backing: Path, mountpoint: Path) -> Iterator[Path]:
     """A FUSE mount of the directory `backing`, by rclone; a file is stored when `close` returns.
 
-    rclone tells the socket of `NOTIFY_SOCKET` when the mount is there, so nothing has to poll for it.
+    rclone tells the socket of `NOTIFY_SOCKET` when the mount is there, so nothing has to poll for it. The socket's
+    name is one that the kernel makes up: a path may be too long for a socket.
     """
     for directory in (backing, mountpoint):
         directory.mkdir(parents=True, exist_ok=True)
-    notify = mountpoint.with_name(mountpoint.name + ".notify")
     command = [
         *(_script("rclone"), "mount", str(backing), str(mountpoint), "--config", os.devnull),
         *("--vfs-cache-mode", "off", "--dir-cache-time", "1s"),
         *("--cache-dir", str(mountpoint.with_name(mountpoint.name + ".cache")), "--verbose"),
     ]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
-        ready.bind(str(notify))
-        ready.settimeout(_START_TIMEOUT_S)
-        try:
-            with serving(command, r"", {"NOTIFY_SOCKET": str(notify)}):
-                ready.recv(4096)
-                try:
-                    yield mountpoint
-                finally:
-                    subprocess.run(["fusermount3", "-u", "-z", str(mountpoint)], check=True)
-        finally:
-            notify.unlink()
+        ready.bind("")
+        name = "@" + ready.getsockname()[1:].decode()
+        with _running(command, {"NOTIFY_SOCKET": name}) as output:
+            output.wait_for(ready)
+            try:
+                yield mountpoint
+            finally:
+                subprocess.run(["fusermount3", "-u", "-z", str(mountpoint)], check=True)

@@ -193,10 +193,11 @@ def test_wrong_keys_are_refused(rclone: Server, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = pafs.S3FileSystem(
-        **{"access_key": "a" * 20, "secret_key": "b" * 20, "scheme": "http", "region": "us-east-1"},
-        endpoint_override=f"127.0.0.1:{unused_port()}",
-        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=1),
-    )
-    with pytest.raises(Unavailable, match="bucket/runs/k cannot be reached at the moment"):
-        native("bucket/runs", nobody).put("k", b"1")
+    with unused_port() as port:
+        nobody = pafs.S3FileSystem(
+            **{"access_key": "a" * 20, "secret_key": "b" * 20, "scheme": "http", "region": "us-east-1"},
+            endpoint_override=f"127.0.0.1:{port}",
+            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=1),
+        )
+        with pytest.raises(Unavailable, match="bucket/runs/k cannot be reached at the moment"):
+            native("bucket/runs", nobody).put("k", b"1")

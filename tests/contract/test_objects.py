@@ -161,11 +161,12 @@ def test_keys_of_a_profile_are_used(rclone: Server, monkeypatch: pytest.MonkeyPa
 def test_a_server_that_is_not_there(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
-    store = open_objects(f"s3://bucket/runs?endpoint_override=http://127.0.0.1:{unused_port()}")
-    for verb, call in every_verb(store, tmp_path).items():
-        with pytest.raises(Unavailable) as caught:
-            call()
-        assert "cannot be reached at the moment" in str(caught.value), verb
+    with unused_port() as port:
+        store = open_objects(f"s3://bucket/runs?endpoint_override=http://127.0.0.1:{port}")
+        for verb, call in every_verb(store, tmp_path).items():
+            with pytest.raises(Unavailable) as caught:
+                call()
+            assert "cannot be reached at the moment" in str(caught.value), verb
 
 
 def test_obstore_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
