@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,21 +72,27 @@ def _declared_names(tree: ast.Module) -> list[str] | None:
     return None
 
 
-def test_importing_the_api_is_nearly_free() -> None:
-    """CPU time, the best of several tries: wall time says nothing on a busy machine."""
-    program = (
-        "import json, sys, time; began = time.process_time(); import holdfast.train;"
-        "print(json.dumps([time.process_time() - began, sorted(sys.modules)]))"
-    )
-    costs: list[float] = []
-    for _ in range(5):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+def test_importing_the_api_is_nearly_free(tmp_path: Path) -> None:
+    """It costs less than a part of the standard library, measured by the same means at the same time: seconds mean
+    something else on every machine. CPU time, the best of several tries, and all of it compiled beforehand: wall time
+    says nothing on a busy machine, and the cost of compiling nothing about the cost of importing."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+
+    def imported(module: str) -> tuple[float, set[str]]:
+        program = (
+            f"import json, sys, time; began = time.process_time(); import {module};"
+            "print(json.dumps([time.process_time() - began, sorted(sys.modules)]))"
+        )
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         cost_s, modules = json.loads(done.stdout)
-        costs.append(cost_s)
-        roots = {module.partition(".")[0] for module in modules}
-        heavy = {"torch", "pyarrow", "ray", "rich", "optuna", "starlette", "uvicorn", "obstore", "numpy", "pandas"}
-        assert not roots & heavy
-    assert min(costs) < 0.1
+        return cost_s, {module.partition(".")[0] for module in modules}
+
+    ours, yardstick = zip(*((imported("holdfast.train"), imported("asyncio")) for _ in range(6)), strict=True)
+    heavy = {"torch", "pyarrow", "ray", "rich", "optuna", "starlette", "uvicorn", "obstore", "numpy", "pandas"}
+    assert not [roots & heavy for _, roots in ours if roots & heavy]
+    assert min(cost_s for cost_s, _ in ours) < min(cost_s for cost_s, _ in yardstick)
 
 
 def test_public_names_resolve() -> None:

@@ -79,8 +79,8 @@ def test_a_local_checkpoint_is_its_own_directory(tmp_path: Path) -> None:
 def test_threads_share_one_download(tmp_path: Path, cache: Path) -> None:
     store = FarStore(tmp_path / "run")
     done = commit_directory(store, write_source(tmp_path / "source", model="weights", layers__0="zero"))
-    inside = threading.Barrier(8, timeout=20)
-    start = threading.Barrier(8, timeout=20)
+    inside = threading.Barrier(8, timeout=60)
+    start = threading.Barrier(8, timeout=60)
 
     def ask() -> Path:
         start.wait()  # all at once, so that several find nothing there, and each must still get in while others read

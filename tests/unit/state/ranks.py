@@ -43,7 +43,7 @@ def _be_rank(rank: int, count: int, work: Callable[[int], None], meeting: Path) 
     try:
         torch.set_num_threads(1)  # The parent's threads are not here, and must not be waited for.
         store = dist.FileStore(str(meeting), count)
-        dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=timedelta(seconds=120))
         work(rank)
         dist.destroy_process_group()
     except BaseException:  # noqa: BLE001  whatever it is, the parent is to see it

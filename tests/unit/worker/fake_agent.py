@@ -17,6 +17,9 @@ from holdfast.worker.session import Session
 
 __all__ = ["FakeAgent", "make_assignment"]
 
+_PATIENCE_S = 60
+"""For what comes at once on any machine that is not overwhelmed."""
+
 
 def make_assignment(**changes: Any) -> Assignment:
     fields: dict[str, Any] = {
@@ -67,13 +70,13 @@ class FakeAgent:
 
     def __exit__(self, *_: object) -> None:
         self._theirs.close()
-        self._thread.join(10)
+        self._thread.join(_PATIENCE_S)
         self.socket.close()
 
     def next(self, kind: type[Any] = WorkerReport) -> Any:
         """The next message of this kind; others before it are dropped."""
         while True:
-            message = self.heard.get(timeout=10)
+            message = self.heard.get(timeout=_PATIENCE_S)
             if isinstance(message, kind):
                 return message
 

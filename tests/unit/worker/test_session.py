@@ -89,7 +89,7 @@ def test_the_next_checkpoint_waits_for_the_last_one(tmp_path: Path) -> None:
         agent.settle(1, "checkpoint_000000")
         assert agent.next(Waiting) == Waiting(generation=3, rank=0, waiting=False)
         assert agent.next().report.number == 2
-        second.join(10)
+        second.join(60)
         assert not second.is_alive()
 
 
@@ -119,7 +119,7 @@ def test_sync_returns_after_the_commit(tmp_path: Path) -> None:
         assert agent.next(Waiting).waiting
         assert done.is_alive()
         agent.settle(1, "checkpoint_000000")
-        done.join(10)
+        done.join(60)
         assert not done.is_alive()
         assert (tmp_path / "mine").is_dir()
 

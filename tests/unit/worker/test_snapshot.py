@@ -103,7 +103,7 @@ def test_two_are_on_their_way_and_a_third_waits(buffers: list[str]) -> None:
         agent.settle(1, "checkpoint_000000")
         assert not agent.next(Waiting).waiting
         message = agent.next()
-        third.join(10)
+        third.join(60)
         assert not third.is_alive()
     assert message.snapshot.buffer == first.buffer
     assert seal_of(second.buffer) == second.seal
@@ -121,7 +121,7 @@ def test_metrics_and_directories_keep_their_ways(buffers: list[str], tmp_path: P
         agent.settle(1, None)
         agent.settle(2, None)
         assert not agent.next(Waiting).waiting
-        waiting.join(10)
+        waiting.join(60)
         assert agent.next().staged is not None
 
 
@@ -152,7 +152,7 @@ def test_without_room_for_two_there_is_one(buffers: list[str]) -> None:
         second = in_thread(report, agent, 2)
         assert agent.next(Waiting).waiting
         agent.settle(1, "checkpoint_000000")
-        second.join(10)
+        second.join(60)
         assert agent.next().snapshot.buffer == first.buffer
     other = next(path for path in buffers if path != first.buffer)
     assert os.stat(other).st_size == 0  # noqa: PTH116
@@ -219,7 +219,7 @@ def test_sync_waits_for_its_own_commit(buffers: list[str]) -> None:
         assert agent.next(Waiting).waiting
         agent.settle(1, "checkpoint_000000")
         agent.settle(2, "checkpoint_000001")
-        second.join(10)
+        second.join(60)
         assert not second.is_alive()
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, settles=True) as agent:
         with pytest.raises(CheckpointError, match="report 1 was not committed"):
