@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.core.parts import Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, make_memory, prefault
+from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, grow, make_memory, prefault
 
 __all__ = ["Buffers", "available_bytes", "limit_from_environment", "warm_up"]
 
@@ -134,7 +134,7 @@ def warm_up(fd: int, size_bytes: int) -> None:
     meanwhile. Takes a while; for a thread."""
     try:
         with suppress(OSError):  # no memory: the worker will notice, and make do without
-            os.posix_fallocate(fd, 0, size_bytes)
+            grow(fd, size_bytes)
             with mmap.mmap(fd, size_bytes) as memory:
                 prefault(memory)
     finally:

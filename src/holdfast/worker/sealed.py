@@ -8,21 +8,27 @@ of, before and after, has read that very snapshot. `snapshot` writes, `recall` a
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from typing import Final
 
-__all__ = ["HEADER_BYTES", "UNSEALED", "SealedBuffer", "make_memory", "new_seal", "prefault"]
+from holdfast.checkpoint.state.moving import spread
+
+__all__ = ["HEADER_BYTES", "UNSEALED", "SealedBuffer", "grow", "make_memory", "new_seal", "prefault"]
 
 HEADER_BYTES: Final = mmap.PAGESIZE
 UNSEALED: Final = 0
 _SEAL_BYTES = 8
-_POPULATE_READ = 22
-"""MADV_POPULATE_READ: of memory that is shared it makes pages writable too, and many at a time where they are there."""
-_PREFAULT_BYTES = 16 * 1024 * 1024
-"""A call of madvise keeps Python's other threads waiting, so it is made for so much at a time."""
+_POPULATE_WRITE = 23
+_PREFAULT_BYTES = 64 * 1024 * 1024
+"""So much at a time by each thread."""
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise  # unlike mmap's own it leaves the interpreter's lock alone
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def make_memory(name: str) -> int:
@@ -30,6 +36,13 @@ def make_memory(name: str) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return fd
+
+
+def grow(fd: int, size_bytes: int) -> None:
+    """Make such memory at least so large."""
+    if os.fstat(fd).st_size < size_bytes:
+        with suppress(PermissionError):  # it cannot shrink: somebody has just made it larger
+            os.ftruncate(fd, size_bytes)
 
 
 def new_seal() -> int:
@@ -79,8 +92,7 @@ class SealedBuffer:
         """Make room for so much, and have every page at hand: what is then written costs no page fault. An `OSError`
         if there is no memory for it."""
         wanted = HEADER_BYTES + size_bytes
-        if os.fstat(self._fd).st_size < wanted:
-            os.posix_fallocate(self._fd, 0, wanted)  # grows in one step, never shrinks, and says when memory is short
+        grow(self._fd, wanted)
         self._map()
         if self._ready_bytes < wanted and self._memory is not None:
             prefault(self._memory)
@@ -107,14 +119,18 @@ class SealedBuffer:
 
 
 def prefault(memory: mmap.mmap) -> None:
-    """Have every page of a mapping at hand."""
-    size = len(memory)
-    for start in range(0, size, _PREFAULT_BYTES):
-        try:
-            memory.madvise(_POPULATE_READ, start, min(_PREFAULT_BYTES, size - start))
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            for page in range(start, size, mmap.PAGESIZE):  # a kernel before 5.14
-                memory[page]
-            return
+    """Have every page of a mapping at hand, and leave what it holds as it is. An `OSError` if memory is short."""
+    address, size_bytes = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
+
+    def get(start: int) -> None:
+        if _madvise(address + start, min(_PREFAULT_BYTES, size_bytes - start), _POPULATE_WRITE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    try:
+        spread(get, range(0, size_bytes, _PREFAULT_BYTES))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        for page in range(0, size_bytes, mmap.PAGESIZE):  # a kernel before 5.14
+            memory[page]

@@ -11,7 +11,7 @@ import pytest
 from holdfast.agent.buffers import Buffers, available_bytes, limit_from_environment, warm_up
 from holdfast.core.parts import MemoryFile, Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, make_memory, new_seal
+from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, grow, make_memory, new_seal
 
 
 @pytest.fixture
@@ -119,6 +119,20 @@ def test_warming_up_changes_nothing() -> None:
     warm_up(os.dup(fd), HEADER_BYTES + 50_000)
     assert (bytes(memory.data[:7]), memory.seal, memory.size_bytes) == (b"weights", 7, 50_000)
     memory.close()
+
+
+def test_growing_never_gives_up_to_one_who_grew_it_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = make_memory("holdfast-test")
+    real = os.ftruncate
+
+    def late(fd: int, size_bytes: int) -> None:
+        real(fd, 100_000)
+        real(fd, size_bytes)
+
+    monkeypatch.setattr(os, "ftruncate", late)
+    grow(fd, 50_000)
+    assert os.fstat(fd).st_size == 100_000
+    os.close(fd)
 
 
 def test_memory_that_others_have_mapped_cannot_shrink() -> None:

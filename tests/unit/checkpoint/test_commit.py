@@ -249,14 +249,17 @@ def test_links_are_followed_and_loops_named(store: FarStore, source: Path, tmp_p
         commit_directory(store, source)
 
 
-def test_special_files_and_reserved_names_are_refused(store: FarStore, source: Path, tmp_path: Path) -> None:
+def test_special_files_and_reserved_names_are_refused(
+    store: FarStore, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in (".manifest.json", ".reserved.json", ".claim-1.json"):
         (source / name).write_text("mine")
         with pytest.raises(ConfigError, match="rename the file"):
             commit_directory(store, source)
         (source / name).unlink()
+    monkeypatch.chdir(source)  # a whole path may be too long for a socket
     with socket.socket(socket.AF_UNIX) as plug:
-        plug.bind(str(source / "plug"))
+        plug.bind("plug")
         with pytest.raises(ConfigError, match="no plain file"):
             commit_directory(store, source)
     with pytest.raises(ConfigError, match="not a directory"):

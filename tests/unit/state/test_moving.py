@@ -28,6 +28,16 @@ def test_every_byte_arrives(sizes: list[int]) -> None:
     assert [one for one in threading.enumerate() if one.name == "holdfast-copy"] == []
 
 
+def test_an_error_in_any_thread_is_the_callers() -> None:
+    def work(piece: int) -> None:
+        if piece == 3:
+            raise OSError("no memory")
+
+    with pytest.raises(OSError, match="no memory"):
+        moving.spread(work, range(10))
+    assert [one for one in threading.enumerate() if one.name == "holdfast-copy"] == []
+
+
 def test_large_tensors_of_every_kind_come_back() -> None:
     plain = torch.randn(1000, 700)
     state = {

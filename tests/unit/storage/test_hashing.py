@@ -15,7 +15,7 @@ from holdfast.storage.hashing import blocks, digest_file, new_hasher
 from holdfast.storage.store import Digest
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.binary(max_size=200), block_bytes=st.integers(min_value=1, max_value=64))
 def test_blocks_are_full_and_hashed(tmp_path: Path, data: bytes, block_bytes: int) -> None:
     source, hasher, told = tmp_path / "source", new_hasher(), list[int]()

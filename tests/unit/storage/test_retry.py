@@ -223,7 +223,7 @@ def test_a_success_that_comes_to_light_late(tmp_path: Path) -> None:
     assert flaky.calls == ["create", "get", "create", "get"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(script=st.lists(st.sampled_from([OK, FAIL, LOSE]), max_size=8), rival=st.booleans())
 def test_creation_never_lies(tmp_path: Path, script: list[str], rival: bool) -> None:
     """Success means that our bytes are there; AlreadyExists, that another's are."""

@@ -12,9 +12,12 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
-__all__ = ["LARGE_BYTES", "move"]
+__all__ = ["LARGE_BYTES", "move", "spread"]
+
+_T = TypeVar("_T")
 
 LARGE_BYTES = 1024 * 1024
 """A block from which this is worth while."""
@@ -30,24 +33,35 @@ _Block = tuple[int, int, int]
 def move(blocks: Iterable[_Block]) -> None:
     """Copy each block. Nobody may free either side before this returns."""
     pieces = sorted(_pieces(blocks), key=lambda piece: -piece[2])  # so that no thread ends with a large one, alone
-    count = min(_THREADS_MAX, len(os.sched_getaffinity(0)), len(pieces))
+    spread(lambda piece: ctypes.memmove(*piece), pieces)  # without the interpreter's lock
+
+
+def spread(work: Callable[[_T], object], pieces: Sequence[_T]) -> None:
+    """Do `work` on each piece, with several cores. The first error is raised, when all threads have stopped."""
     left = iter(pieces)
     lock = threading.Lock()
+    errors: list[Exception] = []
 
-    def work() -> None:
-        while True:
+    def take() -> None:
+        while not errors:
             with lock:
                 piece = next(left, None)
             if piece is None:
                 return
-            ctypes.memmove(*piece)  # without the interpreter's lock
+            try:
+                work(piece)
+            except Exception as error:  # noqa: BLE001  raised again by the caller's thread
+                errors.append(error)
 
-    threads = [threading.Thread(target=work, name="holdfast-copy") for _ in range(count - 1)]
+    count = min(_THREADS_MAX, len(os.sched_getaffinity(0)), len(pieces))
+    threads = [threading.Thread(target=take, name="holdfast-copy") for _ in range(count - 1)]
     for thread in threads:
         thread.start()
-    work()
+    take()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _pieces(blocks: Iterable[_Block]) -> Iterator[_Block]:
