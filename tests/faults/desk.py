@@ -61,10 +61,10 @@ class Desk:
     async def open(self, **environment: str) -> None:
         self._server = await serve("127.0.0.1", 0, self._token, self._meet)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.agent", "--connect", f"127.0.0.1:{self._server.port}"]
-            + ["--agent-id", "a1", "--slots", "4", "--parent-pid", str(os.getpid())],
-            env={
+        arguments = ["--connect", f"127.0.0.1:{self._server.port}", "--agent-id", "a1", "--slots", "4"]
+        self.process = self.launch(
+            [sys.executable, "-m", "holdfast.agent", *arguments, "--parent-pid", str(os.getpid())],
+            {
                 **os.environ,
                 "HOLDFAST_TOKEN": self._token,
                 "HOLDFAST_LOCAL_CACHE_DIR": str(self.cache),
@@ -73,6 +73,10 @@ class Desk:
         )
         self.hello = await self.expect(AgentHello)
         self.master_port = self.hello.master_port
+
+    def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start the agent. It dies with the thread that this is called in."""
+        return subprocess.Popen(command, env=environment)
 
     async def _meet(self, channel: Channel[AgentMessage]) -> None:
         self._channel = channel
@@ -192,8 +196,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def at_desk(directory: Path, **environment: str) -> AsyncIterator[Desk]:
-    desk = Desk(directory)
+async def at_desk(place: Path | Desk, **environment: str) -> AsyncIterator[Desk]:
+    """A desk in a directory, or one that was made already, with its agent."""
+    desk = place if isinstance(place, Desk) else Desk(place)
     await desk.open(**environment)
     try:
         yield desk

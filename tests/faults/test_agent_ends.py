@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
 import signal
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 from tests.faults.desk import Desk, at_desk, gone, hold, job_of
+from tests.faults.programs import kin
 
 from holdfast import train
 from holdfast.agent.session_dir import SessionDir, sweep_dead
@@ -57,6 +62,66 @@ def test_a_cut_connection_ends_everything(tmp_path: Path) -> None:
             await desk.hang_up()
             assert await desk.agent_ended() == 0
             await gone(*below)
+            assert desk.leftovers() == []
+
+    hold(test)
+
+
+_TIDIES_UP_LATER = """
+import sys
+if "holdfast.agent" in sys.orig_argv:
+    from holdfast.agent.session_dir import SessionDir
+    remove = SessionDir.remove
+    def later(self):
+        open({gate!r}).close()
+        remove(self)
+    SessionDir.remove = later
+"""
+
+
+class _MortalDesk(Desk):
+    """Its agent is started by a thread that ends on request, which is when the kernel takes it for an orphan."""
+
+    def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        self._ends = threading.Event()
+        started: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+
+        def live() -> None:
+            started.put(subprocess.Popen(command, env=environment))
+            self._ends.wait()
+
+        self._thread = threading.Thread(target=live, daemon=True)
+        self._thread.start()
+        return started.get()
+
+    def die(self) -> None:
+        own = Path(f"/proc/self/task/{self._thread.native_id}")
+        self._ends.set()
+        self._thread.join()
+        kin.until(lambda: not own.exists(), "the end of the thread")
+
+
+def test_a_controller_that_hangs_up_before_it_is_dead_leaves_nothing(tmp_path: Path) -> None:
+    """The agent has sent its zygote away, and is about to tidy up, when its parent's death reaches it."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (tmp_path / "sitecustomize.py").write_text(_TIDIES_UP_LATER.format(gate=str(gate)))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    async def test() -> None:
+        desk = _MortalDesk(tmp_path / "desk")
+        async with at_desk(desk, PYTHONPATH=path):
+            below = await _running(desk)
+            await desk.hang_up()
+            await gone(*below)
+            desk.die()
+            opening = asyncio.get_running_loop().run_in_executor(None, gate.write_bytes, b"")
+            ended = asyncio.ensure_future(desk.agent_ended())
+            await asyncio.wait([opening, ended], return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                os.close(os.open(gate, os.O_RDONLY | os.O_NONBLOCK))  # nobody came: let the other thread go
+            await opening
+            assert await ended == 0
             assert desk.leftovers() == []
 
     hold(test)

@@ -6,17 +6,22 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.faults.desk import at_desk, gone, hold, job_of
+from tests.faults.programs import kin
 
 from holdfast import train
+from holdfast.wire.frames import encode, receive
 from holdfast.wire.messages import Shutdown
 from holdfast.worker.job import Assignment
+from holdfast.worker.orders import Load, Warm
 
 _STARTS_A_THREAD = """
 import threading
@@ -170,6 +175,48 @@ def test_a_framework_gets_the_socket_that_is_bound_already(tmp_path: Path) -> No
             await desk.expect_line("shut down")
 
     hold(test)
+
+
+_AGENT = """
+import os, subprocess, sys
+zygote = [sys.executable, "-m", "holdfast.worker.zygote", sys.argv[1], str(os.getpid())]
+subprocess.Popen(zygote, pass_fds=[int(sys.argv[1])])
+sys.stdin.read()
+"""
+
+
+def test_an_agent_that_takes_long_to_die_is_tidied_up_after(tmp_path: Path) -> None:
+    """The kernel tells of the death of its first thread; the connection ends with its last one, which is this test."""
+    leftover = tmp_path / "leftover"
+    leftover.touch()
+
+    def function() -> None:
+        return
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fd = theirs.fileno()
+        agent = subprocess.Popen([sys.executable, "-c", _AGENT, str(fd)], stdin=subprocess.PIPE, pass_fds=[fd])
+        try:
+            load = Load(
+                function=job_of(function),
+                filesystem=None,
+                sys_path=sys.path,
+                environment={},
+                preload=[],
+                fork=True,
+                leftovers=[str(leftover)],
+            )
+            ours.sendall(encode(load))
+            warm = receive(ours, msgspec.msgpack.Decoder(Warm))
+            assert warm is not None and warm.cold_reason is None
+            zygotes = kin.children(agent.pid)
+        finally:
+            agent.kill()
+            agent.communicate()
+        kin.gone(*zygotes)
+        assert len(zygotes) == 1
+        assert not leftover.exists()
 
 
 def test_a_module_that_crashes_the_zygote_ends_in_cold_workers(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from holdfast.wire.messages import (
     Stopped,
     Upload,
 )
+from holdfast.worker.kinship import live_without_parent
 
 __all__ = ["Agent"]
 
@@ -73,6 +74,7 @@ class Agent:
         self._slots = slots
         self._tls_fingerprint = tls_fingerprint
         self._root = root
+        self._own_process = adopts_orphans
         self._make_spawner = make_spawner or (
             lambda parent, session: _nursery(parent, session, adopts_orphans=adopts_orphans)
         )
@@ -137,6 +139,10 @@ class Agent:
     async def _obey_all(self, channel: Channel[ControllerMessage]) -> None:
         while (message := await channel.recv()) is not None:
             self._obey(message)
+        if self._own_process:
+            # A dying controller hangs up first and may have this process killed a moment later, when the zygote was
+            # told that this process tidies up itself.
+            live_without_parent()
         self._end.set()
 
     def _obey(self, message: ControllerMessage) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "die_with_parent",
     "is_exiting",
     "kill_group",
+    "live_without_parent",
     "name_process",
     "thread_names",
 ]
@@ -37,6 +38,11 @@ def die_with_parent(parent_pid: int | None = None, sig: int = signal.SIGKILL) ->
     _prctl(_PR_SET_PDEATHSIG, sig)
     if os.getppid() != expected:
         os._exit(1)
+
+
+def live_without_parent() -> None:
+    """Take `die_with_parent` back: this process is about to end by itself, and shall come to its end."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def name_process(name: str) -> None:

@@ -31,7 +31,7 @@ from holdfast.worker.brood import Brood, Child
 from holdfast.worker.cold import Parcel
 from holdfast.worker.environment import find_openblas, set_environment
 from holdfast.worker.job import Assignment
-from holdfast.worker.kinship import become_subreaper, die_with_parent, name_process
+from holdfast.worker.kinship import become_subreaper, die_with_parent, is_exiting, name_process
 from holdfast.worker.loading import Loaded, import_quietly, load_job, one_thread_each, set_up_imports, unsafe_reason
 from holdfast.worker.orders import (
     Cleared,
@@ -71,6 +71,7 @@ class Zygote:
 
     def __init__(self, control: socket.socket) -> None:
         self._pid = os.getpid()
+        self._agent = os.getppid()
         self._control = control
         self._splitter = Splitter()
         self._fds: deque[int] = deque()
@@ -293,8 +294,9 @@ class Zygote:
         os._exit(0)
 
     def _agent_lives(self) -> bool:
-        """It says so before it lets go. A killed one hangs up without a word, though perhaps a moment after the
-        kernel's signal: that comes with the death of one thread, the end of the connection with the last."""
+        """It says so before it lets go. A killed one hangs up without a word, though perhaps a while after the
+        kernel's signal: that comes with the death of one thread, the end of the connection with the last. Until then
+        the kernel shows that it is on its way out."""
         self._control.settimeout(_LAST_WORD_S)
         try:
             while not self._dismissed:
@@ -303,7 +305,7 @@ class Zygote:
                     return False
                 self._understand(data)
         except TimeoutError:
-            return True
+            return not is_exiting(self._agent)
         except ConnectionResetError:
             return False
         return True
