@@ -147,6 +147,45 @@ def test_the_port_is_free_for_a_function_that_binds_it_itself(tmp_path: Path) ->
     hold(test)
 
 
+_SLOW_PARENT = """
+import os
+fork = os.fork
+def slow():
+    pid = fork()
+    if pid:
+        open({gate!r}).close()
+    return pid
+os.fork = slow
+"""
+
+
+def test_the_port_is_free_also_while_others_still_have_its_socket(tmp_path: Path) -> None:
+    """The zygote comes to closing its copy only after the worker has bound the port."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    _module(tmp_path / "mine", "slow_parent", _SLOW_PARENT.format(gate=str(gate)))
+
+    def function(config: dict[str, Any]) -> None:
+        try:
+            with socket.socket() as server:
+                server.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+                server.listen()
+        finally:
+            Path(config["gate"]).write_bytes(b"")
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(
+                job_of(function, {"gate": str(gate)}),
+                preload=["slow_parent"],
+                sys_path=[str(tmp_path / "mine"), *sys.path],
+            )
+            desk.start()
+            await desk.finished()
+
+    hold(test)
+
+
 class Listening:
     """A framework that uses the bound socket, and says so when it is shut down."""
 

@@ -132,10 +132,17 @@ def _call(job: Job, assignment: Assignment, listen_fd: int | None) -> Any:
     if job.framework is not None:
         job.framework.setup(assignment, listen_fd)
     elif listen_fd is not None:
-        os.close(listen_fd)  # now the function can bind MASTER_PORT itself, as under torchrun
+        _let_go_of_port(listen_fd)
     if job.takes_config:
         return job.function(job.config if job.config is not None else {})
     return job.function()
+
+
+def _let_go_of_port(listen_fd: int) -> None:
+    """Now the function can bind MASTER_PORT itself, as under torchrun. The processes by way of which the socket came
+    here may not have closed theirs yet, so it is shut for all of them."""
+    with socket.socket(fileno=listen_fd) as listener:
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def _our_frames(error: BaseException) -> int:
