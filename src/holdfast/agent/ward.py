@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
+from holdfast.agent import stacks
 from holdfast.agent.exits import ending_of
 from holdfast.agent.output import RankLog
 from holdfast.errors import WireError
@@ -25,7 +26,8 @@ from holdfast.worker.stdio import DUMP_SIGNAL, Wires
 __all__ = ["Ward"]
 
 _RECEIVE_BYTES = 256 * 1024
-_DUMP_START_S = 1.0
+_DUMP_LIMIT_S = 5.0
+"""A process that hangs inside the kernel never dumps; one on a machine that has too much to do takes a while."""
 _DUMP_QUIET_S = 0.03
 _decoder: Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
 
@@ -88,18 +90,28 @@ class Ward:
         if not self.alive or self.pid is None:
             return ""
         self._dump.clear()
-        self._dumped.clear()
+        before = stacks.blocking(self.pid, DUMP_SIGNAL)
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
             os.kill(self.pid, DUMP_SIGNAL)
+            os.kill(
+                self.pid, signal.SIGCONT
+            )  # a stopped process deals with the signal first, and so shows where it was
         with suppress(TimeoutError):
-            async with asyncio.timeout(_DUMP_START_S):
-                await self._dumped.wait()
-            while True:  # nothing marks the end of a dump but silence
-                self._dumped.clear()
-                async with asyncio.timeout(_DUMP_QUIET_S):
-                    await self._dumped.wait()
+            async with asyncio.timeout(_DUMP_LIMIT_S):
+                while await self._is_dumping() or stacks.has_to_handle(self.pid, DUMP_SIGNAL, before):
+                    continue
+        for fd in [fd for fd, name in self._pipes.items() if name == "dump"]:
+            while self._read(fd):
+                continue
         return self._dump.decode("utf-8", "replace")
+
+    async def _is_dumping(self) -> bool:
+        """Whether any more of a dump comes within a moment."""
+        self._dumped.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DUMP_QUIET_S):
+                await self._dumped.wait()
+        return self._dumped.is_set()
 
     # ------------------------------------------------------------------ the end
 

@@ -1,0 +1,84 @@
+"""A worker's stacks before it is killed as hung: whole, however long the machine keeps it from writing them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.faults.desk import at_desk, hold, job_of
+from tests.faults.programs import kin
+
+from holdfast import train
+from holdfast.agent import stacks
+from holdfast.wire.messages import Stacks
+from holdfast.worker.stdio import DUMP_SIGNAL
+
+
+def test_a_worker_that_gets_no_time_for_a_while_still_shows_where_it_is(tmp_path: Path) -> None:
+    """It does not let the signal through at first, as if the machine had too much else to do."""
+
+    def stuck_in_here() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {DUMP_SIGNAL})
+        train.report({})
+        while DUMP_SIGNAL not in signal.sigpending():
+            select.select([], [], [], 0.01)
+        select.select([], [], [], 1.5)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {DUMP_SIGNAL})
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(stuck_in_here))
+            await desk.started()
+            await desk.expect_report()
+            await desk.stop(dump_stacks=True)
+            (text,) = [message.text for message in desk.said if isinstance(message, Stacks)]
+            assert "in stuck_in_here" in text
+
+    hold(test)
+
+
+_DUMPS_INTO_A_FULL_PIPE = f"""
+import faulthandler, signal, sys
+faulthandler.register({int(DUMP_SIGNAL)}, file=int(sys.argv[1]), all_threads=True, chain=False)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_the_kernel_tells_of_a_dump_that_is_not_over(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    room_bytes = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"x" * (room_bytes - 5))
+    command = [sys.executable, "-c", _DUMPS_INTO_A_FULL_PIPE, str(writing)]
+    with subprocess.Popen(command, pass_fds=[writing], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            before = stacks.blocking(process.pid, DUMP_SIGNAL)
+            assert before == set()
+            assert not stacks.has_to_handle(process.pid, DUMP_SIGNAL, before)
+            process.send_signal(DUMP_SIGNAL)
+            kin.until(lambda: stacks.blocking(process.pid, DUMP_SIGNAL), "the handler")
+            assert stacks.has_to_handle(process.pid, DUMP_SIGNAL, before)
+            os.set_blocking(reading, False)
+            text = bytearray()
+
+            def is_over() -> bool:
+                over = not stacks.has_to_handle(process.pid, DUMP_SIGNAL, before)
+                while select.select([reading], [], [], 0)[0]:
+                    text.extend(os.read(reading, 4096))
+                return over
+
+            kin.until(is_over, "the end of the dump")
+            assert text.endswith(b'File "<string>", line 6 in <module>\n'), bytes(text[-200:])
+        finally:
+            process.kill()
+            os.close(reading)
+            os.close(writing)
+    assert stacks.blocking(process.pid, DUMP_SIGNAL) == set()
