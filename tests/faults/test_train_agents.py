@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import Any
@@ -14,6 +15,7 @@ from tests.faults.programs.killer import end
 from tests.faults.programs.place import Place
 
 from holdfast.core import records as r
+from holdfast.engines.local import LocalEngine
 
 _STEPS = 8
 _HELD: dict[str, Any] = {"steps": _STEPS, "every": 2, "faults": {"1:0:5": "hold", "1:1:5": "hold"}}
@@ -72,6 +74,24 @@ def test_the_only_agent_is_killed(place: Place) -> None:
     check_exact(place, _STEPS)
     gone = [record for record in place.records() if isinstance(record, r.AgentGone)]
     assert gone and "SIGKILL" in gone[0].why
+
+
+def test_how_an_agent_died_is_told_also_when_it_takes_a_while_to_die(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection ends first."""
+    gone = LocalEngine._gone
+
+    def late(self: LocalEngine, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._running[name].pidfd)
+        loop.call_later(0.3, gone, self, name)
+
+    monkeypatch.setattr(LocalEngine, "_gone", late)
+    place.fit({"steps": _STEPS, "every": 2, "faults": {"1:0:3": "kill-agent"}}, failure=_ONE_FAILURE)
+    check_exact(place, _STEPS)
+    (ended,) = ends(place)
+    assert all("its agent was killed by SIGKILL" in failure.cause for failure in ended.failures)
 
 
 def _stillborn(place: Place, count: int) -> dict[str, str]:

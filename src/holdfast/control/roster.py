@@ -22,7 +22,8 @@ from holdfast.wire.channel import Channel
 
 __all__ = ["OnUpload", "Roster"]
 
-_LAST_WORD_S = 0.05
+_LAST_WORD_S = 1.0
+"""A dying process closes its connection before the kernel says that it is dead: on a busy machine, long before."""
 
 OnUpload = Callable[[m.Uploaded | m.UploadFailed], None]
 
@@ -65,7 +66,7 @@ class Roster:
             while (message := await channel.recv()) is not None:
                 link.heard_at = clock()
                 self._take(message, link)
-            with suppress(TimeoutError):  # where the engine knows how it died, it says so any moment
+            with suppress(TimeoutError):  # where the engine knows how it died, it says so soon
                 async with asyncio.timeout(_LAST_WORD_S):
                     await link.gone.wait()
         finally:

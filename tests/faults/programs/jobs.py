@@ -17,6 +17,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.faults.programs import kin
+
 from holdfast import train
 
 __all__ = ["State", "announce", "fail", "heavy_steps", "losses", "steps", "undisturbed"]
@@ -140,6 +142,14 @@ def _kill(config: dict[str, Any]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _kill_agent(config: dict[str, Any]) -> None:
+    agent = kin.parent_of(os.getppid())
+    assert agent is not None
+    os.kill(agent, signal.SIGKILL)
+    while True:
+        signal.pause()  # whoever kills the agent kills this process with it
+
+
 def _crash(config: dict[str, Any]) -> None:
     ctypes.string_at(0)
 
@@ -192,6 +202,7 @@ _FATES = {
     "raise": _raise,
     "exit": _exit,
     "kill": _kill,
+    "kill-agent": _kill_agent,
     "crash": _crash,
     "stop": _stop,
     "deadlock": _deadlock,
