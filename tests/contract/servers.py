@@ -1,8 +1,8 @@
 """Real servers for the storage tests: each starts on a free loopback port and is gone when its `with` ends.
 
-`moto_server` obeys put-if-absent, `rclone serve s3` ignores it and answers success, so between them both kinds of S3
-server are met. `azurite-blob` is Azure's own emulator. Google's is `gcs_front`, which says what of it is emulated.
-`rclone mount` gives a FUSE file system. The fixtures in `conftest` share each server among the tests of one process;
+moto (`moto_front`) obeys put-if-absent, `rclone serve s3` ignores it and answers success, so between them both kinds
+of S3 server are met. `azurite-blob` is Azure's own emulator. Google's is `gcs_front`, which says what of it is
+emulated. `rclone mount` gives a FUSE file system. The fixtures in `conftest` share each server among the tests of one process;
 fault tests and benchmarks use these context managers directly.
 
 Every server is started through `setpriv --pdeathsig`, so that none outlives a test process that was killed.
@@ -219,8 +219,9 @@ def _aws_environment() -> dict[str, str]:
 
 @contextmanager
 def moto() -> Iterator[Server]:
-    """An S3 server that obeys put-if-absent; about 20 MiB/s."""
-    with serving([_script("moto_server"), "-H", "127.0.0.1", "-p", "0"], r"Running on (http://[\d.:]+)") as found:
+    """An S3 server that obeys put-if-absent, by `moto_front`; about 20 MiB/s."""
+    front = Path(__file__).with_name("moto_front.py")
+    with serving([sys.executable, "-W", "ignore", str(front)], r"Running on (http://[\d.:]+)") as found:
         endpoint = found.group(1)
         yield Server("s3", endpoint, _aws_environment(), lambda name: _request(endpoint, "PUT", f"/{name}"))
 
