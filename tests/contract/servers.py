@@ -2,8 +2,8 @@
 
 moto (`moto_front`) obeys put-if-absent, `rclone serve s3` ignores it and answers success, so between them both kinds
 of S3 server are met. `azurite-blob` is Azure's own emulator. Google's is `gcs_front`, which says what of it is
-emulated. `rclone mount` gives a FUSE file system. The fixtures in `conftest` share each server among the tests of one process;
-fault tests and benchmarks use these context managers directly.
+emulated. `rclone mount` gives a FUSE file system. The fixtures in `conftest` share each server among the tests of one
+process; fault tests and benchmarks use these context managers directly.
 
 Every server is started through `setpriv --pdeathsig`, so that none outlives a test process that was killed.
 """
