@@ -68,7 +68,12 @@ def test_everything_is_killed_at_once_and_the_same_call_goes_on(place: Place) ->
 def test_a_polite_end_leaves_nothing_and_says_how_to_go_on(place: Place, number: int, why: str) -> None:
     first = place.drive(_HELD, {"HOLDFAST_JSON": "0", "HOLDFAST_QUIET": "0"})
     journal = place.storage / "run" / "journal" / "000001-000000.jsonl"
-    kin.until(lambda: journal.exists() and b'"step":4' in journal.read_bytes(), "step 4")
+
+    def is_held() -> bool:
+        text = journal.read_bytes() if journal.exists() else b""
+        return b'"step":4' in text and b"checkpoint_000001" in text
+
+    kin.until(is_held, "step 4, and the commit of step 3")
     below = kin.descendants(first.pid)
     first.kill(number)
     assert first.raised()["type"] == "KeyboardInterrupt"
@@ -129,9 +134,9 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_run(place: Place) -> 
     first = _held(place)
     with pytest.raises(RunBusy, match=rf"held by process {first.pid} on {os.uname().nodename} .*takeover=True"):
         place.fit(_HELD)
-    place.let_go()
     first.kill()
     first.end()
+    place.let_go()
     _check_resumed(place, place.drive(_HELD))
 
 

@@ -60,7 +60,7 @@ def test_workers_die_while_their_checkpoint_is_uploaded(place: Place) -> None:
 
 
 def test_every_generation_fails_until_the_budget_is_spent(place: Place) -> None:
-    config = {"steps": _STEPS, "every": 2, "faults": {"*:1:3": "raise"}}
+    config = {"steps": _STEPS, "every": 2, "faults": {"*:1:3": "raise"}, "settled": True}
     with pytest.raises(TrainingFailedError, match="rank 1 raised ValueError: the data is bad") as caught:
         place.fit(config, failure={"max_failures": 2})
     failures = caught.value.worker_failures
@@ -119,7 +119,7 @@ def test_a_failure_after_progress_does_not_wait(place: Place, monkeypatch: pytes
     """With an hour to wait, the test would not end."""
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "3600")
     faults = {f"{generation}:0:{generation}": "raise" for generation in range(1, 5)}
-    place.fit({"steps": _STEPS, "faults": faults}, failure={"max_failures": 4})
+    place.fit({"steps": _STEPS, "faults": faults, "settled": True}, failure={"max_failures": 4})
     check_exact(place, _STEPS)
 
 

@@ -30,7 +30,8 @@ def steps(config: dict[str, Any]) -> State:
     """Train for `config["steps"]` steps, a checkpoint of all ranks after every `config["every"]`.
 
     `config["faults"]` maps "generation:rank:step" (generation may be *) to what goes wrong before that step, see
-    `fail`. `config["announce"]` names a datagram socket that is told of every step.
+    `fail`. `config["announce"]` names a datagram socket that is told of every step. With `config["settled"]` nothing
+    goes wrong before the checkpoints that this rank has reported are committed: ranks do not keep step by themselves.
     """
     rank = train.get_context().get_world_rank()
     state = _restored(rank)
@@ -84,6 +85,8 @@ def fail(config: dict[str, Any], rank: int, step: int) -> None:
     generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
     fate = faults.get(f"{generation}:{rank}:{step}") or faults.get(f"*:{rank}:{step}")
     if fate is not None:
+        if config.get("settled"):
+            train.get_all_reported_checkpoints()  # waits for what is on its way
         _FATES[fate](config)
 
 
@@ -185,7 +188,7 @@ def _die_while_staging(config: dict[str, Any]) -> None:
 
 
 def _die_after_report(config: dict[str, Any]) -> None:
-    """The agent has the files when `report` is over; what follows is the upload."""
+    """The agents have the files when every rank's `report` is over; what follows is the upload."""
     from holdfast.worker.session import current
 
     session = current()
@@ -193,6 +196,7 @@ def _die_after_report(config: dict[str, Any]) -> None:
 
     def last(*arguments: Any, **options: Any) -> None:
         real(*arguments, **options)
+        session._line.collect("barrier", None)  # `report` holds the lock that `train.collective` takes
         os.kill(os.getpid(), signal.SIGKILL)
 
     session._send_report = last  # type: ignore[method-assign]
