@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -57,10 +58,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class KillingStore:
     """A store that counts its calls, and dies before one of them."""
 
-    def __init__(self, store: Store, before_call: int | None, calls: Calls) -> None:
+    def __init__(self, store: Store, before_call: int | None, calls: Calls, lock: threading.Lock | None = None) -> None:
         self._store = store
         self._before_call = before_call
         self._calls = calls
+        self._lock = lock or threading.Lock()
 
     @property
     def uri(self) -> str:
@@ -110,15 +112,16 @@ class KillingStore:
         return self._call(f"download {key}", lambda: self._store.download(key, target, on_bytes))
 
     def sub(self, prefix: str) -> KillingStore:
-        return KillingStore(self._store.sub(prefix), self._before_call, self._calls)
+        return KillingStore(self._store.sub(prefix), self._before_call, self._calls, self._lock)
 
     def close(self) -> None:
         self._store.close()
 
     def _call(self, what: str, action: Callable[[], _T]) -> _T:
-        if len(self._calls) == self._before_call:
-            _die()
-        self._calls.append(what)
+        with self._lock:  # of two threads that count at once, both would pass the call to die at
+            if len(self._calls) == self._before_call:
+                _die()
+            self._calls.append(what)
         return action()
 
 

@@ -194,7 +194,8 @@ def test_twenty_generations_leak_no_descriptor(tmp_path: Path) -> None:
                 await desk.stop(generation)
                 counts.append((_descriptors(desk.process.pid), _descriptors(desk.zygote())))
             agents, zygotes = zip(*counts, strict=True)
-            assert max(agents[-5:]) <= max(agents[:5]) + 2, agents  # a log on its way to storage comes and goes
+            # A log on its way to storage comes and goes, so of the last ones the least counts: what leaks stays.
+            assert min(agents[-5:]) <= max(agents[:5]), agents
             assert len(set(zygotes)) == 1
 
     hold(test)

@@ -139,6 +139,7 @@ def test_killed_at_any_instant(place: Place, scene: Scene) -> None:
         killed += outcome.killed
         if not outcome.killed:
             assert fresh is not None
+            normal_s = min(normal_s, outcome.took_s)  # the machine may have been busy with something else at first
         scene.recover()
     assert killed > place.random_kills // 4
 

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ class Killer:
         self._wanted = kills
         self._agents_every = agents_every
         self._random = random.Random(seed)
+        self._struck: deque[int] = deque(maxlen=8)
+        """Who was killed last: the dying may take a while, and are not killed twice."""
         self._over = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
@@ -65,7 +68,10 @@ class Killer:
         if self._agents_every and (self.kills + 1) % self._agents_every == 0:
             zygote = kin.parent_of(pid)
             who = (kin.parent_of(zygote) if zygote else None) or pid
+        if who in self._struck:
+            return
         if end(who, self._place.marker, lambda found: "zygote" in found or "holdfast.agent" in found):
+            self._struck.append(who)
             self.kills += 1
 
 

@@ -36,12 +36,12 @@ class Line:
 
     def serve(self, client: socket.socket) -> None:
         """One connection, to its end."""
-        if not self._whole:
-            self.refused.set()
-            return
         with socket.create_connection(self._target) as server:
             ends = {client, server}
             with self._lock:
+                if not self._whole:
+                    self.refused.set()
+                    return
                 self._open |= ends
             try:
                 with suppress(OSError):
