@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -13,12 +14,15 @@ import pytest
 from holdfast import train
 
 _CALLS = 400
+_LEAST_DUE = 3
 
 
 def _loop(config: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
-    answers = []
-    for step in range(_CALLS):
+    answers: list[bool] = []
+    for step in itertools.count():
+        if step >= _CALLS and sum(answers) >= _LEAST_DUE:  # where storage is slow, few are due: ranks agree on when
+            break
         if rank == step // 50 % 2:
             time.sleep(0.002)  # the step; the other rank is faster for a while
         due = train.should_checkpoint()
@@ -45,9 +49,9 @@ def test_every_rank_gets_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mo
         ),
     ).fit()
     first, second = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert len(first) == _CALLS
+    assert len(first) >= _CALLS
     assert first == second
-    assert 2 <= sum(first) < _CALLS / 2
+    assert _LEAST_DUE <= sum(first) < len(first) / 2
     assert len(result.best_checkpoints) == sum(first)
     assert result.checkpoint is not None
     steps = [step for step, due in enumerate(first) if due]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -75,6 +76,8 @@ def test_reports_without_a_checkpoint_are_durable_soon_also_when_they_never_paus
     def function() -> int:
         for number in range(1_000_000):
             train.report({"number": number})
+            if number < 100:
+                continue  # the first may be durable at once, together with what was recorded before
             stored = "".join(path.read_text() for path in Path(os.environ["JOURNAL"]).glob("*.jsonl"))
             if '"kind":"Reported"' in stored:
                 return number
@@ -285,5 +288,6 @@ def test_fit_again_and_again_leaves_no_descriptor_and_no_thread(place: Place) ->
     counts = []
     for name in ("a", "b", "c"):
         fit(place, function, workers=2, name=name)
+        gc.collect()  # what earlier tests left may go at any time, and is not to be counted
         counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
-    assert counts[1] == counts[2], counts
+    assert all(later <= earlier for earlier, later in zip(counts[1], counts[2], strict=True)), counts
