@@ -208,7 +208,12 @@ def test_ctrl_c_ends_a_put_quietly_and_leaves_nothing(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", "import sys; from holdfast.cli.main import main; sys.exit(main())"]
     process = subprocess.Popen(
-        [*command, "ckpt", "put", str(source), str(run)], stdout=subprocess.PIPE, stderr=theirs, text=True
+        [*command, "ckpt", "put", str(source), str(run)],
+        env={**os.environ, "COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
     )
     try:
         os.close(theirs)

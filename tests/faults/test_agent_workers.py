@@ -18,7 +18,9 @@ from holdfast.wire.messages import Exited, Reports, Shutdown, Stacks
 
 
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
-def test_a_function_runs_and_finishes(tmp_path: Path, fork: bool) -> None:
+def test_a_function_runs_and_finishes(tmp_path: Path, fork: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # or what the user says is left as it is
+
     def function(config: dict[str, Any]) -> dict[str, Any]:
         names = [
             "RANK",

@@ -29,6 +29,12 @@ def _held(place: Place, **options: Any) -> Driver:
     return driver
 
 
+def _until_shown(place: Place, rows: int) -> None:
+    """Until a driver has nothing more to write into the run's files than what is there."""
+    results = place.storage / "run" / "result.json"
+    kin.until(lambda: results.exists() and results.read_bytes().count(b"\n") == rows, f"{rows} rows in result.json")
+
+
 def _check_resumed(place: Place, driver: Driver) -> None:
     """It went on from the last commit, its result is exact, and nobody was blamed."""
     assert driver.value() == jobs.undisturbed(_STEPS)[-1]
@@ -142,6 +148,7 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_run(place: Place) -> 
 
 def test_a_takeover_fences_the_first_and_voids_what_it_commits_later(place: Place) -> None:
     first = _held(place)
+    _until_shown(place, 5)
     held = [first.pid, *kin.descendants(first.pid)]
     kin.signal_all(held, signal.SIGSTOP)
     # The first wakes up, with workers that go on from step 5, while the second is in the middle of its work.
@@ -165,6 +172,7 @@ def test_a_fenced_driver_that_comes_to_its_end_says_so_and_writes_nothing(place:
     config = {"steps": 5, "every": 2, "faults": {"1:0:4": "hold", "1:1:4": "hold"}}
     first = place.drive(config)
     first.expect("CheckpointCommitted", iteration=4)
+    _until_shown(place, 4)
     held = [first.pid, *kin.descendants(first.pid)]
     kin.signal_all(held, signal.SIGSTOP)
     second = place.drive(config, run={"takeover": True})
