@@ -7,6 +7,7 @@ SIGKILL before the Nth call to the store; `delay_s` has this program kill at an 
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -132,13 +133,11 @@ def _die() -> None:
 def _work(job: Job) -> list[str]:
     calls: list[str] = []
     store = KillingStore(open_store(job.uri), job.before_call, calls)
-    blocks = 0
+    blocks = itertools.count()  # threads share it
 
     def on_bytes(_: int) -> None:
-        nonlocal blocks
-        if blocks == job.at_block:
+        if next(blocks) == job.at_block:
             _die()
-        blocks += 1
 
     metrics = {"attempt": job.attempt}
     if job.task == "commit":
