@@ -231,7 +231,8 @@ def rclone_s3(root: Path) -> Iterator[Server]:
     """An S3 server on the directory `root` that answers success to every put-if-absent.
 
     It caches directories, so `root` is to be changed through it alone. Without a cache of files (`off`), a read that
-    meets an overwrite breaks off; with one, it would return a mixture of old and new.
+    meets an overwrite breaks off, or gets as much of the new object as the old one was long; with one, it would return
+    a mixture of old and new.
     """
     rclone, configured = _script("rclone"), ("--config", os.devnull)
     credentials = ("--auth-key", f"{_ACCESS_KEY},{_SECRET_KEY}", "--vfs-cache-mode", "off")

@@ -63,8 +63,9 @@ class StoreRaces:
     churn_turns: ClassVar[int] = 20
     """How often each process writes and deletes in directories that it shares with others."""
     atomic_overwrite: ClassVar[bool] = True
-    """False where the kernel caches sizes and pages of what was replaced (FUSE mounts): a reader at the very moment of
-    an overwrite may see a mixture there, so what is overwritten must be sealed."""
+    """False where the kernel caches sizes and pages of what was replaced (FUSE mounts), or the server writes in place
+    (rclone): a reader at the very moment of an overwrite may see a mixture there, or less than all, so what is
+    overwritten must be sealed."""
 
     def test_of_many_threads_one_creates(self, store: Store) -> None:
         if not self.supports_exclusive:
@@ -107,7 +108,7 @@ class StoreRaces:
 
     def test_readers_never_see_a_mixture(self, store: Store) -> None:
         if not self.atomic_overwrite:
-            pytest.skip("this storage's caches mix what is replaced with what replaces it")
+            pytest.skip("this storage may mix what is replaced with what replaces it")
         contents = [bytes([65 + number]) * (30_000 + number * 7_000) for number in range(3)]
         store.put("k", contents[0])
         done = threading.Event()

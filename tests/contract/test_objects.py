@@ -47,6 +47,7 @@ class TestMoto(StoreContract):
 class TestRclone(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
+    atomic_overwrite = False
     model_examples = 5
 
     @pytest.fixture
