@@ -76,7 +76,7 @@ def test_the_kernel_tells_of_a_dump_that_is_not_over(tmp_path: Path) -> None:
                 return over
 
             kin.until(is_over, "the end of the dump")
-            assert text.endswith(b'File "<string>", line 6 in <module>\n'), bytes(text[-200:])
+            assert text.endswith(b" in <module>\n"), bytes(text[-200:])
         finally:
             process.kill()
             os.close(reading)
