@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +30,7 @@ class Killer:
     """
 
     def __init__(self, place: Place, kills: int, *, seed: int, agents_every: int = 0) -> None:
-        self.path = str(place.root / "announce")
+        self.path = f"\0holdfast-{uuid.uuid4().hex}"  # no file: its path might be too long for a socket
         self.kills = 0
         self._place = place
         self._wanted = kills
