@@ -12,8 +12,10 @@ apt_install() {
         echo "install-servers: $* missing; as root: apt-get install $*" >&2
         exit 1
     fi
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+    # A mirror may fail once, and another apt-get may be at work: try again, and wait for it.
+    apt="apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300"
+    $apt update || $apt update
+    DEBIAN_FRONTEND=noninteractive $apt install -y --no-install-recommends "$@" </dev/null >/dev/null
 }
 
 command -v fusermount3 >/dev/null || apt_install fuse3

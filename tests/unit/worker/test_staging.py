@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -57,13 +58,14 @@ def test_letting_go_renames(source: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second filesystem")
 def test_letting_go_across_filesystems_copies_and_removes(source: Path, tmp_path: Path) -> None:
     before = contents(source)
-    target = Path("/dev/shm") / f"holdfast-test-{os.getpid()}-staging"
+    made = Path(tempfile.mkdtemp(prefix="holdfast-staging-", dir="/dev/shm"))
+    target = made / "target"
     try:
         stage(source, target, let_go=True)
         assert contents(target) == before
         assert not source.exists()
     finally:
-        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(made)
 
 
 def test_what_has_another_name_elsewhere_is_copied_not_renamed(source: Path, tmp_path: Path) -> None:
