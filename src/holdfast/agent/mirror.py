@@ -45,8 +45,8 @@ class Mirror:
     def sync_logs(self, *, still_written: bool = False) -> None:
         """Upload log files that grew, as `logs/generation_000003/rank_0.log`; of those that are `still_written` only
         what grew by an eighth."""
-        paths = (path for path in _files(self._logs) if not still_written or self._has_grown(path))
-        self._sync((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in paths)
+        files = ((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in _files(self._logs))
+        self._sync(files, still_written=still_written)
 
     def sync_artifacts(self) -> None:
         """Upload the working directory's new and changed files to the run's directory, under their own names."""
@@ -66,23 +66,20 @@ class Mirror:
                 self._refused.add(first)
                 _log.warning("The artifact %s is not stored: that name is the run's own; choose another.", first)
 
-    def _sync(self, files: Iterator[tuple[Path, str]]) -> None:
+    def _sync(self, files: Iterator[tuple[Path, str]], *, still_written: bool = False) -> None:
         with self._lock:
             try:
                 for path, key in files:
-                    self._upload(path, key)
+                    self._upload(path, key, still_written)
             except StorageError as error:
                 _log.warning("Files of the working directory or logs could not be stored: %s", error)
 
-    def _has_grown(self, path: Path) -> bool:
-        _, before_bytes = self._uploaded.get(path, (0, 0))
-        return path.stat().st_size - before_bytes > before_bytes // _GROWTH
-
-    def _upload(self, path: Path, key: str) -> None:
+    def _upload(self, path: Path, key: str, still_written: bool) -> None:
         try:
             found = path.stat()
             stamp = (found.st_mtime_ns, found.st_size)
-            if self._uploaded.get(path) == stamp:
+            before = self._uploaded.get(path)
+            if before == stamp or (before and still_written and stamp[1] - before[1] <= before[1] // _GROWTH):
                 return
             self._open_store().upload(key, path)
             self._uploaded[path] = stamp

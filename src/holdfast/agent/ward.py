@@ -92,10 +92,9 @@ class Ward:
         self._dump.clear()
         before = stacks.blocking(self.pid, DUMP_SIGNAL)
         with suppress(ProcessLookupError):
+            # In this order: a stopped process deals with the signal first, and so shows where it was.
             os.kill(self.pid, DUMP_SIGNAL)
-            os.kill(
-                self.pid, signal.SIGCONT
-            )  # a stopped process deals with the signal first, and so shows where it was
+            os.kill(self.pid, signal.SIGCONT)
         with suppress(TimeoutError):
             async with asyncio.timeout(_DUMP_LIMIT_S):
                 while await self._is_dumping() or stacks.has_to_handle(self.pid, DUMP_SIGNAL, before):
