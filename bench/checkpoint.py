@@ -43,7 +43,7 @@ _COPY, _TORCH_COPY = "memcpy into warm memory", "Tensor.copy_ into warm memory"
 _WRITE, _WRITE_MORE = "O_DIRECT + fsync", "O_DIRECT + fsync, four at a time"
 _FLOORS = (_COPY, _TORCH_COPY, _WRITE, _WRITE_MORE)
 _PAUSE_S = 1.0
-"""Between two contenders: each deletes its older checkpoints when it is done, and the next shall not pay for that."""
+"""For each GiB, between two contenders: each deletes its older checkpoints when it is done, and the next shall not pay for that."""
 Taken = dict[str, float]
 
 
@@ -119,7 +119,7 @@ class _Bench:
         taken: dict[str, list[Taken]] = {name: [] for name in contenders}
         for number in range(self.rounds + 1):
             for name, work in contenders.items():
-                time.sleep(_PAUSE_S)
+                time.sleep(_PAUSE_S * self.size_bytes / _GIB)
                 settle(self.scratch)
                 figures = work()
                 if number:
@@ -240,16 +240,16 @@ def _slowed(bench: _Bench, ours: Servant) -> None:
     for size_bytes in (bench.size_bytes, bench.size_bytes // 4):
         order = {"do": "train", "seconds": bench.loop_s, "size_bytes": size_bytes}
         medians = bench.race(
-            {
-                "alone": functools.partial(ours.ask, **order, snapshots=False),
-                "snapshots": functools.partial(ours.ask, **order, snapshots=True),
-            }
+            {by: functools.partial(ours.ask, **order, by=by) for by in ("nobody", "holdfast", "async_save")}
         )
-        slowdown = 1 - medians["snapshots"]["rate"] / medians["alone"]["rate"]
         size = f"{size_bytes / 1024**2:.0f} MiB"
         print(f"\nA training loop on one core, with a snapshot of {size} each second")
-        print(f"  slower by {slowdown:.1%} of its steps{bench.judge(f'Slowdown of a loop, {size}', slowdown, 0.05)}")
-        print(f"  of which it waited in report() for {medians['snapshots']['stall_share']:.1%} of the time")
+        for by in ("holdfast", "async_save"):
+            slowdown = 1 - medians[by]["rate"] / medians["nobody"]["rate"]
+            line = f"  {by:<12}slower by {slowdown:6.1%} of its steps, waits {medians[by]['stall_s']:.3f} s each time"
+            print(line + (bench.judge(f"Slowdown of a loop, {size}", slowdown, 0.05) if by == "holdfast" else ""))
+        share = medians["holdfast"]["stall_s"] / medians["async_save"]["stall_s"]
+        print(f"  ours / async_save {share:.2f}{bench.judge(f'Stall in a loop, {size}', share, 0.1)}")
 
 
 def _restored(bench: _Bench, ours: Servant) -> None:

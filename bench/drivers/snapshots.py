@@ -13,11 +13,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-from bench.saving import change, make_state
+from bench.saving import Others, change, make_state
 
 SOCKET, STORAGE, SIZE_BYTES, SYSTEM = sys.argv[1:5]
 train: Any = importlib.import_module(f"{SYSTEM}.train")
@@ -38,7 +39,7 @@ def serve() -> None:
             change(state, order["share"])
             line.send(_reported(state, order["mode"]))
         elif order["do"] == "train":
-            line.send(_trained(order["seconds"], make_state(order["size_bytes"]), order["snapshots"]))
+            line.send(_trained(order["seconds"], make_state(order["size_bytes"]), order["by"]))
         elif order["do"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -68,30 +69,51 @@ def _reported(state: dict[str, Any], mode: str) -> dict[str, float]:
     return {"stall_s": stalled - began, "durable_s": time.perf_counter() - began}
 
 
-def _trained(seconds: float, state: dict[str, Any], snapshots: bool) -> dict[str, float]:
-    """Steps a second of a small training loop on one core, that changes its state each second and may report it."""
+def _trained(seconds: float, state: dict[str, Any], by: str) -> dict[str, float]:
+    """Steps a second of a small training loop on one core, that changes its state each second and has it saved `by`
+    somebody; how long that kept it waiting each time."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     left, right = torch.randn(384, 384), torch.randn(384, 384)
-    began = change_at = time.perf_counter()
-    count, stall_s = 0, 0.0
-    while (now := time.perf_counter()) - began < seconds:
-        if now >= change_at:
-            change_at += 1.0
-            change(state, 1.0)
-            started = time.perf_counter()
-            if snapshots:
-                train.report({}, checkpoint=train.Checkpoint.from_state(state))
-            stall_s += time.perf_counter() - started
-        right = (left @ right).tanh()
-        count += 1
-    elapsed_s = time.perf_counter() - began
-    if snapshots:
-        train.get_all_reported_checkpoints()
+    with _saver(by, state) as save:
+        began = change_at = time.perf_counter()
+        count, stalls_s = 0, []
+        while (now := time.perf_counter()) - began < seconds:
+            if now >= change_at:
+                change_at = max(change_at + 1.0, now)
+                change(state, 1.0)
+                started = time.perf_counter()
+                save()
+                stalls_s.append(time.perf_counter() - started)
+            right = (left @ right).tanh()
+            count += 1
+        elapsed_s = time.perf_counter() - began
     torch.set_num_threads(threads)
-    return {"rate": count / elapsed_s, "stall_share": stall_s / elapsed_s}
+    return {
+        "rate": count / elapsed_s,
+        "stall_share": sum(stalls_s) / elapsed_s,
+        "stall_s": sum(stalls_s) / len(stalls_s),
+    }
+
+
+@contextlib.contextmanager
+def _saver(by: str, state: dict[str, Any]) -> Iterator[Callable[[], object]]:
+    """What saves the state; everything is stored when the block ends."""
+    if by == "async_save":
+        with tempfile.TemporaryDirectory(dir=STORAGE) as directory:
+            others = Others(Path(directory), state)
+            try:
+                yield others.save_again
+                others.finish()
+            finally:
+                others.close()
+    elif by == "holdfast":
+        yield lambda: train.report({}, checkpoint=train.Checkpoint.from_state(state))
+        train.get_all_reported_checkpoints()
+    else:
+        yield lambda: None
 
 
 if __name__ == "__main__":
