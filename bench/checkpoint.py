@@ -43,7 +43,7 @@ _COPY, _TORCH_COPY = "memcpy into warm memory", "Tensor.copy_ into warm memory"
 _WRITE, _WRITE_MORE = "O_DIRECT + fsync", "O_DIRECT + fsync, four at a time"
 _FLOORS = (_COPY, _TORCH_COPY, _WRITE, _WRITE_MORE)
 _PAUSE_S = 1.0
-"""For each GiB, between two contenders: each deletes its older checkpoints when it is done, and the next shall not pay for that."""
+"""For each GiB, between two contenders: each deletes its older checkpoints, and the next shall not pay for that."""
 Taken = dict[str, float]
 
 
