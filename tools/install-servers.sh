@@ -23,6 +23,9 @@ command -v npm >/dev/null || apt_install nodejs npm
 
 if [ ! -f "$azurite/.installed-$AZURITE_VERSION" ]; then
     mkdir -p "$azurite"
+    # Node has authorities of its own; the machine may trust more of them.
+    authorities=/etc/ssl/certs/ca-certificates.crt
+    if [ -z "${NODE_EXTRA_CA_CERTS:-}" ] && [ -f "$authorities" ]; then export NODE_EXTRA_CA_CERTS="$authorities"; fi
     # A registry that does not answer must not hold everything up: try twice, five minutes each.
     install="timeout 300 npm install --prefix $azurite --no-audit --no-fund --loglevel=error azurite@$AZURITE_VERSION"
     $install >/dev/null || $install >/dev/null

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
+from tests.faults.programs import kin
 
 from holdfast.core.parts import Report
 from holdfast.wire.auth import make_token
@@ -232,15 +232,4 @@ def job_of(
 
 async def gone(*pids: int) -> None:
     """Returns when none of these processes runs any more, as the kernel tells it."""
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            await asyncio.get_running_loop().run_in_executor(None, poll.poll, 60_000)
-            assert poll.poll(0), f"process {pid} still lives"
-        finally:
-            os.close(fd)
+    await asyncio.get_running_loop().run_in_executor(None, kin.gone, *pids)
