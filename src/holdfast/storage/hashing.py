@@ -12,6 +12,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from holdfast.storage.rooms import fill
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source
 
 __all__ = ["BLOCK_BYTES", "Sent", "blocks", "digest_file", "digest_memory", "new_hasher", "sample_memory", "size_of"]
@@ -20,6 +21,9 @@ BLOCK_BYTES = 8 * 1024 * 1024
 _DIGEST_BYTES = 256 * 1024
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
+
+Buffer = Callable[[], memoryview]
+"""Where the next block goes."""
 
 
 def new_hasher() -> blake3:
@@ -35,15 +39,14 @@ def size_of(source: Source) -> int:
 class Sent:
     """A file or memory on its way out: its blocks, hashed and counted as they go."""
 
-    def __init__(self, source: Source, on_bytes: OnBytes | None, block_bytes: int) -> None:
+    def __init__(
+        self, source: Source, on_bytes: OnBytes | None, block_bytes: int, buffer: Buffer | None = None
+    ) -> None:
         self._size_bytes = 0
         self._known = source.digest if isinstance(source, InMemory) else None
         self._hasher = new_hasher()
-        if isinstance(source, InMemory):
-            self._blocks = _slices(source.view, None if self._known else self._hasher, on_bytes, block_bytes)
-        else:
-            source.stat()  # a missing source fails before anything is made in the store
-            self._blocks = blocks(source, self._hasher, on_bytes, block_bytes)
+        size_of(source)  # a missing source fails before anything is made in the store
+        self._blocks = blocks(source, None if self._known else self._hasher, on_bytes, block_bytes, buffer)
 
     def __iter__(self) -> Iterator[memoryview]:
         for block in self._blocks:
@@ -56,43 +59,22 @@ class Sent:
 
 
 def blocks(
-    source: Path,
-    hasher: blake3,
+    source: Source,
+    hasher: blake3 | None,
     on_bytes: OnBytes | None = None,
     block_bytes: int = BLOCK_BYTES,
-    buffer: Callable[[], memoryview] | None = None,
+    buffer: Buffer | None = None,
 ) -> Iterator[memoryview]:
-    """The file's bytes in blocks of `block_bytes` (the last may be shorter; an empty file has none), hashed as they go.
+    """The bytes in blocks of `block_bytes` (the last may be shorter; of nothing there are none), hashed as they go.
 
-    Each block is memory of its own, which the consumer may keep, unless `buffer` says where to read to: it is called
-    before each read, and what it returns fixes the block's size.
+    Each block of a file is memory of its own, which the consumer may keep, and those of memory are where they were;
+    unless `buffer` says where to put them: it is called before each, and what it returns fixes the block's size.
     """
-    allocate = buffer or (lambda: memoryview(bytearray(block_bytes)))
-    with source.open("rb", buffering=0) as file:
-        while True:
-            room = allocate()
-            filled = 0
-            # A short read is not the end of the file; blocks stay full so that O_DIRECT and multipart sizes hold.
-            while filled < len(room) and (count := file.readinto(room[filled:])):
-                filled += count
-            if not filled:
-                return
-            block = room[:filled]
-            hasher.update(block)
-            if on_bytes is not None:
-                on_bytes(filled)
-            yield block
-            if filled < len(room):
-                return
-
-
-def _slices(
-    view: memoryview, hasher: blake3 | None, on_bytes: OnBytes | None, block_bytes: int
-) -> Iterator[memoryview]:
-    """The same of memory, without a copy."""
-    view = view.cast("B")
-    for start in range(0, view.nbytes, block_bytes):
-        block = view[start : start + block_bytes]
+    if isinstance(source, InMemory):
+        found = _slices(source.view.cast("B"), block_bytes, buffer)
+    else:
+        found = _reads(source, buffer or (lambda: memoryview(bytearray(block_bytes))))
+    for block in found:
         if hasher is not None:
             hasher.update(block)
         if on_bytes is not None:
@@ -100,10 +82,37 @@ def _slices(
         yield block
 
 
+def _reads(source: Path, buffer: Buffer) -> Iterator[memoryview]:
+    with source.open("rb", buffering=0) as file:
+        while True:
+            room = buffer()
+            filled = 0
+            # A short read is not the end of the file; blocks stay full so that O_DIRECT and multipart sizes hold.
+            while filled < len(room) and (count := file.readinto(room[filled:])):
+                filled += count
+            if filled:
+                yield room[:filled]
+            if filled < len(room):
+                return
+
+
+def _slices(view: memoryview, block_bytes: int, buffer: Buffer | None) -> Iterator[memoryview]:
+    start = 0
+    while start < len(view):
+        if buffer is None:
+            block = view[start : start + block_bytes]
+        else:
+            room = buffer()
+            block = room[: len(view) - start]
+            fill(block, view[start : start + len(block)])
+        yield block
+        start += len(block)
+
+
 def digest_memory(view: memoryview, on_block: OnBytes | None = None) -> Digest:
     """Size and BLAKE3 of memory; `on_block` may raise to abandon it."""
     hasher = new_hasher()
-    size_bytes = sum(len(block) for block in _slices(view, hasher, on_block, BLOCK_BYTES))
+    size_bytes = sum(len(block) for block in blocks(InMemory(view), hasher, on_block))
     return Digest(size_bytes, hasher.hexdigest())
 
 

@@ -1,9 +1,9 @@
 """Bulk bytes to local files as fast as the disk takes them, hashed on the way.
 
-One thread reads and hashes, another writes; past the page cache (O_DIRECT) where the filesystem lets us, which beats
-`cp` and fsync on the disks we measured. A file goes through a ring of page-aligned buffers; memory is written from
-where it lies. Preallocation gained nothing there, and glibc emulates it by writing every block where it is not
-supported, so there is none. Neighbours: `hashing` reads, `posix` chooses the files, `objects` and `arrow` receive.
+One thread reads and hashes, another writes: past the page cache (O_DIRECT) where the filesystem lets us, which beats
+`cp` and fsync on the disks we measured, and from large pages (`rooms`), into which files are read and memory is copied.
+Preallocation gained nothing there, and glibc emulates it by writing every block where it is not supported, so there is
+none. Neighbours: `hashing` reads, `posix` chooses the files, `objects` and `arrow` receive.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import Unavailable
+from holdfast.storage import rooms
 from holdfast.storage.failures import translated
 from holdfast.storage.files import landing, write_all
-from holdfast.storage.hashing import Sent, blocks, new_hasher, size_of
+from holdfast.storage.hashing import Sent, new_hasher, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = ["pump", "receive"]
 
-_BLOCK_BYTES = 1024 * 1024
 _CACHED_BLOCK_BYTES = 256 * 1024
-_MEMORY_BLOCK_BYTES = 4 * 1024 * 1024
-_RING = 4
+_LARGE_BYTES = 1024 * 1024
+"""From here on all this is worth while."""
+_RING = 2
+"""One room is filled while the other is written."""
 
 
 def pump(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False) -> Digest:
@@ -41,20 +44,14 @@ def pump(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct
     What the writing says is translated for `target`; what the reading says is left as it is. `direct` asks for
     O_DIRECT: good for what must be durable, bad for what is read again at once.
     """
-    large = size_of(source) >= _BLOCK_BYTES
-    if large and direct:
-        _set_direct(fd, True)
-    if large and isinstance(source, Path):
-        return (_pump_file if direct else _pump_cached)(source, fd, target, on_bytes)
-    sent = Sent(source, on_bytes, _MEMORY_BLOCK_BYTES)
-    if large and isinstance(source, InMemory) and source.digest is None:
-        with _Writer(fd, target) as writer:
-            for block in sent:
-                writer.lay(block)
-    else:  # nothing to hash meanwhile, or hardly anything
-        for block in sent:
-            with translated(target):
-                _write_block(fd, block)
+    size_bytes = size_of(source)
+    if direct and size_bytes >= _LARGE_BYTES:
+        return _pump_direct(source, fd, target, on_bytes)
+    one = memoryview(bytearray(_CACHED_BLOCK_BYTES))  # stays in the processor's cache
+    sent = Sent(source, on_bytes, _CACHED_BLOCK_BYTES, None if isinstance(source, InMemory) else lambda: one)
+    for block in sent:
+        with translated(target):
+            write_all(fd, block)
     return sent.digest()
 
 
@@ -77,66 +74,69 @@ def receive(
     return Digest(got_bytes, hasher.hexdigest())
 
 
-def _pump_cached(source: Path, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
-    """Into the page cache one thread is enough: a block is still in the processor's cache when it is written."""
-    hasher, sent_bytes = new_hasher(), 0
-    one = memoryview(bytearray(_CACHED_BLOCK_BYTES))
-    for block in blocks(source, hasher, on_bytes, buffer=lambda: one):
-        with translated(target):
-            write_all(fd, block)
-        sent_bytes += len(block)
-    return Digest(sent_bytes, hasher.hexdigest())
-
-
-def _pump_file(source: Path, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
-    hasher, sent_bytes = new_hasher(), 0
-    ring = [memoryview(mmap.mmap(-1, _BLOCK_BYTES)) for _ in range(_RING)]
-    with _Writer(fd, target) as writer:
-
-        def next_buffer() -> memoryview:
-            writer.make_room()
-            return ring[writer.count % _RING]
-
-        for block in blocks(source, hasher, on_bytes, buffer=next_buffer):
+def _pump_direct(source: Source, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
+    _set_direct(fd, True)
+    with rooms.lent(_RING) as ring, _Writer(fd, target, ring) as writer:
+        sent = Sent(source, on_bytes, rooms.ROOM_BYTES, writer.room)
+        for block in sent:
             writer.lay(block)
-            sent_bytes += len(block)
-    return Digest(sent_bytes, hasher.hexdigest())
+    return sent.digest()
+
+
+class _Helper(threading.local):
+    """The thread that writes for this one, and ends with it: a thread for each file would have to be started, and the
+    kernel likes to start threads on a core that trains."""
+
+    thread: ThreadPoolExecutor | None = None
+
+
+_helper = _Helper()
+os.register_at_fork(after_in_child=lambda: setattr(_helper, "thread", None))
 
 
 class _Writer:
-    """Writes blocks, in order, in a thread of its own; at most a ring of them waits."""
+    """Writes blocks, in order, from a ring of rooms and in another thread."""
 
-    def __init__(self, fd: int, target: Path) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # slow to import: it brings logging
+    def __init__(self, fd: int, target: Path, ring: Sequence[memoryview]) -> None:
+        if _helper.thread is None:
+            from concurrent.futures import ThreadPoolExecutor  # slow to import: it brings logging
 
+            _helper.thread = ThreadPoolExecutor(1, "holdfast-write")
+        self._thread = _helper.thread
         self._fd = fd
         self._target = target
+        self._ring = ring
         self._pending: deque[Future[None]] = deque()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-write")
-        self.count = 0
+        self._count = 0
 
-    def make_room(self) -> None:
-        """Wait until the block that was laid a whole ring ago is written."""
-        if len(self._pending) == _RING:
-            with translated(self._target):
-                self._pending.popleft().result()
+    def room(self) -> memoryview:
+        """Where the next block goes, once what was laid there a whole ring ago is written."""
+        if len(self._pending) == len(self._ring):
+            self._wait()
+        return self._ring[self._count % len(self._ring)]
 
     def lay(self, block: memoryview) -> None:
-        self.make_room()
         self._pending.append(self._thread.submit(_write_block, self._fd, block))
-        self.count += 1
+        self._count += 1
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=error is not None)
-        if error is None:
-            with translated(self._target):
-                for write in self._pending:
-                    write.result()
+        """Nobody writes from the rooms any more."""
+        try:
+            while error is None and self._pending:
+                self._wait()
+        finally:
+            for write in self._pending:
+                if not write.cancel():
+                    write.exception()
+
+    def _wait(self) -> None:
+        with translated(self._target):
+            self._pending.popleft().result()
 
 
 def _write_block(fd: int, block: memoryview) -> None:

@@ -12,15 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.storage.hashing import blocks, digest_file, new_hasher
-from holdfast.storage.store import Digest
+from holdfast.storage.store import Digest, InMemory
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(data=st.binary(max_size=200), block_bytes=st.integers(min_value=1, max_value=64))
-def test_blocks_are_full_and_hashed(tmp_path: Path, data: bytes, block_bytes: int) -> None:
-    source, hasher, told = tmp_path / "source", new_hasher(), list[int]()
-    source.write_bytes(data)
-    got = [bytes(block) for block in blocks(source, hasher, told.append, block_bytes)]
+@given(data=st.binary(max_size=200), block_bytes=st.integers(min_value=1, max_value=64), own=st.booleans())
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_blocks_are_full_and_hashed(tmp_path: Path, in_memory: bool, data: bytes, block_bytes: int, own: bool) -> None:
+    path, hasher, told = tmp_path / "source", new_hasher(), list[int]()
+    path.write_bytes(data)
+    source = InMemory(memoryview(data)) if in_memory else path
+    room = memoryview(bytearray(block_bytes))
+    found = blocks(source, hasher, told.append, 1 if own else block_bytes, (lambda: room) if own else None)
+    got = [bytes(block) for block in found]
     assert b"".join(got) == data
     assert [len(block) for block in got[:-1]] == [block_bytes] * (len(got) - 1)
     assert told == [len(block) for block in got]

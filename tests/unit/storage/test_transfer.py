@@ -1,0 +1,151 @@
+"""Bytes on their way to a disk: from which memory they are written, and by which threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.storage import rooms, transfer
+from holdfast.storage.posix import PosixStore
+from holdfast.storage.store import InMemory
+
+LARGE_BYTES = 5 * rooms.ROOM_BYTES + 12_345
+DATA = os.urandom(LARGE_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "_spare", [])
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """Every thread that wrote, once for each block."""
+    seen: list[threading.Thread] = []
+    write = transfer._write_block
+
+    def spied(fd: int, block: memoryview) -> None:
+        seen.append(threading.current_thread())
+        write(fd, block)
+
+    monkeypatch.setattr(transfer, "_write_block", spied)
+    return seen
+
+
+def address(room: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(room))
+
+
+def in_thread(work: object) -> None:
+    thread = threading.Thread(target=work)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+def test_rooms_are_whole_large_pages_and_used_again() -> None:
+    with rooms.lent(3) as lent:
+        first = {address(room) for room in lent}
+        assert len(first) == 3
+        for room in lent:
+            assert address(room) % rooms.ROOM_BYTES == 0
+            assert len(room) == rooms.ROOM_BYTES
+    with rooms.lent(2) as lent:
+        assert {address(room) for room in lent} < first
+
+
+def test_only_some_rooms_are_kept() -> None:
+    with rooms.lent(rooms._SPARE_MAX + 5), rooms.lent(2):
+        pass
+    assert len(rooms._spare) == rooms._SPARE_MAX
+
+
+def test_rooms_lie_in_large_pages_where_the_kernel_has_them() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("this kernel gives out no large pages")
+    with rooms.lent(1) as (room,):
+        room[:] = bytes(len(room))
+        assert any(_large_kib(address(room)))
+
+
+def _large_kib(wanted: int) -> Iterator[int]:
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= wanted < int(found[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            yield int(line.split()[1])
+
+
+def test_filling_a_room() -> None:
+    with rooms.lent(1) as (room,):
+        rooms.fill(room, memoryview(DATA)[1:1001])
+        assert room[:1000] == DATA[1:1001]
+        rooms.fill(room[:0], memoryview(b""))
+        with pytest.raises(ValueError, match="5 bytes do not fit into 4"):
+            rooms.fill(room[:4], memoryview(b"12345"))
+
+
+def test_one_thread_writes_all_files_of_another_and_ends_with_it(
+    tmp_path: Path, writers: list[threading.Thread]
+) -> None:
+    store = PosixStore(tmp_path)
+
+    def upload() -> None:
+        for number in range(3):
+            store.upload(str(number), InMemory(memoryview(DATA)))
+        assert threading.current_thread() not in writers
+
+    in_thread(upload)
+    assert [store.get(str(number)) for number in range(3)] == [DATA] * 3
+    assert len(writers) == 3 * 6
+    assert len(set(writers)) == 1
+    writers[0].join()  # or the test times out
+
+
+def test_a_forked_child_has_a_writer_of_its_own(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    store.upload("parent", InMemory(memoryview(DATA)))
+    if (child := os.fork()) == 0:
+        store.upload("child", InMemory(memoryview(DATA)))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.get("child") == DATA
+
+
+def test_a_room_is_not_given_back_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, given_up = threading.Event(), threading.Event()
+    told: list[int] = []
+
+    def refuse(count: int) -> None:
+        told.append(count)
+        if len(told) == 2:  # the first block is being written
+            given_up.set()
+            raise InterruptedError("enough")
+
+    monkeypatch.setattr(transfer, "_write_block", lambda fd, block: go.wait())
+    raised: list[BaseException] = []
+
+    def upload() -> None:
+        try:
+            PosixStore(tmp_path).upload("x", InMemory(memoryview(DATA)), refuse)
+        except InterruptedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=upload)
+    thread.start()
+    given_up.wait()
+    thread.join(0.05)  # time for a mistake
+    held = thread.is_alive() and rooms._spare == []
+    go.set()
+    thread.join()
+    assert held
+    assert raised
+    assert len(rooms._spare) == 2
+    assert list(tmp_path.iterdir()) == []
