@@ -22,7 +22,7 @@ _DIGEST_BYTES = 256 * 1024
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
-Buffer = Callable[[], memoryview]
+_Buffer = Callable[[], memoryview]
 """Where the next block goes."""
 
 
@@ -40,7 +40,7 @@ class Sent:
     """A file or memory on its way out: its blocks, hashed and counted as they go."""
 
     def __init__(
-        self, source: Source, on_bytes: OnBytes | None, block_bytes: int, buffer: Buffer | None = None
+        self, source: Source, on_bytes: OnBytes | None, block_bytes: int, buffer: _Buffer | None = None
     ) -> None:
         self._size_bytes = 0
         self._known = source.digest if isinstance(source, InMemory) else None
@@ -63,7 +63,7 @@ def blocks(
     hasher: blake3 | None,
     on_bytes: OnBytes | None = None,
     block_bytes: int = BLOCK_BYTES,
-    buffer: Buffer | None = None,
+    buffer: _Buffer | None = None,
 ) -> Iterator[memoryview]:
     """The bytes in blocks of `block_bytes` (the last may be shorter; of nothing there are none), hashed as they go.
 
@@ -82,7 +82,7 @@ def blocks(
         yield block
 
 
-def _reads(source: Path, buffer: Buffer) -> Iterator[memoryview]:
+def _reads(source: Path, buffer: _Buffer) -> Iterator[memoryview]:
     with source.open("rb", buffering=0) as file:
         while True:
             room = buffer()
@@ -96,7 +96,7 @@ def _reads(source: Path, buffer: Buffer) -> Iterator[memoryview]:
                 return
 
 
-def _slices(view: memoryview, block_bytes: int, buffer: Buffer | None) -> Iterator[memoryview]:
+def _slices(view: memoryview, block_bytes: int, buffer: _Buffer | None) -> Iterator[memoryview]:
     start = 0
     while start < len(view):
         if buffer is None:
