@@ -36,6 +36,8 @@ _LARGE_BYTES = 1024 * 1024
 """From here on all this is worth while."""
 _RING = 2
 """One room is filled while the other is written."""
+_AT_ONCE = max(2, min(4, len(os.sched_getaffinity(0)) // 2))
+"""So many files: two keep a disk busy, and where cores are few, more threads would take turns from training."""
 
 
 def pump(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False) -> Digest:
@@ -76,7 +78,7 @@ def receive(
 
 def _pump_direct(source: Source, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
     _set_direct(fd, True)
-    with rooms.lent(_RING) as ring, _Writer(fd, target, ring) as writer:
+    with _turns, rooms.lent(_RING) as ring, _Writer(fd, target, ring) as writer:
         sent = Sent(source, on_bytes, rooms.ROOM_BYTES, writer.room)
         for block in sent:
             writer.lay(block)
@@ -91,7 +93,17 @@ class _Helper(threading.local):
 
 
 _helper = _Helper()
-os.register_at_fork(after_in_child=lambda: setattr(_helper, "thread", None))
+_turns = threading.Semaphore(_AT_ONCE)
+
+
+def _forget() -> None:
+    """After a fork: the parent's threads are not here, and what they held will not be given back."""
+    global _turns
+    _helper.thread = None
+    _turns = threading.Semaphore(_AT_ONCE)
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class _Writer:

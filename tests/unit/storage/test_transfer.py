@@ -149,3 +149,32 @@ def test_a_room_is_not_given_back_while_it_is_written(tmp_path: Path, monkeypatc
     assert raised
     assert len(rooms._spare) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_so_many_large_files_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, taken = threading.Event(), threading.Semaphore(0)
+    busy: list[int] = []
+
+    def slow(fd: int, block: memoryview) -> None:
+        busy.append(fd)
+        taken.release()
+        go.wait()
+
+    monkeypatch.setattr(transfer, "_write_block", slow)
+    store = PosixStore(tmp_path)
+    threads = [
+        threading.Thread(target=store.upload, args=(str(number), InMemory(memoryview(DATA))))
+        for number in range(transfer._AT_ONCE + 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(transfer._AT_ONCE):
+        taken.acquire()
+    more = taken.acquire(timeout=0.05)  # time for a mistake
+    files = set(busy)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert not more
+    assert len(files) == transfer._AT_ONCE
+    assert len(store.list()) == transfer._AT_ONCE + 2
