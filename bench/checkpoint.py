@@ -244,6 +244,7 @@ def _slowed(bench: _Bench, ours: Servant) -> None:
         order = {"do": "train", "seconds": bench.loop_s, "size_bytes": size_bytes}
         slower: dict[str, list[float]] = {by: [] for by in loops}
         waits: dict[str, list[float]] = {by: [] for by in loops}
+        queued: dict[str, list[float]] = {by: [] for by in loops}
         for number in range(_LOOPS_PER_ROUND * bench.rounds + 1):
             rates = {}
             for by in loops:
@@ -253,12 +254,14 @@ def _slowed(bench: _Bench, ours: Servant) -> None:
                 if number:  # the first warms everything up
                     slower[by].append(1 - rates[by] / rates["nobody"])
                     waits[by].append(figures["stall_s"])
+                    queued[by].append(figures["queued"])
         print(f"\nA training loop on one core, with a snapshot of {size_bytes / 1024**2:.0f} MiB each second")
         for by in loops[1:]:
             median, wait_s = statistics.median(slower[by]), statistics.median(waits[by])
             low, _, high = statistics.quantiles(slower[by], n=4)
             line = f"  {by:<12}slower by {median:6.1%} (half of the loops: {low:.1%} to {high:.1%})"
             print(f"{line}, waits {wait_s:.3f} s each time", end="")
+            print(f" and {statistics.median(queued[by]):.1%} of the time for a core", end="")
             aimed = by == "holdfast" and size_bytes < bench.size_bytes  # the copy of the whole takes 5 % of a second
             print(bench.judge("Slowdown of a loop", median, 0.05) if aimed else "")
         share = statistics.median(waits["holdfast"]) / statistics.median(waits["async_save"])

@@ -79,7 +79,7 @@ def _trained(seconds: float, state: dict[str, Any], by: str) -> dict[str, float]
     left, right = torch.randn(384, 384), torch.randn(384, 384)
     with _saver(by, state) as save:
         began = change_at = time.perf_counter()
-        count, stalls_s = 0, []
+        queued_s, count, stalls_s = _queued_s(), 0, []
         while (now := time.perf_counter()) - began < seconds:
             if now >= change_at:
                 change_at = max(change_at + 1.0, now)
@@ -90,8 +90,14 @@ def _trained(seconds: float, state: dict[str, Any], by: str) -> dict[str, float]
             right = (left @ right).tanh()
             count += 1
         elapsed_s = time.perf_counter() - began
+        queued = (_queued_s() - queued_s) / elapsed_s
     torch.set_num_threads(threads)
-    return {"rate": count / elapsed_s, "stall_s": sum(stalls_s) / len(stalls_s)}
+    return {"rate": count / elapsed_s, "stall_s": sum(stalls_s) / len(stalls_s), "queued": queued}
+
+
+def _queued_s() -> float:
+    """How long this thread has waited for a core so far."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 @contextlib.contextmanager
