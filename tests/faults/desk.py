@@ -37,6 +37,7 @@ from holdfast.worker.job import Framework, Job
 __all__ = ["Desk", "at_desk", "gone", "hold", "job_of"]
 
 M = TypeVar("M")
+_STORY_LINE = 500
 
 
 class Desk:
@@ -190,6 +191,13 @@ class Desk:
         assert len(found) == 1, found
         return int(found[0])
 
+    def story(self) -> str:
+        """What the agent said and who of its processes does what, for a test that has waited in vain."""
+        said = [f"said: {message!r}"[:_STORY_LINE] for message in self.said if not isinstance(message, Logs | Reports)]
+        lines = [f"log: rank {line.rank} {line.stream}: {line.text}" for logs in self.logs for line in logs.lines]
+        pids = [self.process.pid, *kin.descendants(self.process.pid)]
+        return "\n".join([*said, *lines, f"{len(self.reports)} reports", *map(kin.condition_of, pids)])
+
     def leftovers(self) -> list[Path]:
         """What lies in the agent's part of the cache."""
         return sorted(self.cache.glob("agents/*"))
@@ -202,6 +210,9 @@ async def at_desk(place: Path | Desk, **environment: str) -> AsyncIterator[Desk]
     await desk.open(**environment)
     try:
         yield desk
+    except (AssertionError, asyncio.CancelledError):
+        print(desk.story(), file=sys.stderr)  # pytest shows it with the failure
+        raise
     finally:
         with suppress(ProcessLookupError):
             desk.process.send_signal(signal.SIGCONT)

@@ -28,6 +28,16 @@ import threading
 threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()
 """
 
+# Each piece is read by the agent, for the pipe is empty, before the next one is written.
+_PRINTS_IN_PIECES = """
+import array, fcntl, os, termios
+for piece in (b'first in ', b'pieces', b'\\nthen ', b'whole\\nno end'):
+    os.write(1, piece)
+    unread = array.array('i', [1])
+    while unread[0]:
+        fcntl.ioctl(1, termios.FIONREAD, unread)
+"""
+
 
 def _module(directory: Path, name: str, text: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
@@ -78,6 +88,26 @@ def test_threads_started_at_import_mean_cold_workers_and_a_reason(tmp_path: Path
             await desk.expect_line("Workers are started cold from now on: Importing starts_a_thread")
 
     hold(test)
+
+
+def test_what_imports_print_is_told_in_whole_lines(tmp_path: Path) -> None:
+    _module(tmp_path / "mine", "prints_in_pieces", _PRINTS_IN_PIECES)
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            search = [str(tmp_path / "mine"), *sys.path]
+            await desk.prepare(job_of(_nothing), preload=["prints_in_pieces"], sys_path=search)
+            await desk.expect_line("whole")
+            await desk.prepare(job_of(_nothing))  # with another zygote: the first one says no more
+            await desk.expect_line("no end")
+            lines = [line.text for logs in desk.logs for line in logs.lines]
+            assert lines == ["first in pieces", "then whole", "no end"]
+
+    hold(test)
+
+
+def _nothing() -> None:
+    """A training function that has nothing to do."""
 
 
 def test_what_workers_import_is_there_for_the_next_generation(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.exits import ending_of
+from holdfast.agent.output import Lines
 from holdfast.agent.spawner import Parent
 from holdfast.wire.frames import Splitter, encode
 from holdfast.wire.messages import Prepare
@@ -135,6 +136,7 @@ class _Zygote:
         self._parent = parent
         self.unsafe: str | None = None
         self._splitter = Splitter()
+        self._lines = Lines()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._cleared: asyncio.Future[None] | None = None
         self.warm: asyncio.Future[str | None] = self._loop.create_future()
@@ -253,7 +255,8 @@ class _Zygote:
         self._loop.remove_reader(self._control)
         self._loop.remove_writer(self._control)
         self._loop.remove_reader(self._output)
-        self._overhear()
+        self._overhear()  # as much as a pipe can hold
+        self._pass_on(self._lines.rest())
         self._control.close()
         os.close(self._output)
         for _, fds in self._unsent:
@@ -268,9 +271,13 @@ class _Zygote:
         except BlockingIOError:
             return
         if data:
-            self._parent.spawner_said(data.decode("utf-8", "replace").rstrip("\n"))
+            self._pass_on(self._lines.feed(data))
         else:
             self._loop.remove_reader(self._output)
+
+    def _pass_on(self, lines: bytes) -> None:
+        if lines:
+            self._parent.spawner_said(lines.decode("utf-8", "replace").rstrip("\n"))
 
     def _end_orphans(self) -> None:
         """As a subreaper this process inherits what a killed zygote left."""

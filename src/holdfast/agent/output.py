@@ -1,7 +1,7 @@
 """What workers print: every byte into a file per rank, and line by line on to the controller.
 
 The file comes first and is complete. The way to the controller is bounded: when it lags, lines are left out
-there, and counted. `ward` reads the pipes; `mirror` takes the files to storage.
+there, and counted. `ward` reads the pipes of workers, `nursery` the zygote's; `mirror` takes the files to storage.
 """
 
 from __future__ import annotations
@@ -13,13 +13,36 @@ from pathlib import Path
 
 from holdfast.wire.messages import LogLine, Logs
 
-__all__ = ["Forwarder", "RankLog"]
+__all__ = ["Forwarder", "Lines", "RankLog"]
 
 _FLUSH_DELAY_S = 0.02
 _BACKLOG_MAX_BYTES = 4 * 1024 * 1024
 _LINES_MAX = 5_000
 _LINE_MAX_BYTES = 16 * 1024
 _TAIL_LINES = 20
+
+
+class Lines:
+    """Puts together again what one process wrote in pieces, such as a `print` that is not buffered."""
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what was read from a pipe; gives the lines that are whole now, and a part of one that grows too long."""
+        self._partial += data
+        end = self._partial.rfind(b"\n") + 1
+        if end == 0 and len(self._partial) >= _LINE_MAX_BYTES:
+            end = len(self._partial)
+        block = bytes(self._partial[:end])
+        del self._partial[:end]
+        return block
+
+    def rest(self) -> bytes:
+        """The line that never ended, ended here, for nothing more will come; nothing where there is none."""
+        block = bytes(self._partial) + b"\n" if self._partial else b""
+        self._partial.clear()
+        return block
 
 
 class Forwarder:
@@ -68,18 +91,11 @@ class RankLog:
         self._file = path.open("ab", buffering=0)
         self._rank = rank
         self._forwarder = forwarder
-        self._partial = {"stdout": bytearray(), "stderr": bytearray()}
+        self._lines = {"stdout": Lines(), "stderr": Lines()}
 
     def feed(self, stream: str, data: bytes) -> None:
         """Take what was read from a pipe; whole lines go on, so that two streams do not mix within one."""
-        partial = self._partial[stream]
-        partial += data
-        end = partial.rfind(b"\n") + 1
-        if end == 0 and len(partial) >= _LINE_MAX_BYTES:
-            end = len(partial)
-        if end:
-            block = bytes(partial[:end])
-            del partial[:end]
+        if block := self._lines[stream].feed(data):
             self._pass_on(stream, block)
 
     def note(self, text: str) -> None:
@@ -93,10 +109,8 @@ class RankLog:
 
     def finish_lines(self) -> None:
         """Let go of lines that never ended: their process is gone."""
-        for stream, partial in self._partial.items():
-            if partial:
-                block = bytes(partial) + b"\n"
-                partial.clear()
+        for stream, lines in self._lines.items():
+            if block := lines.rest():
                 self._pass_on(stream, block)
 
     def _pass_on(self, stream: str, block: bytes) -> None:

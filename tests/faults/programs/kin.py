@@ -9,7 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-__all__ = ["children", "command_of", "descendants", "gone", "marked", "parent_of", "signal_all", "until"]
+__all__ = [
+    "children",
+    "command_of",
+    "condition_of",
+    "descendants",
+    "gone",
+    "marked",
+    "parent_of",
+    "signal_all",
+    "until",
+]
 
 _DEADLINE_S = 60.0
 _LOOK_AGAIN_S = 0.005
@@ -42,6 +52,21 @@ def command_of(pid: int) -> str:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
+
+
+def condition_of(pid: int) -> str:
+    """One line about a process: its name, whether it runs, waits or is dead, what it waits for, its cost so far."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
+        waits_for = Path(f"/proc/{pid}/wchan").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return f"process {pid}: gone"
+    fields = rest.split()
+    ticks = int(fields[11]) + int(fields[12])
+    return (
+        f"process {pid} ({name}): state {fields[0]}, parent {fields[1]}, waits for {waits_for}, {ticks} ticks, "
+        f"nice {fields[16]}, {fields[17]} threads: {command_of(pid)}"
+    )
 
 
 def marked(marker: str) -> list[int]:
