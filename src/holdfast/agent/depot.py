@@ -23,6 +23,7 @@ from holdfast.wire.messages import Prepare, Settled, Upload, Uploaded, UploadFai
 __all__ = ["Depot"]
 
 _THREADS = 8
+_UPLOAD_THREADS = 4
 _NICENESS = 10
 _log = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ class Depot:
         self._mirror = Mirror(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
 
     async def upload(self, order: Upload) -> Uploaded | UploadFailed:
-        threads = self._order.upload_threads if self._order is not None else 1
-        return await self.parts.upload(order, self._open_store, threads)
+        return await self.parts.upload(order, self._open_store, _UPLOAD_THREADS)
 
     def settle(self, message: Settled) -> None:
         """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored."""

@@ -223,7 +223,6 @@ class Prepare(_Message, frozen=True, kw_only=True):
     change_directory: bool = True
     sync_artifacts: bool = False
     fork: bool = True
-    upload_threads: int = 4
 
 
 class Start(_Message, frozen=True, kw_only=True):
