@@ -130,6 +130,8 @@ class Driver:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
+                if not line.endswith(b"\n"):
+                    break  # the driver was killed while it wrote
                 with self._news:
                     self.told.append(json.loads(line))
                     self._news.notify_all()
