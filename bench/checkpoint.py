@@ -220,9 +220,8 @@ def _saved(bench: _Bench, ours: Servant, with_ray: bool) -> None:
         medians = bench.race(contenders)
     bench.table("Training waits (stall)", medians, "stall_s", {_COPY: 1.3})
     peers = [figures["stall_s"] for name, figures in medians.items() if name not in (_OURS, *_FLOORS)]
-    print(
-        f"  ours / nearest peer {medians[_OURS]['stall_s'] / min(peers):.2f}, for one at a time; in a loop: see below"
-    )
+    share = medians[_OURS]["stall_s"] / min(peers)
+    print(f"  ours / nearest peer {share:.2f}{bench.judge('Stall, against the nearest peer', share, 0.1)}")
     bench.table("From the call until it is stored (Ray's without fsync)", medians, "durable_s", {_WRITE: 1.3})
 
 
@@ -238,36 +237,35 @@ def _changed(bench: _Bench, ours: Servant) -> None:
 
 
 def _slowed(bench: _Bench, ours: Servant) -> None:
-    """Each loop is compared with the one without snapshots just before it: the machine is not the same for long."""
     for size_bytes in (bench.size_bytes, bench.size_bytes // 4):
-        loops = ("nobody", "holdfast", "async_save")
-        order = {"do": "train", "seconds": bench.loop_s, "size_bytes": size_bytes}
-        slower: dict[str, list[float]] = {by: [] for by in loops}
-        waits: dict[str, list[float]] = {by: [] for by in loops}
-        queued: dict[str, list[float]] = {by: [] for by in loops}
-        for number in range(_LOOPS_PER_ROUND * bench.rounds + 1):
-            rates = {}
-            for by in loops:
-                settle(bench.scratch)
-                figures = ours.ask(**order, by=by)
-                rates[by] = figures["rate"]
-                if number:  # the first warms everything up
-                    slower[by].append(1 - rates[by] / rates["nobody"])
-                    waits[by].append(figures["stall_s"])
-                    queued[by].append(figures["queued"])
-        print(f"\nA training loop on one core, with a snapshot of {size_bytes / 1024**2:.0f} MiB each second")
-        for by in loops[1:]:
-            median, wait_s = statistics.median(slower[by]), statistics.median(waits[by])
-            low, _, high = statistics.quantiles(slower[by], n=4)
-            line = f"  {by:<12}slower by {median:6.1%} (half of the loops: {low:.1%} to {high:.1%})"
-            print(f"{line}, waits {wait_s:.3f} s each time", end="")
-            print(f" and {statistics.median(queued[by]):.1%} of the time for a core", end="")
-            aimed = by == "holdfast" and size_bytes < bench.size_bytes  # the copy of the whole takes 5 % of a second
-            print(bench.judge("Slowdown of a loop", median, 0.05) if aimed else "")
-        share = statistics.median(waits["holdfast"]) / statistics.median(waits["async_save"])
-        aimed = size_bytes == bench.size_bytes
-        verdict = bench.judge("Stall in a loop, against the nearest peer", share, 0.1) if aimed else ""
-        print(f"  waiting, ours / async_save {share:.2f}{verdict}")
+        size = f"{size_bytes / 1024**2:.0f} MiB"
+        print(f"\nA training loop on one core, with a snapshot of {size} each second")
+        waits_s = {}
+        for by, taken in _looped(bench, ours, size_bytes).items():
+            slower, waits_s[by], queued = (
+                statistics.median(one[key] for one in taken) for key in ("slower", "stall_s", "queued")
+            )
+            low, _, high = statistics.quantiles((one["slower"] for one in taken), n=4)
+            line = f"  {by:<12}slower by {slower:6.1%} (half of the loops: {low:.1%} to {high:.1%}), waits"
+            line += f" {waits_s[by]:.3f} s each time and {queued:.1%} of the time for a core"
+            print(line + (bench.judge(f"Slowdown of a loop, {size}", slower, 0.05) if by == "holdfast" else ""))
+        share = waits_s["holdfast"] / waits_s["async_save"]
+        print(f"  ours / async_save {share:.2f}{bench.judge(f'Stall in a loop, {size}', share, 0.1)}")
+
+
+def _looped(bench: _Bench, ours: Servant, size_bytes: int) -> dict[str, list[Taken]]:
+    """Each loop is compared with the one without snapshots just before it: the machine is not the same for long."""
+    taken: dict[str, list[Taken]] = {"holdfast": [], "async_save": []}
+    for number in range(_LOOPS_PER_ROUND * bench.rounds + 1):
+        rate = 0.0
+        for by in ("nobody", *taken):
+            settle(bench.scratch)
+            figures = ours.ask(do="train", seconds=bench.loop_s, size_bytes=size_bytes, by=by)
+            if by == "nobody":
+                rate = figures["rate"]
+            elif number:  # the first warms everything up
+                taken[by].append({**figures, "slower": 1 - figures["rate"] / rate})
+    return taken
 
 
 def _restored(bench: _Bench, ours: Servant) -> None:

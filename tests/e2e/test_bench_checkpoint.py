@@ -15,5 +15,5 @@ def test_every_comparison_is_printed_and_cleaned_up(tmp_path: Path, capsys: pyte
     out = capsys.readouterr().out
     for name in ("holdfast from_state", "memcpy into warm memory", "O_DIRECT + fsync", "dcp.async_save", "torch.load"):
         assert f"  {name} " in out
-    assert out.count("aim <= ") == 5
+    assert out.count("aim <= ") == 8
     assert list(tmp_path.iterdir()) == []
