@@ -9,6 +9,7 @@ few seconds: a beat that does not change for the time-to-live, by the clock of w
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
@@ -35,6 +36,8 @@ class EpochFile(msgspec.Struct, frozen=True, kw_only=True):
     """What a controller declares when it takes a run on."""
 
     epoch: int
+    id: str = ""
+    """16 random hexadecimal digits: this lease and no other, whatever its number. Names the controller's journal."""
     holder: Writer
     started_at: str
     time_to_live_s: float = TIME_TO_LIVE_S
@@ -61,6 +64,11 @@ class Lease:
     @property
     def epoch(self) -> int:
         return self._own.epoch
+
+    @property
+    def id(self) -> str:
+        """16 random hexadecimal digits that the epoch file holds."""
+        return self._own.id
 
     def beat(self) -> None:
         """Show that this controller lives, and find out whether it still counts: `Fenced` if not."""
@@ -120,7 +128,13 @@ def acquire(
                 "or pass RunConfig(takeover=True) to fence it off."
             )
     epoch = max(numbers, default=0) + 1
-    own = EpochFile(epoch=epoch, holder=this_process(), started_at=now_text(), time_to_live_s=time_to_live_s)
+    own = EpochFile(
+        epoch=epoch,
+        id=secrets.token_hex(8),
+        holder=this_process(),
+        started_at=now_text(),
+        time_to_live_s=time_to_live_s,
+    )
     if not place(store, epoch_key(epoch), msgspec.json.encode(own)):
         raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
     lease = Lease(store, own, _settle(store, epoch, numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,14 @@ def test_the_second_is_refused_and_told_who_and_since_when(store: PosixStore) ->
 def test_a_released_lease_is_free_at_once(store: PosixStore) -> None:
     acquire(store).release()
     assert acquire(store).epoch == 2
+
+
+def test_each_lease_has_a_random_id_that_its_epoch_file_holds(store: PosixStore) -> None:
+    first, second = acquire(store), acquire(store, takeover=True)
+    assert first.id != second.id
+    for lease in (first, second):
+        assert re.fullmatch("[0-9a-f]{16}", lease.id)
+        assert msgspec.json.decode(store.get(epoch_key(lease.epoch)), type=EpochFile).id == lease.id
 
 
 def test_takeover_fences_the_first(store: PosixStore) -> None:
