@@ -1,4 +1,4 @@
-"""The layout stays honest: sizes, names, public names, and what an import costs."""
+"""Every module says why it exists, public names resolve, and importing the API stays cheap."""
 
 from __future__ import annotations
 
@@ -13,63 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-EVERYTHING = sorted(path for top in ("src", "tests", "bench", "examples") for path in (ROOT / top).rglob("*.py"))
-MAX_FILE_LINES = 350
-MAX_FUNCTION_LINES = 60
-FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
 def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=_name)
-def test_files_and_functions_fit_in_a_head(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= MAX_FILE_LINES, f"{_name(path)} is too long: find its seam"
-    assert path.stem not in FORBIDDEN_NAMES, f"{_name(path)} has a name that says nothing"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            length = node.end_lineno - node.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{_name(path)}: {node.name} has {length} lines"
-        if isinstance(node, ast.ClassDef):
-            assert not node.name.endswith("Manager"), f"{_name(path)}: {node.name} says nothing"
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_modules_say_why_and_name_their_public_names(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    docstring = ast.get_docstring(tree)
+def test_every_module_has_a_docstring(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring and "TODO" not in docstring, f"{_name(path)} does not say why it exists"
-    defined = _public_names(tree)
-    declared = _declared_names(tree)
-    if path.name in ("__init__.py", "__main__.py"):
-        return
-    assert declared is not None, f"{_name(path)} has no __all__"
-    assert set(declared) == defined, f"{_name(path)}: __all__ and the public names differ"
-    assert len(declared) == len(set(declared))
-
-
-def _public_names(tree: ast.Module) -> set[str]:
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.add(node.target.id)
-    return {name for name in names if not name.startswith("_")}
-
-
-def _declared_names(tree: ast.Module) -> list[str] | None:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            value = ast.literal_eval(node.value)
-            assert isinstance(value, list)
-            return value
-    return None
 
 
 def test_importing_the_api_is_nearly_free(tmp_path: Path) -> None:
