@@ -59,9 +59,9 @@ def test_temporary_files_of_a_killed_worker_go_with_it(place: Place, monkeypatch
         directory = tempfile.mkdtemp()
         note = Path(os.environ["NOTE"])
         if train.get_context().get_world_rank() == 0 and not note.exists():
-            note.write_text(directory)
+            note.write_text(str(Path(directory).resolve()))
             os.kill(os.getpid(), signal.SIGKILL)
-        return [note.read_text(), directory]
+        return [note.read_text(), str(Path(directory).resolve())]
 
     monkeypatch.setenv("NOTE", str(place.root / "note"))
     first, second = fit(place, function, failure_config=train.FailureConfig(max_failures=1)).return_value

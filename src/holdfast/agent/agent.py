@@ -252,6 +252,7 @@ class Agent:
     async def _sync_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_EVERY_S)
+            self._session.keep_link_fresh()
             await self._depot.sync_logs()
 
     # ------------------------------------------------------------------ the loop around it
@@ -302,7 +303,7 @@ class Agent:
 
 
 def _nursery(parent: Parent, session: SessionDir, adopts_orphans: bool) -> Nursery:
-    nursery = Nursery(parent, [session.path, session.lock_path], adopts_orphans=adopts_orphans)
+    nursery = Nursery(parent, session.leftovers, adopts_orphans=adopts_orphans)
     nursery.launch()
     return nursery
 

@@ -4,21 +4,31 @@
 locks of the dead, on other machines that share the cache as well, so that a lock which can be taken means a directory
 that can go. An agent that was killed cannot clean up after itself: its zygote does so, and if that was killed too, the
 next agent on the node does.
+
+Workers see their TMPDIR through a short symbolic link in /tmp: the address of a Unix socket has 107 bytes, and what
+multiprocessing puts below TMPDIR (DataLoader workers send tensors through such sockets) must fit as well. Behind the
+link the files stay on the cache's filesystem, so that a reported directory can be renamed into staging.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import secrets
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from holdfast.storage.locate import local_cache_dir
 
-__all__ = ["SessionDir", "sweep_dead"]
+__all__ = ["SessionDir", "remove_dangling_links", "sweep_dead"]
 
 _LOCK = ".lock"
+_LINK_PREFIX = "hf-"
+_LINK_DIRECTORIES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+_log = logging.getLogger(__name__)
 
 
 class SessionDir:
@@ -28,6 +38,7 @@ class SessionDir:
         agents = (root or local_cache_dir()) / "agents"
         agents.mkdir(parents=True, exist_ok=True)
         sweep_dead(agents)
+        remove_dangling_links()
         self.path = agents / agent
         self.lock_path = agents / f"{agent}{_LOCK}"
         lock = _take(self.lock_path)
@@ -36,13 +47,27 @@ class SessionDir:
         self._lock = lock
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir()
+        (self.path / "tmp").mkdir(mode=0o700)
+        self.temp_link = _make_link(self.path / "tmp")
 
     def staging(self, generation: int) -> Path:
         return self._made("staging", f"generation_{generation:06d}")
 
     def temporary(self, generation: int) -> Path:
         """The workers' TMPDIR: what a killed one leaves in it goes with its generation."""
-        return self._made("tmp", f"generation_{generation:06d}")
+        path = self._made("tmp", f"{generation}")
+        return path if self.temp_link is None else self.temp_link / path.name
+
+    @property
+    def leftovers(self) -> list[Path]:
+        """What must go if this process is killed, in this order."""
+        return [*([] if self.temp_link is None else [self.temp_link]), self.path, self.lock_path]
+
+    def keep_link_fresh(self) -> None:
+        """Renew the link's times: systemd-tmpfiles removes what lies in /tmp unused for days."""
+        if self.temp_link is not None:
+            with suppress(OSError):
+                os.utime(self.temp_link, follow_symlinks=False)
 
     def logs(self, generation: int) -> Path:
         return self._made("logs", f"generation_{generation:06d}")
@@ -52,6 +77,8 @@ class SessionDir:
 
     def remove(self) -> None:
         """Remove the directory, then its lock: a directory without a lock is nobody's."""
+        if self.temp_link is not None:
+            self.temp_link.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
         self.lock_path.unlink(missing_ok=True)
         os.close(self._lock)
@@ -74,6 +101,31 @@ def sweep_dead(agents: Path) -> list[str]:
             os.close(lock)
             swept.append(name)
     return swept
+
+
+def remove_dangling_links(directories: Sequence[Path] = _LINK_DIRECTORIES) -> None:
+    """Remove this user's links to temporary directories of agents that are gone."""
+    for directory in directories:
+        with suppress(OSError):
+            for link in directory.glob(f"{_LINK_PREFIX}*"):
+                if link.is_symlink() and link.lstat().st_uid == os.getuid() and _is_dangling(link):
+                    link.unlink(missing_ok=True)
+
+
+def _is_dangling(link: Path) -> bool:
+    target = link.readlink()
+    return target.name == "tmp" and target.parent.parent.name == "agents" and not target.exists()
+
+
+def _make_link(target: Path) -> Path | None:
+    """A short path to an existing directory; None where no link can be made, so that the long path must do."""
+    for directory in _LINK_DIRECTORIES:
+        link = directory / f"{_LINK_PREFIX}{secrets.token_hex(6)}"
+        with suppress(OSError):
+            link.symlink_to(target.resolve())
+            return link
+    _log.warning("Neither /tmp nor /var/tmp can be written: workers use %s as TMPDIR.", target)
+    return None
 
 
 def _take(path: Path) -> int | None:
