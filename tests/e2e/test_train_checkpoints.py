@@ -77,3 +77,21 @@ def test_the_best_are_kept_and_the_latest_besides(place: Place) -> None:
     with pytest.raises(RuntimeError, match="Invalid metric name"):
         result.get_best_checkpoint("nothing", "max")
     assert len(list((place.storage / "run").glob("checkpoint_*"))) == 3
+
+
+def test_a_commit_is_known_on_nodes_that_gave_no_part_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
+
+    def function() -> None:
+        rank = train.get_context().get_world_rank()
+        for value in (1, 2):
+            if rank == 0:
+                save(value, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+            else:
+                train.report({})
+            train.collective.barrier()
+            newest = train.get_checkpoint()
+            assert newest is not None and value_of(newest) == value, (rank, newest)
+            train.collective.barrier()
+
+    fit(place, function, workers=2)

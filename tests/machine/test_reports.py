@@ -81,6 +81,18 @@ def test_a_checkpoint_of_one_rank_has_the_metrics_that_rank_0_reported_with_it()
     assert decided == Step([], [persist(1, ((1, "b"),), world_size=2)])
 
 
+def test_a_commit_is_told_to_every_agent_of_the_group_and_a_failure_to_those_that_hold_parts() -> None:
+    rig = two_nodes()
+    for number in (1, 2):
+        rig.feed(report(number, 5.0, checkpoint=True), 5.0)
+        rig.feed(report(number, 5.5, rank=1), 5.5)
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
+    assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0).commands[0] == told
+    told = c.SettleCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
+    failed = e.CheckpointFailed(ticket=e.Ticket(1, 2), error="the disk is full")
+    assert rig.feed(failed, 8.0).commands == [told]
+
+
 def test_a_rank_that_has_finished_is_not_waited_for() -> None:
     rig = two_nodes()
     rig.feed(e.WorkerFinished(generation=1, rank=1), 4.0)

@@ -256,7 +256,7 @@ class Controller:
 
     def _agent_process_gone(self, agent: str, slots: int, why: str) -> None:
         if agent in self._roster.met:
-            self._roster.lose(agent, why)  # unless its closed connection has told already
+            self._roster.lose_agent(agent, why)  # unless its closed connection has told already
         elif self._status is None:
             self.post(e.AgentUnavailable(slots=slots, why=why))
 

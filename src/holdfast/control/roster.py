@@ -57,6 +57,9 @@ class Roster:
             return
         clock = asyncio.get_running_loop().time
         link = AgentLink(channel, hello, clock())
+        if (former := self.links.get(link.name)) is not None:
+            # The end of that one may be noticed long after the agent has connected again.
+            self.lose(former, "it connected anew")
         self.links[link.name] = link
         self.met.add(link.name)
         link.send(m.Welcome(protocol=m.PROTOCOL, run=self._prepare.experiment, epoch=self._epoch))
@@ -70,7 +73,7 @@ class Roster:
                 async with asyncio.timeout(_LAST_WORD_S):
                     await link.gone.wait()
         finally:
-            self.lose(link.name, "its connection closed")
+            self.lose(link, "its connection closed")
 
     def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
         """Those that are gone do not hear it; their loss is on its way to the core."""
@@ -105,12 +108,18 @@ class Roster:
                 )
             )
 
-    def lose(self, agent: str, why: str) -> None:
-        link = self.links.pop(agent, None)
-        if link is not None:
-            link.gone.set()
-            link.cut()
-            self._post(e.AgentLost(agent=agent, why=why))
+    def lose(self, link: AgentLink, why: str) -> None:
+        """End one connection. The agent is lost with it, unless another connection has taken its place."""
+        link.gone.set()
+        link.cut()
+        if self.links.get(link.name) is link:
+            del self.links[link.name]
+            self._post(e.AgentLost(agent=link.name, why=why))
+
+    def lose_agent(self, agent: str, why: str) -> None:
+        """The agent's process is gone, and so is its connection, whichever that is now."""
+        if (link := self.links.get(agent)) is not None:
+            self.lose(link, why)
 
     async def watch(self, engine: Engine, silence_s: float) -> None:
         """Silence for too long (a stopped process, a dead network) is a loss as well."""
@@ -119,7 +128,7 @@ class Roster:
             now = asyncio.get_running_loop().time()
             for link in list(self.links.values()):
                 if now - link.heard_at > silence_s:
-                    self.lose(link.name, f"it was silent for {silence_s:g} s")
+                    self.lose(link, f"it was silent for {silence_s:g} s")
                     engine.kill(link.name)
                 else:
                     link.send(m.Ping())

@@ -240,7 +240,12 @@ def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) 
 
 
 def _tell(state: State, pending: Pending, name: str | None, out: Output) -> None:
-    agents = tuple(sorted({agent for agent in pending.parts.values() if agent in state.agents}))
+    """To the agents that hold its parts; a commit to the whole group, since any rank may ask for the newest."""
+    concerned = set(pending.parts.values())
+    group = state.group
+    if name is not None and group is not None and group.generation == pending.ticket.generation:
+        concerned.update(place.agent for place in group.places)
+    agents = tuple(sorted(concerned & state.agents.keys()))
     if agents:
         out.do(c.SettleCheckpoint(ticket=pending.ticket, name=name, agents=agents))
 

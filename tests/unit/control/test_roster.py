@@ -1,0 +1,119 @@
+"""Agents' connections over real sockets: which one counts when an agent connects again under the same name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from holdfast.control.publish import Publisher
+from holdfast.control.roster import Roster
+from holdfast.core import events as e
+from holdfast.wire.channel import Channel, connect, serve
+from holdfast.wire.messages import (
+    PROTOCOL,
+    AgentHello,
+    ControllerMessage,
+    Prepare,
+    Settled,
+    Welcome,
+)
+
+_TOKEN = "correct horse"
+_PREPARE = Prepare(
+    function=b"",
+    storage="/nowhere",
+    experiment="run",
+    trial_id="run",
+    trial_dir="/nowhere",
+    work_dir="/nowhere",
+    sys_path=[],
+    environment={},
+)
+
+
+class _Controller:
+    """A roster behind a real server, and the events that it posted."""
+
+    def __init__(self) -> None:
+        self.events: list[e.Event] = []
+        self.served = asyncio.Queue[None]()
+        self.roster = Roster(_PREPARE, 1, self.events.append, Publisher([]), lambda kind, data: data)
+
+    async def serve(self, channel: Channel[ControllerMessage]) -> None:
+        try:
+            await self.roster.serve(channel)  # type: ignore[arg-type]
+        finally:
+            self.served.put_nowait(None)
+
+    async def join(self, address: str) -> Channel[ControllerMessage]:
+        """Connect as the agent `a`, and wait until the controller has answered."""
+        channel = await connect(address, _TOKEN)
+        channel.send_nowait(
+            AgentHello(protocol=PROTOCOL, agent="a", host="h", address="127.0.0.1", pid=1, slots=2, master_port=1)
+        )
+        assert isinstance(await channel.recv(), Welcome)
+        assert isinstance(await channel.recv(), Prepare)
+        return channel
+
+
+def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        controller = _Controller()
+        server = await serve("127.0.0.1", 0, _TOKEN, controller.serve)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(60):
+                await test(controller, f"127.0.0.1:{server.port}")
+        finally:
+            await server.close()
+
+    asyncio.run(bounded())
+
+
+async def _is_reachable(controller: _Controller, agent: Channel[ControllerMessage]) -> bool:
+    message = Settled(generation=1, number=1, name=None)
+    controller.roster.send(["a"], message)
+    return await agent.recv() == message
+
+
+def test_the_end_of_an_old_connection_does_not_evict_the_agent_that_has_connected_again() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        old = await controller.join(address)
+        new = await controller.join(address)
+        assert await old.recv() is None  # the controller hung up
+        await old.close()
+        await controller.served.get()
+        kinds = [type(event) for event in controller.events]
+        assert kinds == [e.AgentJoined, e.AgentLost, e.AgentJoined]
+        assert await _is_reachable(controller, new)
+        await new.close()
+
+    _run(test)
+
+
+def test_an_agent_that_hung_up_may_connect_again_before_its_loss_is_told() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        old = await controller.join(address)
+        await old.close()
+        new = await controller.join(address)
+        await controller.served.get()
+        kinds = [type(event) for event in controller.events]
+        assert kinds == [e.AgentJoined, e.AgentLost, e.AgentJoined]
+        assert await _is_reachable(controller, new)
+        await new.close()
+        await controller.served.get()
+        assert isinstance(controller.events[-1], e.AgentLost)
+        assert controller.roster.links == {}
+
+    _run(test)
+
+
+def test_a_process_that_is_gone_is_lost_with_its_newest_connection() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address)
+        controller.roster.lose_agent("a", "its agent was killed by SIGKILL")
+        assert await agent.recv() is None
+        await agent.close()
+        await controller.served.get()
+        assert controller.events[1:] == [e.AgentLost(agent="a", why="its agent was killed by SIGKILL")]
+
+    _run(test)
