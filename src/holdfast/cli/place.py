@@ -7,10 +7,7 @@ checkpoint take a run's URI too and mean its newest.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote
 
 import click
 
@@ -18,12 +15,11 @@ from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, Look
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, NotCommitted, NotFound
-from holdfast.storage.locate import open_store
+from holdfast.storage import locate
+from holdfast.storage.locate import is_uri, open_store
 from holdfast.storage.store import Store
 
 __all__ = ["Chosen", "choose", "find", "find_checkpoint", "find_run", "split"]
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +33,9 @@ class Chosen:
 
 def split(uri: str) -> tuple[str, str]:
     """The URI of the directory above, and the last part's name; a query stays with the URI."""
-    if _SCHEME.match(uri) is None:
-        path = Path(os.path.abspath(os.path.expanduser(uri)))  # noqa: PTH100, PTH111  keeps symlinks
-        return str(path.parent), path.name
-    before, mark, query = uri.partition("?")
-    above, _, last = before.rstrip("/").rpartition("/")
-    return above + mark + query, unquote(last)
+    if not is_uri(uri):
+        uri = os.path.abspath(os.path.expanduser(uri))  # noqa: PTH100, PTH111  keeps symlinks
+    return locate.split(uri)
 
 
 def find(uri: str) -> tuple[Store, str | None]:

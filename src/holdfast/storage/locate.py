@@ -17,7 +17,7 @@ from holdfast.storage.posix import PosixStore
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 
-__all__ = ["default_storage_path", "join", "local_cache_dir", "open_store", "redact"]
+__all__ = ["default_storage_path", "is_uri", "join", "local_cache_dir", "open_store", "redact", "split"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NEARLY = re.compile(r"(s3|gs|gcs|az|abfs|abfss|hdfs|file):", re.IGNORECASE)
@@ -62,12 +62,36 @@ def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -
     )
 
 
+def is_uri(path: str) -> bool:
+    """Whether `path` has a scheme: its parts are then percent-encoded, and a query may follow."""
+    return _SCHEME.match(path) is not None
+
+
 def join(path: str, name: str) -> str:
-    """The path or URI of `name` below `path`; a URI keeps its query."""
-    if not _SCHEME.match(path):
-        return f"{path.rstrip('/')}/{name}"
-    before, mark, query = path.partition("?")
-    return f"{before.rstrip('/')}/{quote(name)}{mark}{query}"
+    """The path or URI of `name` below `path`. Below a URI the name is percent-encoded, and the query stays last."""
+    scheme, rest, query = _take_apart(path)
+    return f"{scheme}{rest.rstrip('/')}/{quote(name) if scheme else name}{query}"
+
+
+def split(path: str) -> tuple[str, str]:
+    """The opposite of `join`: what holds the directory `path`, with a URI's query, and its name. The name is empty
+    where there is none, as in `s3://bucket` or `/`."""
+    scheme, rest, query = _take_apart(path)
+    rest = rest.rstrip("/")
+    parent, slash, name = rest.rpartition("/")
+    if scheme and scheme.lower() != "file://" and not parent:
+        return scheme + rest + query, ""
+    if not scheme and not slash:
+        return ".", name
+    return f"{scheme}{parent or '/'}{query}", unquote(name) if scheme else name
+
+
+def _take_apart(path: str) -> tuple[str, str, str]:
+    """A URI's scheme with its `://`, what follows it, and its query with its `?`; a plain path has only the middle."""
+    if not (match := _SCHEME.match(path)):
+        return "", path, ""
+    rest, mark, query = path[match.end() :].partition("?")
+    return match[0], rest, mark + query
 
 
 def default_storage_path() -> str:

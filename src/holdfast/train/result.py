@@ -15,7 +15,7 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.view import RunView
 from holdfast.core.retention import Candidate, RetentionRule, ranked
 from holdfast.errors import HoldfastError, NotFound
-from holdfast.train.paths import join_run_path
+from holdfast.storage.locate import join
 
 if TYPE_CHECKING:
     import pandas
@@ -110,7 +110,7 @@ class Result:
     def _handle(self, name: str) -> Checkpoint:
         place = self._place
         if place._custom is not None:
-            return Checkpoint(join_run_path(place._given, name), place._custom)
+            return Checkpoint(join(place._given, name), place._custom)
         return Checkpoint._from_store(place._open(), name)
 
     # ------------------------------------------------------------------ where

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from holdfast.errors import ConfigError, NotFound, TrainingFailedError
+from holdfast.storage.locate import join
 from holdfast.train.config import RunConfig, ScalingConfig
-from holdfast.train.paths import join_run_path, split_run_path
+from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request, check_function
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class DataParallelTrainer:
             raise KeyboardInterrupt
         if outcome.error is not None:
             raise outcome.error
-        result = Result.from_path(join_run_path(request.storage_path, request.name), request.filesystem)
+        result = Result.from_path(join(request.storage_path, request.name), request.filesystem)
         if outcome.status == "failed":
             raise result.error or TrainingFailedError(f"The run {outcome.uri} failed; error.txt there says why.")
         return result

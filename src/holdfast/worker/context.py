@@ -6,7 +6,6 @@ one on request.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.worker.job import Assignment
@@ -110,4 +109,6 @@ class TrainContext:
 
 
 def _last_part(path: str) -> str:
-    return Path(path.partition("?")[0]).name
+    from holdfast.storage.locate import split
+
+    return split(path)[1]

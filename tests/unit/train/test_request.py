@@ -13,8 +13,9 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.request import TrainRequest
 from holdfast.errors import ConfigError
+from holdfast.storage.locate import join
 from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
-from holdfast.train.paths import join_run_path, split_run_path
+from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request
 from holdfast.train.torch import TorchConfig, TorchTrainer
 from holdfast.worker import session as sessions
@@ -193,11 +194,14 @@ def test_a_checkpoint_to_begin_with_reaches_the_function(tmp_path: Path) -> None
         ("s3://bucket/sub/run", "s3://bucket/sub", "run"),
         ("s3://bucket/run?endpoint_override=http://h:1", "s3://bucket?endpoint_override=http://h:1", "run"),
         ("file:///run", "file:///", "run"),
+        ("file:///a/x%20y", "file:///a", "x y"),
+        ("s3://bucket/a%3Fb?region=r", "s3://bucket?region=r", "a?b"),
+        ("/a/x%20y?z", "/a", "x%20y?z"),
     ],
 )
 def test_a_runs_path_is_taken_apart_and_put_together(path: Any, parent: str, name: str) -> None:
     assert split_run_path(path) == (parent, name)
-    joined = join_run_path(parent, name)
+    joined = join(parent, name)
     assert split_run_path(joined) == (parent, name)
 
 
