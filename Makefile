@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 TORCH := torch==2.13.0
 SEEDS ?= 2000
 
-.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint clean
+.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -62,6 +62,10 @@ bench-train: $(VENV)/.bench
 ## bench-checkpoint  stall and time to durable against torch, Ray Train and the machine, as ratios
 bench-checkpoint: $(VENV)/.bench
 	$(BIN)/python -m bench.checkpoint
+
+## counts        fsyncs, messages, system calls and CPU time of a no-op run, a report, a commit and a restart
+counts: $(VENV)/.dev
+	$(BIN)/python -m bench.counts
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .hypothesis

@@ -38,6 +38,7 @@ __all__ = [
     "AWS_SECRETS",
     "AZURE_SECRETS",
     "Server",
+    "aws_environment",
     "azurite",
     "fuse_mount",
     "gcs",
@@ -207,7 +208,7 @@ def _script(name: str) -> str:
     return found
 
 
-def _aws_environment() -> dict[str, str]:
+def aws_environment() -> dict[str, str]:
     return {
         "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": _SECRET_KEY,
@@ -225,7 +226,7 @@ def moto() -> Iterator[Server]:
     front = Path(__file__).with_name("moto_front.py")
     with serving([sys.executable, "-W", "ignore", str(front)], r"Running on (http://[\d.:]+)") as found:
         endpoint = found.group(1)
-        yield Server("s3", endpoint, _aws_environment(), lambda name: _request(endpoint, "PUT", f"/{name}"))
+        yield Server("s3", endpoint, aws_environment(), lambda name: _request(endpoint, "PUT", f"/{name}"))
 
 
 @contextmanager
@@ -251,7 +252,7 @@ def rclone_s3(root: Path) -> Iterator[Server]:
         def make_bucket(name: str) -> None:
             subprocess.run([rclone, "mkdir", f":s3:{name}", *configured], env={**os.environ, **client}, check=True)
 
-        yield Server("s3", endpoint, _aws_environment(), make_bucket)
+        yield Server("s3", endpoint, aws_environment(), make_bucket)
 
 
 @contextmanager
