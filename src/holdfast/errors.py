@@ -103,7 +103,15 @@ class NotCommitted(CheckpointError):
 
 
 class Damaged(CheckpointError):
-    """A committed checkpoint whose bytes are not what its manifest says."""
+    """A committed checkpoint whose bytes are not what its manifest says.
+
+    `checkpoint` is the URI or path of the checkpoint's directory, where the raiser knew it: a run falls back to an
+    earlier checkpoint only if the damaged one is its own.
+    """
+
+    def __init__(self, message: str, checkpoint: str | None = None) -> None:
+        super().__init__(message)
+        self.checkpoint = checkpoint
 
 
 class DuplicateFile(CheckpointError):

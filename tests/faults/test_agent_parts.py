@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.faults.desk import Desk, at_desk, gone, hold, job_of
 
 from holdfast import train
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import Draft
 from holdfast.wire.messages import Settled, Shutdown, Upload, Uploaded, UploadFailed
 
@@ -90,7 +91,7 @@ def test_a_part_that_nobody_gave_and_a_storage_that_refuses(tmp_path: Path) -> N
             await desk.expect_report(1)
             desk.send(_upload(7, 0))
             missing = await desk.expect(UploadFailed, number=7)
-            assert (missing.error_type, missing.retryable) == ("NotFound", False)
+            assert (missing.kind, missing.retryable) == (FailureKind.NOT_FOUND, False)
             desk.send(_upload(1, 0))
             refused = await desk.expect(UploadFailed, number=1)
             assert not refused.retryable

@@ -9,6 +9,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step
 
 STOP = c.StopWorkers(generation=1, agents=("a",))
@@ -132,7 +133,8 @@ def test_a_damaged_checkpoint_is_nobodys_failure_and_is_not_used_again() -> None
     rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1), stored(1, 2))), 0.0)
     rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 1.0)
     assert rig.feed(e.AgentPrepared(agent="a"), 2.0).commands == [start(1, stored(1, 2))]
-    failure = died(0, "raised Damaged: a hash differs", error_type="Damaged", error="a hash differs")
+    named = {"error_type": "holdfast.errors.Damaged", "damaged_checkpoint": "checkpoint_000001"}
+    failure = died(0, "raised Damaged: a hash differs", kind=FailureKind.DAMAGED, error="a hash differs", **named)
     rig.feed(exited(failure), 10.0)
     damaged = r.CheckpointDamaged(at=11.0, name="checkpoint_000001", why="a hash differs")
     again = r.GenerationStarted(
@@ -141,6 +143,20 @@ def test_a_damaged_checkpoint_is_nobodys_failure_and_is_not_used_again() -> None
     assert rig.feed(STOPPED, 11.0) == Step(
         [ended(11.0, (failure,), iteration=2, counted=False), damaged, again], [start(2, stored(0, 1))]
     )
+
+
+@pytest.mark.parametrize("named", [None, "checkpoint_000007"])
+def test_damage_that_is_not_of_one_of_the_runs_checkpoints_counts_as_a_failure(named: str | None) -> None:
+    """Pretrained weights, or a checkpoint that the run does not have (any more): trying again would change nothing."""
+    rig = Rig(workers_min=1, max_failures=0)
+    rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1),)), 0.0)
+    rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 1.0)
+    rig.feed(e.AgentPrepared(agent="a"), 2.0)
+    failure = died(0, "raised Damaged: a hash differs", kind=FailureKind.DAMAGED, damaged_checkpoint=named)
+    rig.feed(exited(failure), 10.0)
+    decided = rig.feed(STOPPED, 11.0)
+    assert decided.commands == [c.EndRun(status="failed")]
+    assert not [record for record in decided.records if isinstance(record, r.CheckpointDamaged)]
 
 
 @pytest.mark.parametrize("budget", [0, 3])

@@ -8,6 +8,7 @@ from tests.machine.rig import NOTHING, Rig, began, here, joined, started
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step
 
 
@@ -69,7 +70,7 @@ def test_an_engine_that_fails_is_asked_again_later_and_then_given_up() -> None:
     assert rig.feed(refused, 20.0) == NOTHING
     assert rig.deadline == 22.0
     assert rig.feed(e.TimePassed(), 22.0) == Step([], [c.RequestAgents(slots=1)])
-    failed = r.RunFailed(at=30.0, error="No agent could be started: no room", error_type="RunError")
+    failed = r.RunFailed(at=30.0, error="No agent could be started: no room", error_type=FailureKind.RUN)
     assert rig.feed(refused, 30.0) == Step([failed], [c.EndRun(status="failed")])
     assert rig.feed(joined("a"), 31.0) == NOTHING
 
@@ -94,7 +95,7 @@ def test_a_run_without_agents_fails_in_the_end_and_says_how_many_it_had() -> Non
         "Only 1 of the 2 workers that the run needs could be placed within 60 s; "
         "add nodes or lower ScalingConfig(num_workers)."
     )
-    failed = r.RunFailed(at=60.0, error=error, error_type="RunError")
+    failed = r.RunFailed(at=60.0, error=error, error_type=FailureKind.RUN)
     assert rig.feed(e.TimePassed(), 60.0) == Step([failed], [c.EndRun(status="failed")])
     assert rig.deadline is None
 

@@ -7,6 +7,7 @@ from tests.machine.rig import NOTHING, checkpoint_of, persist, report, reported,
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step
 
 STOP = c.StopWorkers(generation=1, agents=("a",))
@@ -16,12 +17,14 @@ STOPPED = e.WorkersStopped(generation=1, agent="a")
 def test_a_fatal_upload_ends_the_run_with_its_error() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
-    full = e.CheckpointFailed(ticket=e.Ticket(1, 1), error="the disk is full", error_type="OutOfSpace", fatal=True)
+    full = e.CheckpointFailed(
+        ticket=e.Ticket(1, 1), error="the disk is full", kind=FailureKind.OUT_OF_SPACE, fatal=True
+    )
     given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=1, why="the disk is full")
     told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
     assert rig.feed(full, 6.0) == Step([given_up], [told, STOP])
     ended = r.GenerationEnded(at=7.0, generation=1, why="the disk is full", detected_at=6.0, iteration=1)
-    failed = r.RunFailed(at=7.0, error="the disk is full", error_type="OutOfSpace")
+    failed = r.RunFailed(at=7.0, error="the disk is full", error_type=FailureKind.OUT_OF_SPACE)
     assert rig.feed(STOPPED, 7.0) == Step([ended, failed], [c.EndRun(status="failed")])
 
 
@@ -31,7 +34,7 @@ def test_the_first_fatal_error_is_the_one_that_is_told() -> None:
     rig.feed(report(2, 5.5, checkpoint=True), 5.5)
     for number, text in ((1, "first"), (2, "second")):
         rig.feed(e.CheckpointFailed(ticket=e.Ticket(1, number), error=text, fatal=True), 6.0)
-    assert rig.feed(STOPPED, 7.0).records[-1] == r.RunFailed(at=7.0, error="first", error_type="StorageError")
+    assert rig.feed(STOPPED, 7.0).records[-1] == r.RunFailed(at=7.0, error="first", error_type=FailureKind.STORAGE)
 
 
 def test_training_goes_on_while_uploads_wait() -> None:
@@ -48,11 +51,11 @@ def test_without_a_journal_nothing_new_begins() -> None:
     assert asked.commands == [persist(1, ((0, "a"),))]
     given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=1, why="the journal could not be written")
     told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
-    lost = e.StorageLost(error="no space left", error_type="OutOfSpace")
+    lost = e.StorageLost(error="no space left", kind=FailureKind.OUT_OF_SPACE)
     assert rig.feed(lost, 6.0) == Step([given_up], [STOP, told])
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 6.1) == NOTHING
     late = rig.feed(report(2, 6.2, checkpoint=True), 6.2)
     assert [type(one) for one in late.commands] == [c.SettleCheckpoint]
     decided = rig.feed(STOPPED, 7.0)
-    assert decided.records[-1] == r.RunFailed(at=7.0, error="no space left", error_type="OutOfSpace")
+    assert decided.records[-1] == r.RunFailed(at=7.0, error="no space left", error_type=FailureKind.OUT_OF_SPACE)
     assert decided.commands == [c.EndRun(status="failed")]

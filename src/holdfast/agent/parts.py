@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.buffers import Buffers, warm_up
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import FileEntry, Snapshot
 from holdfast.errors import CheckpointError, HoldfastError, NotFound, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
@@ -81,9 +82,9 @@ class Parts:
                 raise CheckpointError(f"The snapshot of rank {order.rank} was written to while it was being stored.")
         except HoldfastError as error:
             retryable = isinstance(error, Unavailable | OutOfSpace)
-            return UploadFailed(**name, error_type=type(error).__name__, error=str(error), retryable=retryable)
+            return UploadFailed(**name, kind=FailureKind.of(error), error=str(error), retryable=retryable)
         except Exception as error:  # noqa: BLE001  a store's bug is that upload's failure, not the agent's end
-            return UploadFailed(**name, error_type=type(error).__name__, error=f"{type(error).__name__}: {error}")
+            return UploadFailed(**name, kind=FailureKind.OTHER, error=f"{type(error).__name__}: {error}")
         return Uploaded(**name, files=files, elapsed_s=time.monotonic() - began, uploaded_bytes=sent_bytes)
 
     def settle(self, generation: int, number: int, name: str | None) -> None:

@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -120,7 +120,8 @@ class Checkpoint:
         else:
             target = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))  # noqa: PTH100, PTH111
         try:
-            self._copy_to(target)
+            with self._naming_damage():
+                self._copy_to(target)
         except BaseException:
             if path is None:
                 shutil.rmtree(target, ignore_errors=True)
@@ -137,8 +138,9 @@ class Checkpoint:
                 raise NotFound(f"{self._path} does not exist: check the checkpoint's path.")
             yield str(store.local_root)
             return
-        manifest = self._manifest(store)
-        with self._shared(store, manifest) as directory:
+        with ExitStack() as held:
+            with self._naming_damage():
+                directory = held.enter_context(self._shared(store, self._manifest(store)))
             yield str(directory)
 
     def load_state(self, map_location: Any = None, into: Any = None) -> Any:
@@ -150,7 +152,7 @@ class Checkpoint:
         """
         from holdfast.checkpoint.state.load import load_state
 
-        with self.as_directory() as directory:
+        with self.as_directory() as directory, self._naming_damage():
             return load_state(lambda name: Path(directory) / name, map_location=map_location, into=into)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -207,6 +209,15 @@ class Checkpoint:
         except NotFound:
             return None
         raise NotCommitted(f"{store.uri} was never committed, or is being written: use another checkpoint.")
+
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        """Let a `Damaged` that comes out of the block say that it is of this checkpoint."""
+        try:
+            yield
+        except Damaged as error:
+            error.checkpoint = error.checkpoint or self._open().uri
+            raise
 
     def _copy_to(self, target: Path) -> None:
         store = self._open()

@@ -61,6 +61,8 @@ def _failure(message: m.Exited, link: AgentLink) -> WorkerFailure:
         cause=message.cause,
         agent=link.name,
         host=link.host,
+        kind=message.kind,
+        damaged_checkpoint=message.damaged_checkpoint,
         error_type=message.error_type,
         error=message.error,
         traceback=message.traceback,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 
-from holdfast import errors
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import RunFailed, WorkerFailure
 from holdfast.errors import HoldfastError, RunError, TrainingFailedError
 
@@ -16,10 +16,8 @@ __all__ = ["run_error", "worker_error"]
 
 def run_error(ended: RunFailed, uri: str) -> HoldfastError:
     """What a failed run raises from `fit()`."""
-    if ended.error_type != "TrainingFailedError":
-        kind = getattr(errors, ended.error_type, RunError)
-        error: HoldfastError = kind(ended.error)
-        return error
+    if ended.error_type is not FailureKind.TRAINING_FAILED:
+        return ended.error_type.as_error(ended.error, otherwise=RunError)
     return TrainingFailedError(
         f"Training failed: {ended.error}. The same call continues the run in {uri}.",
         {failure.rank: worker_error(failure) for failure in ended.failures},

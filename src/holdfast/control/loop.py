@@ -26,6 +26,7 @@ from holdfast.control.publish import Publisher
 from holdfast.control.roster import Roster
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import deadline, step
 from holdfast.core.state import State
 from holdfast.engines.engine import Engine, Meeting, OnGone
@@ -160,7 +161,7 @@ class Controller:
             commands.extend(decided.commands)
         ends = [command.status for command in commands if isinstance(command, c.EndRun)]
         if ends and (why := await self._fenced_by()) is not None:
-            self._state.fatal = ("Fenced", why)
+            self._state.fatal = (FailureKind.FENCED, why)
             ends = ["fenced"]
         if "fenced" in ends:
             self._publisher.forget()
@@ -206,7 +207,7 @@ class Controller:
 
     def _lose_journal(self, error: StorageError) -> None:
         self._journal_lost = self._journal_lost or error
-        self.post(e.StorageLost(error=str(error), error_type=type(error).__name__))
+        self.post(e.StorageLost(error=str(error), kind=FailureKind.of(error)))
 
     # ------------------------------------------------------------ commands out
 
@@ -236,7 +237,7 @@ class Controller:
 
     async def _persist(self, command: c.PersistCheckpoint) -> None:
         outcome = await self._persister.persist(command)
-        refused = isinstance(outcome, e.CheckpointFailed) and outcome.error_type == "Fenced"
+        refused = isinstance(outcome, e.CheckpointFailed) and outcome.kind is FailureKind.FENCED
         if refused and (why := await self._fenced_by()) is not None:
             self.post(e.ControllerFenced(why=why))
         else:
@@ -282,7 +283,7 @@ class Controller:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("A part of the controller failed; the run is stopped.", exc_info=error)
-            self.post(e.StorageLost(error=f"internal error: {error!r}", error_type="RunError"))
+            self.post(e.StorageLost(error=f"internal error: {error!r}", kind=FailureKind.RUN))
 
     async def _close(self, server: Server) -> None:
         """Everything down, in the order that loses nothing."""

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast import errors
 from holdfast.checkpoint import commit
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
@@ -21,6 +20,7 @@ from holdfast.checkpoint.upload import merge_parts
 from holdfast.control.roster import Roster
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import Draft, FileEntry
 from holdfast.errors import HoldfastError, OutOfSpace, StorageError, Unavailable
 from holdfast.storage.store import Store
@@ -77,8 +77,8 @@ class Persister:
             if draft is not None:
                 await self._abandon(draft)
             fatal = not isinstance(error, _AgentGone)
-            name = type(error).__name__ if fatal else "StorageError"
-            return e.CheckpointFailed(ticket=command.ticket, error=str(error), error_type=name, fatal=fatal)
+            kind = FailureKind.of(error) if fatal else FailureKind.STORAGE
+            return e.CheckpointFailed(ticket=command.ticket, error=str(error), kind=kind, fatal=fatal)
         stored = _stored(self._parent)
         sent = sum(answer.uploaded_bytes for answer in answers.values())
         elapsed_s = clock() - began
@@ -93,8 +93,7 @@ class Persister:
         if isinstance(answer, Uploaded):
             waiting.set_result(answer)
         else:
-            kind = getattr(errors, answer.error_type, StorageError)
-            waiting.set_exception(kind(answer.error) if issubclass(kind, HoldfastError) else StorageError(answer.error))
+            waiting.set_exception(answer.kind.as_error(answer.error, otherwise=StorageError))
 
     async def _upload(self, command: c.PersistCheckpoint, draft: Draft) -> dict[int, Uploaded]:
         parent_files = list(self._parent.files) if self._parent and self._parent.name == draft.parent else []

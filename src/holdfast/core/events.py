@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import Report
 from holdfast.core.records import WorkerFailure
 
@@ -144,7 +145,7 @@ class CheckpointFailed(_Event, frozen=True, kw_only=True):
 
     ticket: Ticket
     error: str
-    error_type: str = "StorageError"
+    kind: FailureKind = FailureKind.STORAGE
     fatal: bool = False
 
 
@@ -152,7 +153,7 @@ class StorageLost(_Event, frozen=True, kw_only=True):
     """The journal itself cannot be written any more."""
 
     error: str
-    error_type: str = "StorageError"
+    kind: FailureKind = FailureKind.STORAGE
 
 
 class ControllerFenced(_Event, frozen=True, kw_only=True):

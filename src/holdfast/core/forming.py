@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.state import Group, State
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def take_refusal(state: State, event: e.AgentUnavailable, now: float) -> None:
     state.failed_requests += 1
     state.not_before = max(state.not_before, now + backoff_s(state, state.failed_requests + 1))
     if state.failed_requests >= _REFUSALS_LIMIT:
-        state.fatal = ("RunError", f"No agent could be started: {event.why}")
+        state.fatal = (FailureKind.RUN, f"No agent could be started: {event.why}")
 
 
 def form(state: State, now: float, out: Output) -> None:
@@ -120,7 +121,7 @@ def _want_agents(state: State, now: float, out: Output) -> None:
     if now >= state.agents_wanted_since + state.spec.agents_timeout_s:
         have = _ready_slots(state)
         state.fatal = (
-            "RunError",
+            FailureKind.RUN,
             f"Only {have} of the {state.spec.workers_min} workers that the run needs could be placed within "
             f"{state.spec.agents_timeout_s:g} s; add nodes or lower ScalingConfig(num_workers).",
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import Report
 from holdfast.core.retention import Candidate, to_delete
 from holdfast.core.state import Group, Pending, State
@@ -169,7 +170,7 @@ def take_outcome(
         return {}
     _give_up(state, pending, event.error, now, out)
     if event.fatal:
-        state.fatal = state.fatal or (event.error_type, event.error)
+        state.fatal = state.fatal or (event.kind, event.error)
     return {rank: agent for rank, agent in pending.parts.items() if agent not in state.agents}
 
 
@@ -200,16 +201,23 @@ def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
     return bereft
 
 
-def found_damage(group: Group) -> bool:
-    """Whether a worker could not load the group's checkpoint because its bytes are not what was committed."""
-    return group.checkpoint is not None and any(failure.error_type == "Damaged" for failure in group.failures)
+def found_damage(state: State, group: Group) -> dict[str, str]:
+    """The checkpoints of the run that could not be loaded since their bytes are not what was committed, and why.
+
+    One that the run does not have (any more) is not among them, so each costs the run one of its checkpoints and the
+    number of generations that end like this is bounded.
+    """
+    found = dict(group.damaged)
+    for failure in group.failures:
+        if failure.kind is FailureKind.DAMAGED and failure.damaged_checkpoint is not None:
+            found.setdefault(failure.damaged_checkpoint, failure.error or "")
+    return {name: why for name, why in found.items() if name in state.durable.checkpoints}
 
 
 def distrust(state: State, group: Group, now: float, out: Output) -> None:
-    """A checkpoint that workers found damaged is not used again: the one before it is next."""
-    if group.checkpoint is not None and found_damage(group):
-        why = next(failure.error or "" for failure in group.failures if failure.error_type == "Damaged")
-        out.record(r.CheckpointDamaged(at=now, name=group.checkpoint, why=why))
+    """A checkpoint that was found damaged is not used again: the one before it is next."""
+    for name, why in found_damage(state, group).items():
+        out.record(r.CheckpointDamaged(at=now, name=name, why=why))
 
 
 def warn_laggards(state: State, group: Group, now: float, out: Output) -> None:

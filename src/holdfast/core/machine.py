@@ -16,6 +16,7 @@ from holdfast.core import events as e
 from holdfast.core import forming, ledger
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.state import Agent, Ending, Group, State, fold
 
 __all__ = ["Output", "Step", "deadline", "step"]
@@ -97,11 +98,11 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
                     cause = "lost a checkpoint that it had reported with its node"
                     _take_failure(group, r.WorkerFailure(rank=rank, cause=cause, agent=agent), now)
         case e.StorageLost():
-            state.fatal = (event.error_type, event.error)
+            state.fatal = (event.kind, event.error)
             state.journal_lost = True
         case e.ControllerFenced():
             state.ended = True
-            state.fatal = ("Fenced", event.why)
+            state.fatal = (FailureKind.FENCED, event.why)
             out.do(c.EndRun(status="fenced"))
         case e.StopRequested():
             state.stop = state.stop or event.why
@@ -256,7 +257,7 @@ def _close(state: State, group: Group, now: float, out: Output) -> None:
             why=ending.why,
             detected_at=ending.detected_at,
             iteration=state.durable.iteration,
-            counted=ending.kind == "failure" and not ledger.found_damage(group),
+            counted=ending.kind == "failure" and not ledger.found_damage(state, group),
             failures=tuple(group.failures) if ending.kind == "failure" else (),
         )
     )
@@ -286,7 +287,7 @@ def _settle(state: State, now: float, out: Output) -> None:
             _fail(state, state.fatal, now, out)
 
 
-def _fail(state: State, fatal: tuple[str, str], now: float, out: Output) -> None:
+def _fail(state: State, fatal: tuple[FailureKind, str], now: float, out: Output) -> None:
     out.record(r.RunFailed(at=now, error_type=fatal[0], error=fatal[1]))
     _end(state, "failed", out)
 

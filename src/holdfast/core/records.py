@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.failure_kind import FailureKind
+
 __all__ = [
     "AgentGone",
     "AgentHere",
@@ -42,6 +44,9 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cause: str
     agent: str = ""
     host: str = ""
+    kind: FailureKind = FailureKind.OTHER
+    damaged_checkpoint: str | None = None
+    """With `kind` DAMAGED: the name of the run's checkpoint that could not be loaded, if it was one of the run's."""
     error_type: str | None = None
     error: str | None = None
     traceback: str | None = None
@@ -172,7 +177,7 @@ class RunFinished(_Record, frozen=True, kw_only=True):
 class RunFailed(_Record, frozen=True, kw_only=True):
     at: float
     error: str
-    error_type: str = "TrainingFailedError"
+    error_type: FailureKind = FailureKind.TRAINING_FAILED
     failures: tuple[WorkerFailure, ...] = ()
 
 

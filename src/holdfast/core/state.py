@@ -15,6 +15,7 @@ from holdfast.core.blame import root_cause, signature
 from holdfast.core.cadence import Cadence
 from holdfast.core.commands import Place
 from holdfast.core.events import Stored, Ticket
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.spec import RunSpec
 
 __all__ = ["Agent", "Durable", "Ending", "Group", "Pending", "State", "fold"]
@@ -82,6 +83,8 @@ class Group:
     finished: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
     failures: list[r.WorkerFailure] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Checkpoints that agents found damaged before they started workers, and what is wrong with each."""
     running_since: float | None = None
     ending: Ending | None = None
     stop_sent: bool = False
@@ -143,8 +146,8 @@ class State:
     forced: bool = False
     """The stop was asked for more than once: nothing is waited for."""
     journal_lost: bool = False
-    fatal: tuple[str, str] | None = None
-    """(error type, message) that ends the run as failed."""
+    fatal: tuple[FailureKind, str] | None = None
+    """(kind, message) that ends the run as failed."""
 
     def __post_init__(self) -> None:
         self.cadence = Cadence(self.spec.target_overhead)

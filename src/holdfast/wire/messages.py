@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import Draft, FileEntry, Report, Snapshot
 
 __all__ = [
@@ -118,6 +119,9 @@ class Exited(_Message, frozen=True, kw_only=True):
     rank: int
     cause: str
     """One phrase: "raised ValueError: ...", "killed by SIGKILL (out of memory)", "called sys.exit(0)"."""
+    kind: FailureKind = FailureKind.OTHER
+    damaged_checkpoint: str | None = None
+    """With `kind` DAMAGED: the name of the run's checkpoint that could not be loaded, if it was one of the run's."""
     error_type: str | None = None
     error: str | None = None
     traceback: str | None = None
@@ -145,12 +149,12 @@ class Uploaded(_Message, frozen=True, kw_only=True):
 
 
 class UploadFailed(_Message, frozen=True, kw_only=True):
-    """One rank's part could not be stored. `error_type` is the class name in `holdfast.errors`."""
+    """One rank's part could not be stored."""
 
     generation: int
     number: int
     rank: int
-    error_type: str
+    kind: FailureKind
     error: str
     retryable: bool = False
 

@@ -16,9 +16,10 @@ import threading
 import traceback
 from collections.abc import Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from holdfast.core.failure_kind import FailureKind
 from holdfast.errors import WireError
 from holdfast.wire import frames
 from holdfast.wire.messages import Finished
@@ -31,7 +32,7 @@ from holdfast.worker.environment import (
     set_thread_counts,
     use_temp_dir,
 )
-from holdfast.worker.failure import Failure, describe
+from holdfast.worker.failure import Failure, damage_behind, describe
 from holdfast.worker.job import Assignment, Job
 from holdfast.worker.kinship import name_process
 from holdfast.worker.learning import LearningSession
@@ -115,7 +116,7 @@ def _live(job: Job, session: LearningSession, connection: socket.socket, listen_
         if os.getpid() != pid:
             raise  # a process that the function forked and let escape: its end is not the worker's
         # Told first: taking a framework down while its peers are stuck may take for ever.
-        frames.send(connection, describe(error, _our_frames(error)).as_exited(here.generation, here.rank))
+        frames.send(connection, _failure(error, session).as_exited(here.generation, here.rank))
         if job.framework is not None:
             with suppress(Exception):
                 job.framework.shutdown()
@@ -143,6 +144,15 @@ def _let_go_of_port(listen_fd: int) -> None:
     here may not have closed theirs yet, so it is shut for all of them."""
     with socket.socket(fileno=listen_fd) as listener:
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def _failure(error: BaseException, session: LearningSession) -> Failure:
+    """What `error` was, and which of the run's checkpoints is damaged if it says that one is."""
+    failure = describe(error, _our_frames(error))
+    if (damage := damage_behind(error)) is not None:
+        name = session.checkpoint_at(damage.checkpoint)
+        failure = replace(failure, kind=FailureKind.DAMAGED, damaged_checkpoint=name)
+    return failure
 
 
 def _our_frames(error: BaseException) -> int:

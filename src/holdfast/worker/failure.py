@@ -9,9 +9,11 @@ import traceback
 from dataclasses import dataclass
 from types import TracebackType
 
+from holdfast.core.failure_kind import FailureKind
+from holdfast.errors import Damaged
 from holdfast.wire.messages import Exited
 
-__all__ = ["Failure", "describe"]
+__all__ = ["Failure", "damage_behind", "describe"]
 
 _ERROR_CHARACTERS_MAX = 10_000
 _TRACEBACK_CHARACTERS_MAX = 200_000
@@ -25,12 +27,16 @@ class Failure:
     error_type: str
     error: str
     traceback: str
+    kind: FailureKind = FailureKind.OTHER
+    damaged_checkpoint: str | None = None
 
     def as_exited(self, generation: int, rank: int) -> Exited:
         return Exited(
             generation=generation,
             rank=rank,
             cause=self.cause,
+            kind=self.kind,
+            damaged_checkpoint=self.damaged_checkpoint,
             error_type=self.error_type,
             error=self.error,
             traceback=self.traceback,
@@ -52,7 +58,21 @@ def describe(error: BaseException, hidden_frames: int = 0, hint: str = "") -> Fa
         first = text.strip().split("\n", 1)[0]
         cause = f"raised {kind.__qualname__}: {first}" if first else f"raised {kind.__qualname__}"
     lines = traceback.TracebackException(kind, error, trace, compact=True).format()
-    return Failure(cause=_sound(cause), error_type=name, error=text, traceback=_shorten(_sound("".join(lines) + hint)))
+    return Failure(
+        cause=_sound(cause),
+        error_type=name,
+        error=text,
+        traceback=_shorten(_sound("".join(lines) + hint)),
+        kind=FailureKind.of(error),
+    )
+
+
+def damage_behind(error: BaseException) -> Damaged | None:
+    """The `Damaged` that `error` is, or was explicitly raised from: frameworks wrap what loading raises."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, Damaged):
+        seen = seen.__cause__
+    return seen
 
 
 def _message(error: BaseException) -> str:

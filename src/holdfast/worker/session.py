@@ -260,6 +260,15 @@ class Session:
             return RememberedCheckpoint(found, here.snapshots)
         return found
 
+    def checkpoint_at(self, uri: str | None) -> str | None:
+        """The name of this run's checkpoint whose directory is at `uri`; None if that is not one of this run's."""
+        here = self.assignment
+        names = [*(name for name, _ in here.checkpoints), here.checkpoint, self._line.newest]
+        if uri is None or not any(names):
+            return None
+        store = self._open_store()
+        return next((name for name in names if name is not None and store.sub(name).uri == uri), None)
+
     def _open_store(self) -> Store:
         if self._store is None:
             from holdfast.storage.locate import open_store

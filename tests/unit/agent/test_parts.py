@@ -8,6 +8,7 @@ from pathlib import Path
 
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.parts import Parts
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import Draft, Report
 from holdfast.errors import OutOfSpace, Unavailable
 from holdfast.storage.posix import PosixStore
@@ -82,6 +83,6 @@ def test_what_may_work_later_is_said_to_be_retryable(tmp_path: Path) -> None:
 
                 answer = await parts.upload(ORDER, refuse, 1)
                 assert isinstance(answer, UploadFailed)
-                assert (answer.error_type, answer.retryable) == (type(error).__name__, retryable)
+                assert (answer.kind, answer.retryable) == (FailureKind.of(error), retryable)
 
     asyncio.run(test())

@@ -1,0 +1,49 @@
+"""Checkpoints that were altered after they were committed: a run notices before it trains on them, and falls back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.faults.programs.altering import count_steps
+from tests.faults.programs.place import Place
+
+from holdfast import train
+from holdfast.core import records as r
+
+_STEPS = 6
+
+
+def _fit(place: Place, read: str, workers: int = 1, **run: Any) -> list[r.Record]:
+    """Run to the end with a budget for the one failure that the function itself has; gives the records."""
+    trainer = train.DataParallelTrainer(
+        count_steps,
+        train_loop_config={"steps": _STEPS, "read": read, "run": str(place.storage / "run")},
+        scaling_config=train.ScalingConfig(num_workers=workers),
+        run_config=train.RunConfig(
+            name="run", storage_path=str(place.storage), failure_config=train.FailureConfig(max_failures=1), **run
+        ),
+    )
+    assert trainer.fit().return_value == _STEPS
+    return place.records()
+
+
+def _check_fallback(records: list[r.Record]) -> None:
+    """Checkpoint 3 was found damaged and checkpoint 2 used; of the two ends only the function's own counted."""
+    damaged = [record for record in records if isinstance(record, r.CheckpointDamaged)]
+    assert [record.name for record in damaged] == ["checkpoint_000003"]
+    assert "state.json" in damaged[0].why
+    started = [record.checkpoint for record in records if isinstance(record, r.GenerationStarted)]
+    assert started == [None, "checkpoint_000003", "checkpoint_000002"]
+    ended = [record for record in records if isinstance(record, r.GenerationEnded)]
+    assert [record.counted for record in ended] == [True, False]
+
+
+@pytest.mark.parametrize("read", ["as_directory", "to_directory"])
+def test_a_worker_that_finds_a_remote_checkpoint_damaged_makes_the_run_fall_back(place: Place, read: str) -> None:
+    """The worker's exception travels over the wire to the core, which does not count it as a failure."""
+    from fsspec.implementations.local import LocalFileSystem
+    from pyarrow import fs
+
+    filesystem = fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem()))
+    _check_fallback(_fit(place, read, storage_filesystem=filesystem))

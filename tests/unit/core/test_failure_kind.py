@@ -1,0 +1,36 @@
+"""Kinds of failures: every error of ours has one, and it survives the journal and the wire."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast import errors
+from holdfast.core.failure_kind import FailureKind
+from holdfast.core.records import RunFailed
+
+
+class _Own(errors.Damaged):
+    """A subclass that is not in `holdfast.errors`."""
+
+
+def test_every_class_of_errors_has_a_kind_and_comes_back_as_itself() -> None:
+    for name in errors.__all__:
+        error = getattr(errors, name)("what happened")
+        kind = FailureKind.of(error)
+        assert kind is not FailureKind.OTHER
+        again = kind.as_error("what happened", otherwise=errors.RunError)
+        assert (type(again), str(again)) == (type(error), "what happened")
+
+
+def test_the_nearest_class_of_ours_decides() -> None:
+    assert FailureKind.of(_Own("x")) is FailureKind.DAMAGED
+    assert FailureKind.of(ValueError("x")) is FailureKind.OTHER
+    assert type(FailureKind.OTHER.as_error("x", otherwise=errors.StorageError)) is errors.StorageError
+
+
+def test_a_kind_that_a_newer_version_wrote_is_read_as_other() -> None:
+    line = msgspec.json.encode(RunFailed(at=1.0, error="full", error_type=FailureKind.OUT_OF_SPACE))
+    assert b'"error_type":"OutOfSpace"' in line
+    assert msgspec.json.decode(line, type=RunFailed).error_type is FailureKind.OUT_OF_SPACE
+    newer = line.replace(b"OutOfSpace", b"OutOfPatience")
+    assert msgspec.json.decode(newer, type=RunFailed).error_type is FailureKind.OTHER
