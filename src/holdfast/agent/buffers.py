@@ -12,13 +12,13 @@ import mmap
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from holdfast.agent.memory import available_bytes
 from holdfast.core.parts import Snapshot
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, grow, make_memory, prefault
 
-__all__ = ["Buffers", "available_bytes", "limit_from_environment", "warm_up"]
+__all__ = ["Buffers", "limit_from_environment", "warm_up"]
 
 _BUFFERS_PER_SLOT = 2
 _LIMIT_VARIABLE = "HOLDFAST_SNAPSHOT_LIMIT_BYTES"
@@ -149,23 +149,3 @@ def limit_from_environment() -> int:
     if not text.isdecimal():
         raise ConfigError(f"{_LIMIT_VARIABLE} must be a whole number of bytes, not {text!r}.")
     return int(text)
-
-
-def available_bytes() -> int:
-    """Memory that is free for use, on this machine and in this control group."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    with suppress(OSError, ValueError):
-        group = Path("/proc/self/cgroup").read_text().partition("::")[2].strip().lstrip("/")
-        here = Path("/sys/fs/cgroup", group)
-        taken = int((here / "memory.current").read_text()) - _inactive_file_bytes(here / "memory.stat")
-        free = min(free, int((here / "memory.max").read_text()) - taken)
-    return max(0, free)
-
-
-def _inactive_file_bytes(statistics: Path) -> int:
-    """What the kernel would give back at once: it counts as taken."""
-    lines = (line.split() for line in statistics.read_text().splitlines())
-    return sum(int(value) for name, value in lines if name == "inactive_file")

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-__all__ = ["Ending", "ending_of", "oom_kills"]
+__all__ = ["Ending", "ending_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +34,8 @@ def ending_of(status: int, *, out_of_memory: bool = False) -> Ending:
     return Ending(f"exited with code {code}", code, None)
 
 
-def oom_kills() -> int:
-    """How many processes the kernel has killed for memory: on this machine, and in this control group."""
-    total = _counter(Path("/proc/vmstat"))
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            relative = path.lstrip("/")
-            if not controllers:
-                total += _counter(Path("/sys/fs/cgroup", relative, "memory.events"))
-            elif "memory" in controllers.split(","):
-                total += _counter(Path("/sys/fs/cgroup/memory", relative, "memory.oom_control"))
-    return total
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _counter(file: Path) -> int:
-    with suppress(OSError):
-        for line in file.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-    return 0

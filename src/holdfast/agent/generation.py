@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.agent.exits import oom_kills
+from holdfast.agent.memory import oom_kills
 from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.parts import Parts
 from holdfast.agent.spawner import Spawner

@@ -34,7 +34,7 @@ from holdfast.worker.environment import (
 )
 from holdfast.worker.failure import Failure, damage_behind, describe
 from holdfast.worker.job import Assignment, Job
-from holdfast.worker.kinship import name_process
+from holdfast.worker.kinship import name_process, prefer_for_oom_kill
 from holdfast.worker.learning import LearningSession
 from holdfast.worker.loading import Loaded
 from holdfast.worker.plain import plain_data
@@ -58,6 +58,8 @@ def run_worker(
     code = 1
     try:
         name_process(f"hf-rank-{assignment.rank}")
+        if inheritance is not None:
+            prefer_for_oom_kill()  # a cold worker did so before it opened the job
         watch_for_crashes(wires.dump)
         connection = socket.socket(fileno=wires.connection)
         set_environment(assignment)

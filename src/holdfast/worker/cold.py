@@ -14,6 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.worker.job import Assignment
+from holdfast.worker.kinship import prefer_for_oom_kill
 from holdfast.worker.loading import load_job, set_up_imports
 from holdfast.worker.orders import Load
 from holdfast.worker.stdio import Wires, buffer_lines
@@ -29,6 +30,7 @@ class Parcel(msgspec.Struct, frozen=True):
 
 
 def main() -> NoReturn:
+    prefer_for_oom_kill()
     fds = [int(text) for text in sys.argv[1:]]
     for fd in fds:
         os.set_inheritable(fd, False)

@@ -7,7 +7,9 @@ to; `driver` reads them.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.faults.programs import jobs
@@ -42,7 +44,10 @@ def trainer(
 def main() -> int:
     code, told = 0, {}
     try:
-        result = trainer(**json.loads(sys.argv[1])).fit()
+        options = json.loads(sys.argv[1])
+        if (procs := options.pop("cgroup_procs", None)) is not None:
+            Path(procs).write_text(str(os.getpid()))  # this process and all that it starts
+        result = trainer(**options).fit()
         told = {"kind": "Returned", "value": result.return_value, "metrics": result.metrics}
     except KeyboardInterrupt:
         code, told = 130, {"kind": "Raised", "type": "KeyboardInterrupt", "text": ""}

@@ -21,7 +21,7 @@ from tests.faults.programs import kin
 
 from holdfast import train
 
-__all__ = ["State", "announce", "fail", "heavy_steps", "losses", "steps", "undisturbed"]
+__all__ = ["State", "announce", "eat_memory", "fail", "heavy_steps", "losses", "steps", "undisturbed"]
 
 State = dict[str, int]
 
@@ -63,6 +63,31 @@ def heavy_steps(config: dict[str, Any]) -> State:
             metrics = {"step": step, "loss": _loss(state), "samples": state["samples"]}
             train.report(metrics, checkpoint=train.Checkpoint.from_directory(directory))
     return state
+
+
+def eat_memory(config: dict[str, Any]) -> str:
+    """In the first generation rank 0 leaves snapshots of `config["snapshot_bytes"]` with the agent; in the second all
+    ranks, which have nothing of them in their own memory, fill the memory until one is killed."""
+    generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+    if generation == 1:
+        _leave_snapshots(config["snapshot_bytes"])
+    eaten = []
+    while generation == 2:
+        eaten.append(b"x" * (1 << 20))
+    return "recovered"
+
+
+def _leave_snapshots(size_bytes: int) -> None:
+    import numpy
+
+    rank = train.get_context().get_world_rank()
+    state = {"weights": numpy.full(size_bytes // 8, 1.0)} if rank == 0 else None
+    for _ in range(2):  # both buffers of rank 0's slot
+        train.report({}, checkpoint=None if state is None else train.Checkpoint.from_state(state))
+    if rank == 0:
+        train.get_all_reported_checkpoints()  # waits for the commits
+        raise ValueError("the first generation is over")
+    signal.pause()
 
 
 def undisturbed(count: int, rank: int = 0) -> list[State]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.buffers import Buffers, available_bytes, limit_from_environment, warm_up
+from holdfast.agent.buffers import Buffers, limit_from_environment, warm_up
+from holdfast.agent.memory import available_bytes
 from holdfast.core.parts import MemoryFile, Snapshot
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, grow, make_memory, new_seal

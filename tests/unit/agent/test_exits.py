@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 
-from holdfast.agent.exits import ending_of, oom_kills
+from holdfast.agent.exits import ending_of
+from holdfast.agent.memory import oom_kills
 
 
 def test_every_way_to_end() -> None:

@@ -1,0 +1,62 @@
+"""Memory runs out inside a control group: a worker dies for it, never the agent, which holds what was accepted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.faults.desk import at_desk, hold, job_of
+from tests.faults.memory_group import memory_group
+from tests.faults.programs.exact import ends
+from tests.faults.programs.place import Place
+
+from holdfast.core import records as r
+
+_MIB = 1 << 20
+
+
+def _score() -> list[int]:
+    return [int(Path("/proc/self/oom_score_adj").read_text())]
+
+
+@pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
+def test_workers_are_preferred_to_the_agent_and_the_zygote(tmp_path: Path, fork: bool) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(_score), fork=fork)
+            await desk.started()
+            ((worker,), zygote) = (await desk.finished()).value, desk.zygote()
+            for pid in (desk.process.pid, zygote):
+                own = int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+                assert own < worker or own == 1000
+
+    hold(test)
+
+
+def test_the_limit_of_a_group_above_is_respected() -> None:
+    program = "from holdfast.agent.memory import available_bytes; print(available_bytes())"
+    with memory_group(300 * _MIB) as group:
+        done = subprocess.run(
+            [sys.executable, "-c", program], preexec_fn=group.enter, stdout=subprocess.PIPE, text=True, check=True
+        )
+    assert 100 * _MIB < int(done.stdout) < 300 * _MIB
+
+
+def test_a_worker_that_eats_all_memory_is_killed_and_the_run_goes_on(place: Place) -> None:
+    """Six small workers eat at the same time, while the agent holds snapshots and is larger than any of them."""
+    with memory_group(900 * _MIB) as group:
+        driver = place.drive(
+            {"snapshot_bytes": 150 * _MIB},
+            {"HOLDFAST_SNAPSHOT_LIMIT_BYTES": str(6 * 310 * _MIB)},  # each slot may have a sixth of it
+            job="eat_memory",
+            workers=6,
+            failure={"max_failures": 2},
+            cgroup_procs=str(group.inner / "cgroup.procs"),
+        )
+        assert driver.value() == "recovered"
+    raised, killed = ends(place)
+    assert "the first generation is over" in raised.why
+    assert "out of memory" in killed.why
+    assert not [record for record in place.records() if isinstance(record, r.AgentGone)]
