@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.printable import printable
+
 __all__ = [
     "AccessDenied",
     "AlreadyExists",
@@ -56,6 +58,10 @@ __all__ = [
 
 class HoldfastError(Exception):
     """The root: catch this to catch everything that Holdfast raises on purpose."""
+
+    def __str__(self) -> str:
+        """Safe to print: the message may name what a stranger's manifest or file is called."""
+        return printable(super().__str__(), lines=True)
 
 
 class ConfigError(HoldfastError, ValueError):

@@ -13,7 +13,7 @@ from holdfast.checkpoint import expire
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.cli.exits import Refused
 from holdfast.cli.place import find_checkpoint
-from holdfast.cli.wording import json_option, print_json, size_text
+from holdfast.cli.wording import json_option, print_json, print_line, size_text
 from holdfast.errors import Damaged
 from holdfast.storage.store import Store
 
@@ -36,7 +36,7 @@ def rm(uris: tuple[str, ...], force: bool, as_json: bool) -> None:
         expire.remove(store, name)
         if not as_json:
             size_bytes = sizes[store.uri, name]
-            click.echo(f"Removed {name}" + ("." if size_bytes is None else f" ({size_text(size_bytes)})."))
+            print_line(f"Removed {name}" + ("." if size_bytes is None else f" ({size_text(size_bytes)})."))
     if as_json:
         print_json({"removed": [store.sub(name).uri for (_, name), store in doomed.items()]})
 
@@ -77,6 +77,6 @@ def _each(uris: tuple[str, ...], action: Callable[[Store, str], None], done: str
     for store, name in found:
         action(store, name)
         if not as_json:
-            click.echo(f"{done} {name}.")
+            print_line(f"{done} {name}.")
     if as_json:
         print_json({done.lower(): [store.sub(name).uri for store, name in found]})

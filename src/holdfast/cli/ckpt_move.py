@@ -16,7 +16,7 @@ from holdfast.checkpoint.restore import fetch_manifest
 from holdfast.cli.exits import Refused
 from holdfast.cli.place import choose, find_run
 from holdfast.cli.progress import Meter
-from holdfast.cli.wording import count_text, duration_text, json_option, print_json, size_text
+from holdfast.cli.wording import count_text, duration_text, json_option, print_json, print_line, size_text
 from holdfast.storage.store import Store
 
 __all__ = ["get", "put"]
@@ -54,7 +54,7 @@ def put(directory: Path, uri: str, name: str | None, metrics: tuple[str, ...], a
         return
     unchanged = f", {size_text(reused)} of it unchanged" if reused else ""
     told = f"{count_text(len(manifest.files), 'file')}, {size_text(manifest.size_bytes)}{unchanged}"
-    click.echo(f"Committed {where} ({told}) in {duration_text(elapsed_s)}.")
+    print_line(f"Committed {where} ({told}) in {duration_text(elapsed_s)}.")
 
 
 @click.command(short_help="Fetch a checkpoint into a directory, verified.")
@@ -87,7 +87,7 @@ def get(uri: str, target: Path, force: bool, as_json: bool) -> None:
         print_json(shape)
         return
     told = f"{count_text(len(manifest.files), 'file')}, {size_text(manifest.size_bytes)}, verified"
-    click.echo(f"Fetched {chosen.name} to {target} ({told}) in {duration_text(elapsed_s)}.")
+    print_line(f"Fetched {chosen.name} to {target} ({told}) in {duration_text(elapsed_s)}.")
 
 
 def _metric(text: str) -> tuple[str, Any]:

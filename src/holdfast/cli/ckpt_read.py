@@ -16,6 +16,7 @@ from holdfast.cli.wording import (
     json_option,
     metrics_text,
     print_json,
+    print_line,
     print_table,
     size_text,
     time_text,
@@ -59,9 +60,9 @@ def ls(uri: str, as_json: bool) -> None:
         rows = [_row(one, one.name in pinned, one.name == newest) for one in committed]
         print_table(("NAME", "INDEX", "CREATED", "SIZE", "FILES", "METRICS", ""), rows, right=(1, 3, 4))
     else:
-        click.echo(_nothing(store), err=True)
+        print_line(_nothing(store), err=True)
     for name, problem in damaged:
-        click.echo(f"warning: {name} is not listed: {problem}", err=True)
+        print_line(f"warning: {name} is not listed: {problem}", err=True)
 
 
 @click.command(short_help="Show a checkpoint's manifest and files.")
@@ -95,9 +96,9 @@ def show(uri: str, as_json: bool) -> None:
         "size": f"{size_text(manifest.size_bytes)} in {count_text(len(manifest.files), 'file')}",
     }
     for key, value in told.items():
-        click.echo(f"{key + ':':12}{value}")
+        print_line(f"{key + ':':12}{value}")
     if manifest.files:
-        click.echo()
+        print_line()
         rows = [(one.path, size_text(one.size_bytes), str(one.rank), one.blake3) for one in manifest.files]
         print_table(("FILE", "SIZE", "RANK", "BLAKE3"), rows, right=(1, 2))
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.writer import describe, is_dead
 from holdfast.cli import exits
 from holdfast.cli.place import find
 from holdfast.cli.progress import Meter
-from holdfast.cli.wording import count_text, duration_text, json_option, print_json, size_text, time_text
+from holdfast.cli.wording import count_text, duration_text, json_option, print_json, print_line, size_text, time_text
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
 
@@ -119,7 +119,7 @@ def _tell(report: Report, removed: list[str], repair: bool) -> None:
     lines += [("removed", name, "") for name in removed]
     width = max((len(name) for _, name, _ in lines), default=0)
     for state, name, told in lines:
-        click.echo(f"{state:10}{name:{width}}  {told}".rstrip())
+        print_line(f"{state:10}{name:{width}}  {told}".rstrip())
 
 
 def _leftover_text(leftover: Leftover, repair: bool) -> str:
@@ -143,4 +143,4 @@ def _sum_up(report: Report, read_bytes: int, elapsed_s: float, shallow: bool) ->
     parts = [f"{len(report.ok)} ok", f"{len(report.damaged)} damaged"]
     if report.leftovers:
         parts.append(count_text(len(report.leftovers), "leftover"))
-    click.echo(f"{', '.join(parts)} ({how}).")
+    print_line(f"{', '.join(parts)} ({how}).")

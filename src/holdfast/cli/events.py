@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from holdfast.cli.place import find_run
-from holdfast.cli.wording import json_option, print_json
+from holdfast.cli.wording import json_option, print_json, print_line
 from holdfast.control.history import read_history
 from holdfast.core.story import tell
 from holdfast.errors import NotFound
@@ -30,4 +30,4 @@ def events(uri: str, as_json: bool) -> None:
         print_json({"uri": store.uri, "records": [msgspec.to_builtins(record) for record in history.records]})
         return
     for line in tell(history.records):
-        click.echo(line)
+        print_line(line)

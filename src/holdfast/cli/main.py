@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.cli import exits, interrupt
+from holdfast.printable import printable
 
 if TYPE_CHECKING:
     import click
@@ -51,7 +52,7 @@ def _run(arguments: list[str]) -> int:
 def _tell_usage(error: click.ClickException) -> int:
     import click
 
-    print(f"error: {error.format_message()}", file=sys.stderr)
+    print(f"error: {printable(error.format_message())}", file=sys.stderr)
     context = getattr(error, "ctx", None)
     if isinstance(context, click.Context):
         print(f"\n{context.get_usage()}\nTry: {context.command_path} --help", file=sys.stderr)
@@ -61,5 +62,5 @@ def _tell_usage(error: click.ClickException) -> int:
 def _tell(error: Exception) -> int:
     if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
-    print(f"error: {exits.sentence(error)}", file=sys.stderr)
+    print(f"error: {printable(exits.sentence(error))}", file=sys.stderr)
     return exits.code_of(error)

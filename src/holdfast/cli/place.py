@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import click
-
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, Look
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.cli.wording import print_line
 from holdfast.errors import ConfigError, Damaged, NotCommitted, NotFound
 from holdfast.storage import locate
 from holdfast.storage.locate import is_uri, open_store
@@ -74,7 +73,7 @@ def choose(uri: str) -> Chosen:
     newest = next(Catalog(store).newest_first(_warn), None)
     if newest is None:
         raise NotFound(f"{store.uri} holds no committed checkpoint: check the path, or see `holdfast ckpt verify`.")
-    click.echo(f"{store.uri} is a run: taking its newest checkpoint, {newest.name}.", err=True)
+    print_line(f"{store.uri} is a run: taking its newest checkpoint, {newest.name}.", err=True)
     return Chosen(store, newest.name, newest)
 
 
@@ -99,7 +98,7 @@ def _holds(store: Store, key: str) -> bool:
 
 
 def _warn(name: str, problem: str) -> None:
-    click.echo(f"warning: {name} is passed over: {problem}", err=True)
+    print_line(f"warning: {name} is passed over: {problem}", err=True)
 
 
 def _shown(store: Store, name: str) -> str:

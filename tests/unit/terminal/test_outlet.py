@@ -46,7 +46,7 @@ def test_a_real_terminal_is_seen_as_one() -> None:
     with os.fdopen(master, "rb") as _, os.fdopen(slave, "w", encoding="utf-8") as stream:
         outlet = Outlet(stream)
         assert outlet.interactive
-        outlet.line(outlet.style("hello", "31"))
+        outlet.line("hello", "31")
         outlet.drain()
         text = b""
         while not text.endswith(b"\n"):  # the kernel may pass the end of the line on by itself

@@ -20,11 +20,11 @@ from holdfast.control.terminal.words import (
     moment,
     name_ranks,
     place,
-    printable,
     trim,
 )
 from holdfast.core.blame import root_cause, signature
 from holdfast.core.records import GenerationEnded, GenerationStarted, WorkerFailure
+from holdfast.printable import printable
 
 __all__ = ["death", "recovery", "result", "resume_command", "short_traceback", "summary", "summary_line"]
 

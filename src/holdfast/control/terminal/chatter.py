@@ -71,7 +71,7 @@ class Chatter:
         host = self._hosts.get(rank)
         prefix = f"(rank {rank}, {host})" if host else f"(rank {rank})"
         styled = self._outlet.style(prefix, f"2;{_COLOURS[rank % len(_COLOURS)]}")
-        self._outlet.line(f"{styled} {text}")
+        self._outlet.raw(f"{styled} {text}")
 
     def _clean(self, text: str) -> str:
         """One line without anything that moves the cursor; the worker's colours stay where colours are shown."""

@@ -13,6 +13,8 @@ from collections import deque
 from io import UnsupportedOperation
 from typing import TextIO
 
+from holdfast.printable import printable
+
 __all__ = ["Outlet"]
 
 _PIECE_CHARS = 1_000
@@ -40,8 +42,16 @@ class Outlet:
         """The text in that ANSI style, where colours are wanted."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
 
-    def line(self, text: str) -> None:
-        """One or more lines; written when the stream is ready."""
+    def line(self, text: str, code: str = "", rest: str = "") -> None:
+        """One or more lines, in the ANSI style `code` but for the `rest`; written when the stream is ready.
+
+        Escape sequences in the text are shown, not obeyed: it may come from records that a stranger wrote.
+        """
+        text = printable(text, lines=True)
+        self.raw((self.style(text, code) if code else text) + printable(rest, lines=True))
+
+    def raw(self, text: str) -> None:
+        """Like `line`, for text whose escape sequences are meant: a worker's output."""
         if self._gone:
             return
         if self._backlog_chars > _BACKLOG_CHARS:

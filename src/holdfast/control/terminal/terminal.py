@@ -22,9 +22,10 @@ from holdfast.control.terminal.chatter import Chatter
 from holdfast.control.terminal.outlet import Outlet
 from holdfast.control.terminal.pace import Due, Pace
 from holdfast.control.terminal.tally import Tally
-from holdfast.control.terminal.words import count, long_time, moment, name_ranks, place, printable
+from holdfast.control.terminal.words import count, long_time, moment, name_ranks, place
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause, signature
+from holdfast.printable import printable
 from holdfast.wire.messages import LogLine
 
 __all__ = ["Terminal", "say_complete"]
@@ -126,7 +127,7 @@ class Terminal:
             case r.CheckpointDamaged():
                 where = place(self._uri, record.name)
                 text = f"WARNING: the checkpoint {where} is DAMAGED and is no longer used: {printable(record.why)}"
-                self._outlet.line(self._outlet.style(text, f"{_BOLD};{_RED}"))
+                self._outlet.line(text, f"{_BOLD};{_RED}")
             case r.RanksLagging():
                 who = name_ranks(record.ranks)
                 self._warn(f"a checkpoint waits for {who}, which called report() fewer than {record.number} times")
@@ -162,7 +163,8 @@ class Terminal:
         if self._quiet:
             self._warn(blocks.death(record, self._hosts))
             return
-        self._outlet.line("\n" + self._outlet.style(blocks.death(record, self._hosts), _RED))
+        self._outlet.line("")
+        self._outlet.line(blocks.death(record, self._hosts), _RED)
         cause = root_cause(record.failures) if record.failures else None
         if cause is None or not (cause.traceback or cause.last_lines):
             return
@@ -171,7 +173,7 @@ class Terminal:
             self._outlet.line(f"  (the same error as above, {times} times now)")
         else:
             times = 1
-            self._outlet.line(self._outlet.style(blocks.short_traceback(cause), _DIM))
+            self._outlet.line(blocks.short_traceback(cause), _DIM)
         self._last_error = (kind, times)
 
     def _take_running(self, record: r.GenerationRunning) -> None:
@@ -194,13 +196,14 @@ class Terminal:
             self._outlet.line(blocks.summary_line(self._name, self._uri, status, self._tally))
         else:
             total = long_time(record.at - self._tally.began)
-            self._outlet.line(f"\n{self._outlet.style(head, colour)}. Total running time: {total}")
+            self._outlet.line("")
+            self._outlet.line(head, colour, f". Total running time: {total}")
             width = shutil.get_terminal_size().columns if self._outlet.interactive else 160
             self._outlet.line(
                 blocks.summary(self._name, self._uri, status, self._tally, width=width, fine=self._outlet.fine)
             )
         if isinstance(record, r.RunFailed):
-            self._outlet.line(self._outlet.style(f"Error: {printable(record.error)}", _RED))
+            self._outlet.line(f"Error: {printable(record.error)}", _RED)
         if not isinstance(record, r.RunFinished):
             self._outlet.line(self._way_on())
 
@@ -222,7 +225,7 @@ class Terminal:
             self._outlet.line(text)
 
     def _warn(self, text: str) -> None:
-        self._outlet.line(self._outlet.style(f"Warning: {printable(text)}", _YELLOW))
+        self._outlet.line(f"Warning: {printable(text)}", _YELLOW)
 
     def _way_on(self) -> str:
         newest = self._tally.newest
@@ -250,7 +253,7 @@ def say_complete(stream: TextIO, name: str, uri: str, iterations: int) -> None:
     """The run that was asked for needs nothing more: say so, in one line."""
     if not (_wanted("HOLDFAST_QUIET") or _wanted("HOLDFAST_JSON")):
         done = f"Run {name} is complete already, with {iterations} iterations and 0 left: {uri}"
-        print(done, file=stream, flush=True)
+        print(printable(done), file=stream, flush=True)
 
 
 def _wanted(variable: str) -> bool:

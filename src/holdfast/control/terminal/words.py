@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.printable import printable
 from holdfast.storage.locate import join
 
-__all__ = ["brief_time", "cell", "count", "long_time", "moment", "name_ranks", "place", "printable", "trim"]
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+__all__ = ["brief_time", "cell", "count", "long_time", "moment", "name_ranks", "place", "trim"]
 
 
 def moment(at: float) -> str:
@@ -46,11 +44,6 @@ def cell(value: Any, width: int = 40) -> str:
             return repr(round(value, 5))
         return f"{value:.5g}"
     return trim(printable(str(value)), width)
-
-
-def printable(text: str) -> str:
-    """The text on one line, without anything that moves the cursor."""
-    return _CONTROL.sub(" ", text)
 
 
 def trim(text: str, width: int) -> str:
