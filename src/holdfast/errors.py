@@ -15,6 +15,7 @@
     │   ├── Damaged                       a committed checkpoint whose bytes are not what its manifest says
     │   ├── DuplicateFile                 two ranks gave the same file name
     │   ├── NameTaken                     a checkpoint directory of this name is there already
+    │   ├── Pinned                        a checkpoint that must not be removed before it is unpinned
     │   └── UnsupportedFormat             written by a newer major version
     ├── RunError
     │   ├── RunBusy                       another live controller holds the run
@@ -46,6 +47,7 @@ __all__ = [
     "NotCommitted",
     "NotFound",
     "OutOfSpace",
+    "Pinned",
     "RunBusy",
     "RunError",
     "StorageError",
@@ -126,6 +128,10 @@ class DuplicateFile(CheckpointError):
 
 class NameTaken(CheckpointError):
     """A checkpoint directory of this name is there already."""
+
+
+class Pinned(CheckpointError):
+    """A checkpoint that must not be removed before it is unpinned."""
 
 
 class UnsupportedFormat(CheckpointError):

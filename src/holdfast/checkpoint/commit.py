@@ -46,7 +46,7 @@ def commit(
     """Make the draft visible: create its manifest, exclusively. Raises `Fenced` if this writer's time is
     over.
 
-    Calling it again after an unknown outcome (`Unavailable`) is safe: the token tells our own manifest.
+    Calling it again after an unknown outcome (`Unavailable`, `OutOfSpace`) is safe: the token tells our own manifest.
     """
     manifest = Manifest(
         name=draft.name,
@@ -65,7 +65,13 @@ def commit(
     reservation = read_reservation(store, draft.name)
     if reservation is None or reservation.token != draft.token:
         raise Fenced(f"{store.uri}: the reservation of {draft.name} was cleared away by somebody who took us for dead.")
-    if not place(store, layout.key_of(draft.name, layout.MANIFEST), encode(manifest)):
+    try:
+        created = place(store, layout.key_of(draft.name, layout.MANIFEST), encode(manifest))
+    except StorageError:
+        if _own_manifest(store, draft) is None:
+            raise
+        created = False  # it was made, and only what came after that failed: an answer, an fsync on a full disk
+    if not created:
         manifest = _settle(store, draft)
     if read_fences(store).may_void(draft.epoch, draft.index):
         raise Fenced(f"{store.uri}: a newer controller took the run over before {draft.name} was committed.")
@@ -117,10 +123,18 @@ def _parent_files(store: Store, draft: Draft) -> tuple[FileEntry, ...]:
 
 def _settle(store: Store, draft: Draft) -> Manifest:
     """There is a manifest already: it is ours if an answer was lost, and otherwise somebody shut us out."""
-    look = Catalog(store).look(draft.name)
-    if look.manifest is not None and look.manifest.token == draft.token and not look.manifest.void:
-        return look.manifest
-    raise Fenced(f"{store.uri}: {draft.name} was shut by a newer controller before it was committed.")
+    found = _own_manifest(store, draft)
+    if found is None:
+        raise Fenced(f"{store.uri}: {draft.name} was shut by a newer controller before it was committed.")
+    # The fsync of the directory may be what failed. Deleting a key that is not there repeats it, and writes nothing.
+    store.delete([layout.key_of(draft.name, f"{layout.CLAIM_PREFIX}{draft.token}.json")])
+    return found
+
+
+def _own_manifest(store: Store, draft: Draft) -> Manifest | None:
+    """The manifest that commits this very draft, if it is there."""
+    found = Catalog(store).look(draft.name).manifest
+    return found if found is not None and found.token == draft.token and not found.void else None
 
 
 def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
@@ -133,7 +147,11 @@ def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
             if found is None or not found.void:
                 return
     except OutOfSpace:
-        # Deleting is what makes room. Nobody but us commits this draft, and we no longer will.
+        # The disk may have filled up before the tombstone was tried and after our manifest was made. If there is none,
+        # deleting is what makes room: nobody but us commits this draft, unless a newer controller is at work, and we
+        # no longer will.
+        if _own_manifest(store, draft) is not None or read_fences(store).highest > draft.epoch:
+            return
         erase_files(store, draft.name)
     if free:
         erase_sealed(store, draft.name)

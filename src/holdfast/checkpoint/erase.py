@@ -2,13 +2,15 @@
 
 The manifest goes first, so that readers stop seeing the checkpoint before its first file is gone; the
 reservation goes last, so that the name stays taken, and the rest recognisable as ours, until nothing is left.
-`expire`, `abandon`, `reserve` and `repair` all delete through here.
+Nothing is ever written: deleting must work where no byte is free. `expire`, `abandon`, `reserve` and `repair` all
+delete through here.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,20 +18,44 @@ from holdfast.checkpoint import layout
 from holdfast.storage.keys import is_temporary
 from holdfast.storage.store import Store
 
-__all__ = ["erase", "erase_files", "erase_sealed", "erase_temporaries"]
+__all__ = ["StillOurs", "erase", "erase_files", "erase_rest", "erase_sealed", "erase_temporaries"]
+
+_BATCH = 100
+"""So many keys are deleted between two questions whether the directory is still the caller's."""
+
+StillOurs = Callable[[], bool]
 
 
 def erase(store: Store, name: str) -> None:
     """Delete everything: the manifest, then the files, then the reservation."""
     store.delete([layout.key_of(name, layout.MANIFEST)])
-    _finish(store, name)
+    erase_rest(store, name)
+
+
+def erase_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) -> bool:
+    """Delete everything in the directory of a checkpoint whose manifest is gone, the reservation last.
+
+    `still_ours` is asked before each batch: whoever was paused meanwhile may find that the name is used again. False
+    if so; the rest is then left alone.
+    """
+    reserved = layout.key_of(name, layout.RESERVED)
+    keys = [entry.key for entry in store.list(name) if entry.key != reserved]
+    for start in range(0, len(keys), _BATCH):
+        if not still_ours():
+            return False
+        store.delete(keys[start : start + _BATCH])
+    if not still_ours():
+        return False
+    erase_temporaries(store, name)
+    store.delete([reserved])
+    return True
 
 
 def erase_sealed(store: Store, name: str) -> None:
     """Delete everything where the manifest is a tombstone: that goes after the files, for it holds late
     writers off."""
     erase_files(store, name)
-    _finish(store, name)
+    erase_rest(store, name)
 
 
 def erase_files(store: Store, name: str) -> None:
@@ -68,10 +94,3 @@ def _prune(folder: Path, root: Path) -> None:
         while folder != root:
             folder.rmdir()
             folder = folder.parent
-
-
-def _finish(store: Store, name: str) -> None:
-    reserved = layout.key_of(name, layout.RESERVED)
-    store.delete([entry.key for entry in store.list(name) if entry.key != reserved])
-    erase_temporaries(store, name)
-    store.delete([reserved])

@@ -44,15 +44,20 @@ def reserve(
     name: str | None = None,
     at_least: int = 0,
     adopt: bool = False,
+    token: str | None = None,
 ) -> Draft:
     """Take a name for a new checkpoint.
 
     `epoch` is the controller's (the highest there is, where nobody says); `name` is a custom one, which
     raises `NameTaken` if a checkpoint has it; `at_least` is the smallest index allowed. `adopt` lets a custom
     name have files in it already: the user's own, put there by other means (see `upload.reference_existing`).
+    `token` identifies the draft. A caller that tries again after an unknown outcome hands in the same one, and gets
+    the reservation that it had made without hearing of it.
     """
     if name is not None:
         layout.check_name(name)
+    may_be_there = token is not None
+    token = token or secrets.token_hex(16)
     catalog = Catalog(store)
     survey = catalog.survey()
     epoch = survey.fences.highest if epoch is None else epoch
@@ -60,7 +65,10 @@ def reserve(
     parent = newest.name if newest is not None else None
     if name is None:
         first = survey.next_index(at_least)
-        return _reserve_next(store, first, Draft(name="", index=0, epoch=epoch, token="", parent=parent))
+        blank = Draft(name="", index=0, epoch=epoch, token=token, parent=parent)
+        # Somebody is beyond what the caller knows of: another writer, or this one before an answer was lost.
+        mine = _own(store, _numbered(blank, first - 1)) if may_be_there and first > at_least else None
+        return mine or _reserve_next(store, first, blank)
     index = layout.parse_index(name)
     if index is None:
         index = survey.next_index(at_least)
@@ -69,9 +77,8 @@ def reserve(
             f"The checkpoint name {name!r} is refused: numbered names count upwards, and {newest.name} is there;"
             f" choose {layout.checkpoint_name(survey.next_index(at_least))} or a name without a number."
         )
-    draft = Draft(name=name, index=index, epoch=epoch, token=_new_token(), parent=parent)
-    _reserve_named(store, catalog, draft, adopt)
-    return draft
+    draft = Draft(name=name, index=index, epoch=epoch, token=token, parent=parent)
+    return _reserve_named(store, catalog, draft, adopt)
 
 
 def _reserve_next(store: Store, first: int, blank: Draft) -> Draft:
@@ -79,7 +86,7 @@ def _reserve_next(store: Store, first: int, blank: Draft) -> Draft:
     take = _create if store.exclusive else _claim
     index = first
     for attempt in range(_ATTEMPTS):
-        draft = msgspec.structs.replace(blank, name=layout.checkpoint_name(index), index=index, token=_new_token())
+        draft = _numbered(blank, index)
         if take(store, draft):
             return draft
         if store.exclusive:
@@ -92,13 +99,27 @@ def _reserve_next(store: Store, first: int, blank: Draft) -> Draft:
     )
 
 
-def _reserve_named(store: Store, catalog: Catalog, draft: Draft, adopt: bool) -> None:
+def _numbered(blank: Draft, index: int) -> Draft:
+    return msgspec.structs.replace(blank, name=layout.checkpoint_name(index), index=index)
+
+
+def _own(store: Store, draft: Draft) -> Draft | None:
+    """The draft as it was reserved already, with this very token; None if it was not."""
+    found = read_reservation(store, draft.name)
+    if found is None or (found.token, found.epoch) != (draft.token, draft.epoch):
+        return None
+    return msgspec.structs.replace(draft, index=found.index)
+
+
+def _reserve_named(store: Store, catalog: Catalog, draft: Draft, adopt: bool) -> Draft:
     take = _create if store.exclusive else _claim
     for attempt in range(4):
         if not adopt and not _only_ours(store, draft.name):
             raise NameTaken(f"{store.uri} has a directory {draft.name!r} with other files in it: choose another name.")
         if take(store, draft):
-            return
+            return draft
+        if (mine := _own(store, draft)) is not None:
+            return mine
         if not _reclaim(store, catalog, draft) and store.exclusive:
             break
         _back_off(attempt)
@@ -190,10 +211,6 @@ def _signed(draft: Draft) -> bytes:
             writer=this_process(),
         )
     )
-
-
-def _new_token() -> str:
-    return secrets.token_hex(16)
 
 
 def _back_off(attempt: int, sleep: Callable[[float], None] = time.sleep) -> None:

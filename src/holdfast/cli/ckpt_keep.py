@@ -6,11 +6,13 @@ Nothing is removed unless everything that was named may be. The order of deletio
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import click
 
 from holdfast.checkpoint import expire
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.cli.exits import Refused
 from holdfast.cli.place import find_checkpoint
 from holdfast.cli.wording import json_option, print_json, print_line, size_text
@@ -31,11 +33,12 @@ def rm(uris: tuple[str, ...], force: bool, as_json: bool) -> None:
     one of several is refused, none is removed.
     """
     doomed = {(store.uri, name): store for store, name in map(find_checkpoint, uris)}
-    sizes = {key: _removable(store, key[1], force) for key, store in doomed.items()}
+    found = {key: _removable(store, key[1], force) for key, store in doomed.items()}
     for (_, name), store in doomed.items():
-        expire.remove(store, name)
+        manifest = found[store.uri, name]
+        expire.remove(store, name, token=None if manifest is None else manifest.token)
         if not as_json:
-            size_bytes = sizes[store.uri, name]
+            size_bytes = None if manifest is None else manifest.size_bytes
             print_line(f"Removed {name}" + ("." if size_bytes is None else f" ({size_text(size_bytes)})."))
     if as_json:
         print_json({"removed": [store.sub(name).uri for (_, name), store in doomed.items()]})
@@ -57,19 +60,18 @@ def unpin(uris: tuple[str, ...], as_json: bool) -> None:
     _each(uris, expire.unpin, "Unpinned", as_json)
 
 
-def _removable(store: Store, name: str, force: bool) -> int | None:
-    """The size of what would go, None where its manifest is damaged; raises if it may not go."""
+def _removable(store: Store, name: str, force: bool) -> Manifest | None:
+    """What would go, None where its manifest is damaged; raises if it may not go."""
     catalog = Catalog(store)
-    try:
-        size_bytes = catalog.get(name).size_bytes
-    except Damaged:
-        size_bytes = None
+    found: Manifest | None = None
+    with suppress(Damaged):
+        found = catalog.get(name)
     if expire.is_pinned(store, name):
         raise Refused(f"{store.sub(name).uri} is pinned: `holdfast ckpt unpin` it first.")
     newest = None if force else catalog.newest()
     if newest is not None and newest.name == name:
         raise Refused(f"{store.sub(name).uri} is its run's newest checkpoint: use --force to remove it nevertheless.")
-    return size_bytes
+    return found
 
 
 def _each(uris: tuple[str, ...], action: Callable[[Store, str], None], done: str, as_json: bool) -> None:

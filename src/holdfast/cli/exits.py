@@ -37,6 +37,7 @@ class Refused(errors.HoldfastError):
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (Refused, REFUSED),
     (errors.NameTaken, REFUSED),
+    (errors.Pinned, REFUSED),
     (errors.AlreadyExists, REFUSED),
     (errors.RunBusy, REFUSED),
     (errors.NotFound, NOT_FOUND),

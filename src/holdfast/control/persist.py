@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -56,7 +57,9 @@ class Persister:
         began = clock()
         draft: Draft | None = None
         try:
-            draft = await self._patiently(lambda: asyncio.to_thread(self._reserve, command))
+            # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
+            token = secrets.token_hex(16)
+            draft = await self._patiently(lambda: asyncio.to_thread(self._reserve, command, token))
             answers = await self._upload(command, draft)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             made = draft
@@ -135,12 +138,18 @@ class Persister:
             gone.cancel()
             self._answers.pop((ticket, rank), None)
 
-    def _reserve(self, command: c.PersistCheckpoint) -> Draft:
+    def _reserve(self, command: c.PersistCheckpoint, token: str) -> Draft:
         draft = reserve(
-            self._store, epoch=self._epoch, name=command.name, at_least=command.at_least_index, adopt=command.adopt
+            self._store,
+            epoch=self._epoch,
+            name=command.name,
+            at_least=command.at_least_index,
+            adopt=command.adopt,
+            token=token,
         )
         if draft.parent is not None and (self._parent is None or self._parent.name != draft.parent):
-            self._parent = Catalog(self._store).get(draft.parent)
+            # None if somebody has removed it since: then there is nothing to copy from.
+            self._parent = Catalog(self._store).look(draft.parent).manifest
         return draft
 
     async def _abandon(self, draft: Draft) -> None:

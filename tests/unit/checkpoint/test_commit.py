@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -221,11 +222,21 @@ def test_a_full_disk_is_emptied_again(source: Path, tmp_path: Path) -> None:
 
 
 class SilentStore(FarStore):
-    """Stores what it is given, and then does not answer."""
+    """Stores a manifest, and does not answer any more."""
+
+    silent = False
 
     def create(self, key: str, data: bytes) -> None:
         super().create(key, data)
-        if key.endswith(layout.MANIFEST):
+        self.silent = key.endswith(layout.MANIFEST)
+        self._answer()
+
+    def get(self, key: str) -> bytes:
+        self._answer()
+        return super().get(key)
+
+    def _answer(self) -> None:
+        if self.silent:
             raise Unavailable("no answer")
 
 
@@ -233,7 +244,92 @@ def test_an_unknown_outcome_is_never_deleted(source: Path, tmp_path: Path) -> No
     store = SilentStore(tmp_path / "run")
     with pytest.raises(Unavailable):
         commit_directory(store, source)
+    store.silent = False
     assert [found.name for found in verify(store, deep=True).ok] == ["checkpoint_000000"]
+
+
+class LateFullStore(FarStore):
+    """A disk on which the manifest gets its name, and the fsync that follows finds no space, nor does anything after
+    it; `unsynced` says how often the directory cannot be synced afterwards."""
+
+    full = False
+    unsynced = 0
+
+    def create(self, key: str, data: bytes) -> None:
+        if not self.full:
+            super().create(key, data)
+            self.full = key.endswith(layout.MANIFEST)
+        if self.full:
+            raise OutOfSpace("full")
+
+    def delete(self, keys: Iterable[str]) -> None:
+        super().delete(keys)
+        if self.full and self.unsynced:
+            self.unsynced -= 1
+            raise OutOfSpace("full")
+
+
+@pytest.mark.parametrize("name", [None, "best"])
+def test_a_disk_that_fills_up_after_the_manifest_was_linked_has_a_commit(
+    source: Path, tmp_path: Path, name: str | None
+) -> None:
+    store = LateFullStore(tmp_path / "run")
+    done = commit_directory(store, source, name=name)
+    assert verify(store, deep=True).ok == [done]
+
+
+@pytest.mark.parametrize("name", [None, "best"])
+def test_files_of_a_visible_commit_stay_where_it_cannot_be_made_durable(
+    source: Path, tmp_path: Path, name: str | None
+) -> None:
+    store = LateFullStore(tmp_path / "run")
+    store.unsynced = 1
+    with pytest.raises(OutOfSpace):
+        commit_directory(store, source, name=name)
+    report = verify(store, deep=True)
+    assert [found.name for found in report.ok] == [name or "checkpoint_000000"]
+    assert report.intact
+
+
+class DeafStore(FarStore):
+    """Makes a reservation, and its answer is lost."""
+
+    lost = 1
+
+    def create(self, key: str, data: bytes) -> None:
+        super().create(key, data)
+        self._lose(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        super().put(key, data)
+        self._lose(key)
+
+    def _lose(self, key: str) -> None:
+        if key.endswith(layout.RESERVED) and self.lost:
+            self.lost -= 1
+            raise Unavailable("no answer")
+
+
+@pytest.mark.parametrize("exclusive", [True, False], ids=["exclusive", "not exclusive"])
+@pytest.mark.parametrize("name", [None, "best"])
+def test_a_reservation_whose_answer_was_lost_is_recognised_by_its_token(
+    source: Path, tmp_path: Path, name: str | None, exclusive: bool
+) -> None:
+    store = DeafStore(tmp_path / "run", exclusive)
+    store.lost = 0
+    commit_directory(store, source)
+    store.lost = 1
+    token = "0123456789abcdef" * 2
+    with pytest.raises(Unavailable):
+        reserve(store, name=name, epoch=1, at_least=1, token=token)
+    draft = reserve(store, name=name, epoch=1, at_least=1, token=token)
+    assert draft == Draft(name=name or "checkpoint_000001", index=1, epoch=1, token=token, parent="checkpoint_000000")
+    files = upload_part(store, draft, source, rank=0, parent_files=None)
+    done = commit(store, draft, files)
+    assert Catalog(store).newest() == done
+    assert Catalog(store).leftovers() == []
+    with pytest.raises(NameTaken):
+        reserve(store, name=done.name, epoch=1)
 
 
 def test_links_are_followed_and_loops_named(store: FarStore, source: Path, tmp_path: Path) -> None:
