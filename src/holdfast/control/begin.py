@@ -164,6 +164,7 @@ def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBeg
         stored=stored,
         damaged=tuple(damaged.items()),
         next_index=lease.floor,
+        restart=request.resume == "restart",
     )
 
 

@@ -66,7 +66,7 @@ class TrainRequest:
     """Share of the time that checkpoints may stall training where `should_checkpoint` decides."""
 
     takeover: bool
-    resume: Literal["auto", "never", "must"]
+    resume: Literal["auto", "never", "must", "restart"]
     sync_artifacts: bool
     sync_period_s: float
     sync_artifacts_on_checkpoint: bool

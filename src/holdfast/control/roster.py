@@ -85,7 +85,7 @@ class Roster:
         """Tell each agent its share of a generation."""
         self._collectives.begin(command.generation, command.world_size)
         first = self.links.get(command.places[0].agent)
-        checkpoints = sorted(durable.checkpoints.values(), key=lambda stored: (stored.index, stored.name))
+        checkpoints = durable.resumable()
         for place in command.places:
             link = self.links.get(place.agent)
             if link is None or first is None:

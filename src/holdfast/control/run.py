@@ -34,7 +34,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     store = open_store(request.storage_path, request.filesystem).sub(request.name)
     history = read_history(store)
     check_resume(request, store, history)
-    if isinstance(history.durable.outcome, r.RunFinished):
+    if isinstance(history.durable.outcome, r.RunFinished) and request.resume != "restart":
         say_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)

@@ -33,7 +33,7 @@ class ReportView:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One committed checkpoint that retention has not removed."""
+    """One committed checkpoint since the run's last restart that retention has not removed."""
 
     name: str
     index: int
@@ -71,7 +71,9 @@ def read_run(store: Store) -> RunView:
         status=_status(outcome),
         reports=[ReportView(one.iteration, one.at, one.metrics) for one in effective_reports(history.records)],
         checkpoints=[
-            CheckpointView(one.name, one.index, one.iteration, dict(one.metrics)) for one in Catalog(store).committed()
+            CheckpointView(one.name, one.index, one.iteration, dict(one.metrics))
+            for one in Catalog(store).committed()
+            if one.index >= history.durable.first_index
         ],
         return_value=outcome.return_value if isinstance(outcome, r.RunFinished) else None,
         error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else None,

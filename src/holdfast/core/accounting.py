@@ -121,6 +121,10 @@ class Accountant:
                 self._pass(record.at)
                 self._phase = "start_up"
                 self._failures.clear()
+            case r.RunRestarted():
+                self._pass(record.at)
+                self._stretches.clear()  # what was trained before it stays kept: no later rollback reaches it
+                self._committed = 0
             case r.GenerationStarted():
                 self._pass(record.at)
                 self._phase = "recovery" if self._phase == "waiting" else self._phase
@@ -221,7 +225,8 @@ class Accountant:
 
 
 class EffectiveReports:
-    """The reports that count, as records come in: a new generation takes back those beyond its start."""
+    """The reports that count, as records come in: a new generation takes back those beyond its start, and a
+    restart begins a new curve."""
 
     def __init__(self) -> None:
         self.rows: list[r.Reported] = []
@@ -232,6 +237,8 @@ class EffectiveReports:
         elif isinstance(record, r.GenerationStarted):
             while self.rows and self.rows[-1].iteration > record.iteration:
                 self.rows.pop()
+        elif isinstance(record, r.RunRestarted):
+            self.rows.clear()
 
 
 def account(records: Iterable[r.Record]) -> Account:

@@ -67,6 +67,10 @@ class ControllerBegan(_Event, frozen=True, kw_only=True):
     stored: tuple[Stored, ...] = ()
     damaged: tuple[tuple[str, str], ...] = ()
     next_index: int = 0
+    changes: tuple[str, ...] = ()
+    """What differs from the script and configuration that the run had last: a finished run then goes on."""
+    restart: bool = False
+    """Train from the beginning, without a checkpoint, although the run is there."""
 
 
 class AgentJoined(_Event, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ def form(state: State, now: float, out: Output) -> None:
     state.agents_wanted_since = None
     places = place(state)
     world_size = sum(len(one.ranks) for one in places)
-    newest = state.durable.newest()
+    newest = state.durable.resume_point()
     generation = state.durable.generation + 1
     iteration = newest.iteration if newest else 0
     agents = tuple(one.agent for one in places)

@@ -41,6 +41,7 @@ _RECENT_LIMIT = 256
 def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -> None:
     """A controller begins: storage, not the journal, says which checkpoints there are."""
     durable = state.durable
+    is_new = durable.epoch == 0
     out.record(
         r.ControllerStarted(
             at=now,
@@ -51,6 +52,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
             score_attribute=state.spec.retention.score_attribute,
             score_order=state.spec.retention.score_order,
             fingerprint=event.fingerprint,
+            changes=event.changes,
         )
     )
     known = {stored.name for stored in event.stored}
@@ -63,6 +65,8 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
             out.record(_committed(stored, now))
         durable.checkpoints[stored.name] = stored
     durable.next_index = max(durable.next_index, event.next_index)
+    if event.restart and not is_new:
+        out.record(r.RunRestarted(at=now, first_index=durable.next_index))
     _expire(state, now, out)
 
 

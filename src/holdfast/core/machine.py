@@ -74,7 +74,7 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
             if (group := _current(state, event.generation)) is not None:
                 ledger.take_reports(state, group, event, now, out)
         case e.ControllerBegan():
-            if isinstance(state.durable.outcome, r.RunFinished):
+            if isinstance(state.durable.outcome, r.RunFinished) and not event.changes and not event.restart:
                 _end(state, "finished", out)  # complete already: nothing to add, not even a record
                 return
             ledger.reconcile(state, event, now, out)

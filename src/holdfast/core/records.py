@@ -29,6 +29,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunInterrupted",
+    "RunRestarted",
     "WorkerFailure",
 ]
 
@@ -65,6 +66,16 @@ class ControllerStarted(_Record, frozen=True, kw_only=True):
     score_attribute: str | None = None
     score_order: str = "max"
     fingerprint: dict[str, Any] = {}
+    changes: tuple[str, ...] = ()
+    """What differs from the script and configuration of the controller before. A finished run is reopened by it."""
+
+
+class RunRestarted(_Record, frozen=True, kw_only=True):
+    """Training starts over from nothing: what was reported before belongs to another curve, and no checkpoint with an
+    index below `first_index` is resumed from."""
+
+    at: float
+    first_index: int
 
 
 class AgentHere(_Record, frozen=True, kw_only=True):
@@ -190,6 +201,7 @@ class RunInterrupted(_Record, frozen=True, kw_only=True):
 
 Record = (
     ControllerStarted
+    | RunRestarted
     | AgentHere
     | AgentGone
     | GenerationStarted

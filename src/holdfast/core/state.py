@@ -31,6 +31,8 @@ class Durable:
     metrics: dict[str, Any] | None = None
     checkpoints: dict[str, Stored] = field(default_factory=dict)
     next_index: int = 0
+    first_index: int = 0
+    """Checkpoints with a lower index are from before the last restart: kept, but not resumed from."""
     failures: int = 0
     streak: int = 0
     """How often in a row the run failed the same way without a commit in between."""
@@ -41,7 +43,20 @@ class Durable:
     outcome: r.RunFinished | r.RunFailed | r.RunInterrupted | None = None
 
     def newest(self) -> Stored | None:
-        return max(self.checkpoints.values(), key=lambda stored: (stored.index, stored.name), default=None)
+        """The newest checkpoint that there is."""
+        return max(self.checkpoints.values(), key=_age, default=None)
+
+    def resumable(self) -> list[Stored]:
+        """The checkpoints of the run since its last restart, oldest first."""
+        return sorted((one for one in self.checkpoints.values() if one.index >= self.first_index), key=_age)
+
+    def resume_point(self) -> Stored | None:
+        """The checkpoint from which the next generation starts; None: from the beginning."""
+        return max((one for one in self.checkpoints.values() if one.index >= self.first_index), key=_age, default=None)
+
+
+def _age(stored: Stored) -> tuple[int, str]:
+    return stored.index, stored.name
 
 
 @dataclass(slots=True)
@@ -160,11 +175,15 @@ def fold(durable: Durable, record: r.Record) -> None:
             durable.iteration = record.iteration
             durable.metrics = record.metrics
         case r.ControllerStarted():
-            if isinstance(durable.outcome, r.RunFailed):
-                durable.failures = durable.streak = 0  # who starts a failed run again means to try again
+            if isinstance(durable.outcome, r.RunFailed | r.RunFinished):
+                durable.failures = durable.streak = 0  # who starts a run again that had ended means to try again
             durable.epoch = record.epoch
             durable.fingerprint = record.fingerprint
             durable.outcome = None
+        case r.RunRestarted():
+            durable.iteration, durable.metrics = 0, None
+            durable.failures = durable.streak = 0
+            durable.first_index = record.first_index
         case r.GenerationStarted():
             durable.generation = record.generation
             durable.iteration = record.iteration

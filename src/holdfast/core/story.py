@@ -68,6 +68,8 @@ class Teller:
         self._last_at = max(self._last_at, record.at)
         if isinstance(record, r.Reported):
             self._iteration = record.iteration
+        elif isinstance(record, r.RunRestarted):
+            self._iteration = 0
         if isinstance(record, r.RunFinished):
             sentence = f"{sentence} {self._balance()}"
         return [f"{self._when(record.at)}  {sentence}"] if sentence else []
@@ -78,6 +80,11 @@ class Teller:
                 return ""
             case r.ControllerStarted():
                 return self._controller(record)
+            case r.RunRestarted():
+                return (
+                    f"Training was asked to start over: checkpoints up to index {record.first_index - 1} are kept and "
+                    "not resumed from."
+                )
             case r.AgentHere():
                 return f"Agent {record.agent} joined from {record.host} with {_count(record.slots, 'slot')}."
             case r.AgentGone():
@@ -104,12 +111,15 @@ class Teller:
             return f"The run began {who}, to train on {_count(record.workers, 'worker')}."
         gap = _seconds(record.at - self._last_at)
         before, self._outcome = self._outcome, None
+        differs = f" What differs: {'; '.join(record.changes)}." if record.changes else ""
         if isinstance(before, r.RunFailed):
             self._failures = 0
-            return f"The run was started again {who} {gap} after it had failed; failures are counted anew."
+            return f"The run was started again {who} {gap} after it had failed; failures are counted anew.{differs}"
+        if isinstance(before, r.RunFinished):
+            return f"The run was complete, and was called again {who} after {gap}.{differs}"
         if before is not None:
-            return f"The run was continued {who} {gap} after it had ended."
-        return f"A new controller {who} took the run on, {gap} after the last word of the one before."
+            return f"The run was continued {who} {gap} after it had ended.{differs}"
+        return f"A new controller {who} took the run on, {gap} after the last word of the one before.{differs}"
 
     def _generation(self, record: r.GenerationStarted) -> str:
         source = "from the beginning"

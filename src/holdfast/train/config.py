@@ -194,7 +194,8 @@ class RunConfig:
     """Where a run lies and what it survives. `fit()` with the same `(storage_path, name)` continues the run.
 
     Ours besides Ray's: `resume` says what to do with a run of this name that is there already ("auto" continues it,
-    "never" refuses, "must" refuses to start anew), `takeover` fences a controller that still holds it.
+    "never" refuses, "must" refuses to start anew, "restart" trains from the beginning in the same directory, at every
+    call), `takeover` fences a controller that still holds it.
     """
 
     name: str | None = None
@@ -210,7 +211,7 @@ class RunConfig:
     log_to_file: Any = False
     local_dir: str | os.PathLike[str] | None = None
     worker_runtime_env: Mapping[str, Any] | None = None
-    resume: Literal["auto", "never", "must"] = "auto"
+    resume: Literal["auto", "never", "must", "restart"] = "auto"
     takeover: bool = False
 
     def __post_init__(self) -> None:
@@ -221,7 +222,7 @@ class RunConfig:
         self.checkpoint_config = checks.nested("checkpoint_config", self.checkpoint_config, CheckpointConfig)
         self.sync_config = checks.nested("sync_config", self.sync_config, SyncConfig)
         self.callbacks = checks.callbacks("RunConfig(callbacks)", self.callbacks)
-        checks.one_of("RunConfig(resume)", self.resume, ("auto", "never", "must"))
+        checks.one_of("RunConfig(resume)", self.resume, ("auto", "never", "must", "restart"))
         checks.flag("RunConfig(takeover)", self.takeover)
         if self.verbose is not None:
             checks.whole_number("RunConfig(verbose)", self.verbose, least=0)

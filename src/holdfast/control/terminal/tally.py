@@ -41,6 +41,8 @@ class Tally:
                 self.iteration = record.iteration
             case r.ControllerStarted():
                 self.began = record.at
+            case r.RunRestarted():
+                self._checkpoints.clear()  # none of them is resumed from
             case r.CheckpointCommitted():
                 self._checkpoints[record.name] = record.index
             case r.CheckpointDeleted() | r.CheckpointDamaged():

@@ -108,6 +108,9 @@ class Terminal:
         match record:
             case r.ControllerStarted():
                 self._take_start(record)
+            case r.RunRestarted():
+                self._restored = True
+                self._say("Training starts over; the checkpoints from before are kept and not restored")
             case r.AgentHere():
                 self._hosts_of_agents[record.agent] = (record.host, record.slots)
             case r.AgentGone():
