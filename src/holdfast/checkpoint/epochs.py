@@ -32,6 +32,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     journal_key: str = ""
     """The last segment of the journal that counts, of those that earlier controllers wrote."""
     journal_bytes: int = 0
+    journal_record: int = 0
+    """The last record of that segment's lease that counts. Segments without numbered records end by bytes instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,18 @@ __all__ = ["events"]
 def events(uri: str, as_json: bool) -> None:
     """Tell what happened in RUN: who started it, what failed, from where it went on, what was committed.
 
-    --json prints the journal's records themselves, each with its `kind` and `at` (seconds since 1970).
+    What the journal holds that cannot be read is named at the end. --json prints the journal's records themselves,
+    each with its `kind` and `at` (seconds since 1970), and what is damaged.
     """
     store = find_run(uri)
     history = read_history(store)
     if not history.exists:
         raise NotFound(f"{store.uri} is no training run (it has no run.json): check the path.")
     if as_json:
-        print_json({"uri": store.uri, "records": [msgspec.to_builtins(record) for record in history.records]})
+        records = [msgspec.to_builtins(record) for record in history.records]
+        print_json({"uri": store.uri, "records": records, "damage": list(history.damage)})
         return
     for line in tell(history.records):
         print_line(line)
+    for sentence in history.damage:
+        print_line(f"DAMAGED  {sentence}")

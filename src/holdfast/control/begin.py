@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import platform
+import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import this_process
 from holdfast.control.callbacks import CallbackObserver
-from holdfast.control.history import RUN_FILE, History
+from holdfast.control.history import RUN_FILE, History, run_id
 from holdfast.control.lease import Lease
 from holdfast.control.loop import MakeEngine, Plan, Settings
 from holdfast.control.observer import Observer
@@ -54,10 +55,11 @@ def make_plan(
     request: TrainRequest, prepare: Prepare, store: Store, history: History, lease: Lease, run_in_main: RunInMain
 ) -> Plan:
     """Everything that `Controller` needs, once the lease is held."""
-    _write_run_file(request, store)
+    identity = _write_run_file(request, store)
     _warn_of_changes(request, store, history)
     return Plan(
         store=store,
+        run_id=identity,
         state=State(_spec(request), history.durable),
         began=_begin(request, store, lease),
         prepare=prepare,
@@ -80,9 +82,11 @@ def check_resume(request: TrainRequest, store: Store, history: History) -> None:
         )
 
 
-def _write_run_file(request: TrainRequest, store: Store) -> None:
+def _write_run_file(request: TrainRequest, store: Store) -> str:
+    """Create run.json if this is the first controller; the id that it gives the run."""
     identity = {
         "format": "holdfast.run/1.0",
+        "id": secrets.token_hex(4),
         "name": request.name,
         "trainer": request.trainer_name,
         "created_at": now_text(),
@@ -90,6 +94,7 @@ def _write_run_file(request: TrainRequest, store: Store) -> None:
         "python": platform.python_version(),
     }
     place(store, RUN_FILE, msgspec.json.encode(identity))
+    return run_id(store.get(RUN_FILE))
 
 
 def _warn_of_changes(request: TrainRequest, store: Store, history: History) -> None:

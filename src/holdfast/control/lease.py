@@ -20,7 +20,7 @@ from holdfast.checkpoint.epochs import Settlement, epoch_key, floor_key, read_fe
 from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import Writer, is_dead, this_process
-from holdfast.control.journal import Position, position
+from holdfast.control.journal_reader import Position, position
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
 from holdfast.storage.store import Store
 
@@ -146,7 +146,7 @@ def read_cuts(store: Store) -> list[tuple[int, Position]]:
     """For each controller, where the journal of those before it ends (see `journal.read_records`)."""
     settled = [read_settlement(store, number) for number in _numbers(store)]
     return [
-        (one.epoch, Position(one.journal_key, one.journal_bytes))
+        (one.epoch, Position(one.journal_key, one.journal_bytes, one.journal_record))
         for one in settled
         if one is not None and one.floor is not None
     ]
@@ -163,7 +163,13 @@ def _settle(store: Store, epoch: int, earlier: list[int]) -> int:
         place(store, floor_key(number), msgspec.json.encode(overtaken))
     floor = Catalog(store).survey().next_index()
     end = position(store)
-    settled = Settlement(epoch=epoch, floor=floor, journal_key=end.key, journal_bytes=end.size_bytes)
+    settled = Settlement(
+        epoch=epoch,
+        floor=floor,
+        journal_key=end.key,
+        journal_bytes=end.size_bytes,
+        journal_record=end.number,
+    )
     if not place(store, floor_key(epoch), msgspec.json.encode(settled)):
         raise Fenced(f"{store.uri} was taken over by another controller this very moment.")
     return floor

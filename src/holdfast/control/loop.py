@@ -60,6 +60,8 @@ class Plan:
     """What a controller is given to start from."""
 
     store: Store
+    run_id: str
+    """What every record of this run carries."""
     state: State
     began: e.ControllerBegan
     prepare: m.Prepare

@@ -54,7 +54,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
 
 def _drive(plan: Plan, lease: Lease, foreground: Foreground) -> str:
     """Run the controller in its thread, and this one beside it."""
-    journal = Journal(plan.store, lease.epoch)
+    journal = Journal(plan.store, lease.epoch, lease.id, plan.run_id)
     outcome: list[str | BaseException] = []
     controllers: list[Controller] = []
     ready = threading.Event()

@@ -27,7 +27,7 @@ RECORDS: tuple[r.Record, ...] = (
 def run(tmp_path: Path) -> str:
     store = open_store(tmp_path / "run")
     store.put(RUN_FILE, b"{}")
-    journal = Journal(store, 1)
+    journal = Journal(store, 1, "0123456789abcdef")
     journal.append(RECORDS)
     journal.flush()
     journal.close()
@@ -52,3 +52,21 @@ def test_programs_get_the_records(run: str, capsys: pytest.CaptureFixture[str]) 
 def test_a_directory_without_a_run_has_no_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", str(tmp_path)]) == 3
     assert "is no training run" in capsys.readouterr().err
+
+
+def test_damage_is_shown_and_the_rest_is_told(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (segment,) = Path(run, "journal").iterdir()
+    text = segment.read_bytes()
+    assert text.count(b'"iteration":1') == 1
+    segment.write_bytes(text.replace(b'"iteration":1', b'"iteration":3'))
+    segment.with_name("notes.txt").write_text("mine")
+    assert main(["events", run]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:-3] == list(tell(record for record in RECORDS if not isinstance(record, r.Reported)))
+    assert told[-3:] == [
+        "DAMAGED  journal/notes.txt is no segment of this journal, and is left out.",
+        f"DAMAGED  journal/{segment.name}: 1 line is damaged and left out.",
+        f"DAMAGED  journal/{segment.name}: record 4 of epoch 1 cannot be read, and the rest goes on without.",
+    ]
+    assert main(["events", run, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["damage"]) == 3

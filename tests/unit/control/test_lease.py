@@ -14,7 +14,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.epochs import Settlement, epoch_key, read_settlement
 from holdfast.checkpoint.writer import Writer
-from holdfast.control.journal import Position
+from holdfast.control.journal_reader import Position
 from holdfast.control.lease import EpochFile, _settle, acquire, read_cuts
 from holdfast.errors import Fenced, RunBusy
 from holdfast.storage.posix import PosixStore

@@ -16,7 +16,7 @@ from typing import TextIO
 
 import msgspec
 
-from holdfast.control.journal import encode_line
+from holdfast.control.journal_format import encode_record
 from holdfast.control.terminal import blocks
 from holdfast.control.terminal.chatter import Chatter
 from holdfast.control.terminal.outlet import Outlet
@@ -73,7 +73,7 @@ class Terminal:
 
     def record(self, record: r.Record) -> None:
         if self._json:
-            self._outlet.line(encode_line(record).decode().rstrip("\n"))
+            self._outlet.line(encode_record(record).decode())
         else:
             self._count_prior()
             row = self._tally.take(record)
