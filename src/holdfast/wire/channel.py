@@ -4,13 +4,16 @@ end.
 `serve` is the controller's door and `connect` the agent's way in. A `Channel` decodes only the messages of its
 own direction. A peer that sends garbage, too much, or nothing during the handshake loses its connection and is
 logged once; nobody else notices. `frames` cuts the stream, `auth` judges the peer, `tls` hides the talk where
-it leaves the machine.
+it leaves the machine: without TLS neither end uses an address that is not loopback, since the training function
+would cross the network in the clear, and could be replaced on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -19,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.errors import WireError
+from holdfast.printable import printable
 from holdfast.wire import auth
 from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
@@ -146,7 +150,7 @@ class Channel(Generic[_In]):
 
     def _give_up(self, reason: str) -> None:
         if not self._closed:
-            _log.warning("The connection of %s is closed: %s", self.peer, reason)
+            _log.warning("The connection of %s is closed: %s", self.peer, printable(reason))
         self.abort()
 
     def _upgrade(self, decoder: Decoder[Any], limit_bytes: int) -> None:
@@ -184,7 +188,15 @@ class Server:
 
     async def _listen(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
         options = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S} if context else {}
-        self._listener = await asyncio.start_server(self._accept, host, port, **options)  # type: ignore[arg-type]
+        self._listener = await asyncio.start_server(self._accept, host, port, start_serving=False, **options)  # type: ignore[arg-type]
+        if context is None:
+            try:
+                for listening in self._listener.sockets:
+                    _check_loopback(listening.getsockname()[0], "listen")
+            except WireError:
+                self._listener.close()
+                raise
+        await self._listener.start_serving()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._welcome(reader, writer))
@@ -245,7 +257,7 @@ async def connect(
     context = client_context() if tls_fingerprint else None
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+            reader, writer = await _open(host.strip("[]"), int(port), context)
             channel = Channel[Any](reader, writer, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
             try:
                 _check_fingerprint(writer, tls_fingerprint)
@@ -259,6 +271,43 @@ async def connect(
         raise WireError(f"The controller at {address} cannot be reached: {error}.") from error
     channel._upgrade(_controller_messages, limit_bytes)
     return channel
+
+
+async def _open(
+    host: str, port: int, context: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the first address of `host` that answers; without TLS only if all of them are loopback."""
+    addresses = await _addresses(host, port)
+    if context is None:
+        for address in addresses:
+            _check_loopback(address, "connect")
+    for address in addresses[:-1]:
+        try:
+            return await asyncio.open_connection(address, port, ssl=context)
+        except ConnectionRefusedError:
+            continue
+    return await asyncio.open_connection(addresses[-1], port, ssl=context)
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    """The addresses that a host name stands for; an address stands for itself, without asking anybody."""
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+def _check_loopback(address: str, what: str) -> None:
+    """Raise `WireError` unless the address never leaves this machine."""
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    if not found.is_loopback:
+        raise WireError(
+            f"Refusing to {what} at {address} without TLS, since the training function and its data would cross the "
+            "network in the clear: use TLS (--tls-fingerprint, as the run gave it out), or 127.0.0.1 on one machine."
+        )
 
 
 def _check_fingerprint(writer: asyncio.StreamWriter, expected: str | None) -> None:

@@ -282,3 +282,78 @@ def test_a_closed_channel_takes_messages_without_complaint() -> None:
 
 def test_tokens_differ() -> None:
     assert len({auth.make_token() for _ in range(10)}) == 10
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", ""])
+def test_a_controller_does_not_listen_off_loopback_without_tls(host: str) -> None:
+    async def test() -> None:
+        with pytest.raises(WireError, match="without TLS"):
+            await serve(host, 0, TOKEN, Door())
+        server = await serve(host, 0, TOKEN, Door(), make_identity())
+        await server.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:9", "[2001:db8::1]:9", "0.0.0.0:9", "[::ffff:192.0.2.1]:9"])
+def test_an_agent_does_not_dial_off_loopback_without_tls(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        def dialled(*_: Any, **__: Any) -> Any:
+            raise AssertionError("nothing may be dialled")
+
+        monkeypatch.setattr(asyncio, "open_connection", dialled)
+        with pytest.raises(WireError, match=r"Refusing to connect at .* without TLS"):
+            await connect(address, TOKEN)
+
+    run(test)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "[::ffff:127.0.0.1]"])
+def test_loopback_needs_no_tls(host: str) -> None:
+    async def test() -> None:
+        server = await serve("127.8.9.1" if host == "127.8.9.1" else "127.0.0.1", 0, TOKEN, Door())
+        agent = await connect(f"{host}:{server.port}", TOKEN)
+        assert await agent.recv() == Welcome(protocol=1, run="r", epoch=1)
+        await agent.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_handshake_that_trickles_in_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time limit is for the whole handshake: a byte now and then does not renew it."""
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.2)
+
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        reader, writer, challenge = await raw_challenge(server.port)
+        proof = encode(auth.prove(challenge, TOKEN, ""))
+        end = asyncio.ensure_future(reader.read())
+        for at in range(len(proof) - 1):
+            writer.write(proof[at : at + 1])
+            done, _ = await asyncio.wait({end}, timeout=0.02)
+            if done:
+                break
+        with suppress(ConnectionError):
+            assert await end == b""
+        writer.close()
+        await server.close()
+
+    run(test)
+    assert "kept silent" in caplog.text
+
+
+def test_what_a_stranger_sends_is_logged_without_its_escapes(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        reader, writer, _ = await raw_challenge(server.port)
+        writer.write(encode({"type": "\x1b[2JProof"}))
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        await server.close()
+
+    run(test)
+    assert "\\u001b[2JProof" in caplog.text and "\x1b" not in caplog.text
