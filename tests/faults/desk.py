@@ -63,14 +63,13 @@ class Desk:
         self._server = await serve("127.0.0.1", 0, self._token, self._meet)
         self.directory.mkdir(parents=True, exist_ok=True)
         arguments = ["--connect", f"127.0.0.1:{self._server.port}", "--agent-id", "a1", "--slots", "4"]
+        token_file = self.directory / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(self._token)
+        arguments += ["--token-file", str(token_file), "--parent-pid", str(os.getpid())]
         self.process = self.launch(
-            [sys.executable, "-m", "holdfast.agent", *arguments, "--parent-pid", str(os.getpid())],
-            {
-                **os.environ,
-                "HOLDFAST_TOKEN": self._token,
-                "HOLDFAST_LOCAL_CACHE_DIR": str(self.cache),
-                **environment,
-            },
+            [sys.executable, "-m", "holdfast.agent", *arguments],
+            {**os.environ, "HOLDFAST_LOCAL_CACHE_DIR": str(self.cache), **environment},
         )
         self.hello = await self.expect(AgentHello)
         self.master_port = self.hello.master_port

@@ -6,7 +6,7 @@ An engine never talks to agents: it makes them exist, and they dial the controll
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 __all__ = ["Engine", "Meeting", "OnGone"]
@@ -20,7 +20,7 @@ class Meeting:
     """Where agents find their controller, and how they prove that they may."""
 
     address: str
-    token: str
+    token: str = field(repr=False)
 
 
 class Engine(Protocol):

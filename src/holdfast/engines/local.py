@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from holdfast.engines.engine import Meeting, OnGone
@@ -72,12 +74,13 @@ class LocalEngine:
     def _spawn(self, name: str, slots: int) -> str:
         arguments = ["--connect", self._meeting.address, "--agent-id", name, "--slots", str(slots)]
         arguments += ["--parent-pid", str(os.getpid())]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.agent", *arguments],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "HOLDFAST_TOKEN": self._meeting.token},
-            start_new_session=True,
-        )
+        with _readable(self._meeting.token) as token_fd:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[token_fd],
+                start_new_session=True,
+            )
         pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(pidfd, self._gone, name)
         self._running[name] = _Process(process, pidfd, slots)
@@ -91,6 +94,18 @@ class LocalEngine:
         if not self._running:
             self._emptied.set()
         self._on_gone(name, gone.slots, _how(code))
+
+
+@contextmanager
+def _readable(secret: str) -> Iterator[int]:
+    """A descriptor from which a child can read a secret: neither its command line nor its environment shows it."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, secret.encode())
+        os.close(writer)
+        yield reader
+    finally:
+        os.close(reader)
 
 
 def _how(code: int) -> str:

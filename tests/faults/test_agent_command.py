@@ -1,0 +1,97 @@
+"""`python -m holdfast.agent` as a command: how it gets its token, what it refuses, and what others can see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.faults.programs import kin
+from tests.faults.programs.place import Place
+
+from holdfast.engines.engine import Meeting
+from holdfast.wire.auth import make_token
+from holdfast.wire.channel import Channel, serve
+from holdfast.wire.messages import AgentHello, AgentMessage
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "holdfast.agent", "--agent-id", "a1", "--slots", "1", *arguments]
+
+
+def _refusal(place: Place, *arguments: str, **environment: str) -> tuple[int, str]:
+    environment = {**os.environ, **environment}
+    done = subprocess.run(
+        _command(*arguments), check=False, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "Traceback" not in done.stderr
+    assert list(place.cache.glob("agents/*")) == []
+    return done.returncode, done.stderr
+
+
+def _visible(pid: int) -> bytes:
+    """What any process of the same user can read of another: its first environment and its command line."""
+    return Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("way", ["environment", "file"])
+def test_the_token_of_a_running_agent_shows_nowhere(place: Place, tmp_path: Path, way: str) -> None:
+    """Neither in /proc/<pid>/environ nor on the command line, of the agent and of everything below it."""
+    token = make_token()
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text(f"{token}\n")
+
+    async def look() -> None:
+        hello: asyncio.Future[AgentHello] = asyncio.get_running_loop().create_future()
+
+        async def on_agent(channel: Channel[AgentMessage]) -> None:
+            found = await channel.recv()
+            assert isinstance(found, AgentHello)
+            hello.set_result(found)
+            await channel.recv()
+
+        server = await serve("127.0.0.1", 0, token, on_agent)
+        arguments = ["--connect", f"127.0.0.1:{server.port}"]
+        environment = {"HOLDFAST_TOKEN": token} if way == "environment" else {}
+        if way == "file":
+            arguments += ["--token-file", str(tmp_path / "token")]
+        agent = subprocess.Popen(_command(*arguments), env={**os.environ, **environment})
+        try:
+            assert (await asyncio.wait_for(hello, 60)).pid == agent.pid
+            everyone = [agent.pid, *kin.children(agent.pid)]
+            assert len(everyone) == 2, "the agent has its zygote"
+            assert [pid for pid in everyone if token.encode() in _visible(pid)] == []
+        finally:
+            await server.close()
+            agent.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(agent.wait)
+
+    asyncio.run(look())
+
+
+def test_the_token_is_in_no_text_of_a_meeting() -> None:
+    assert "secret" not in repr(Meeting("127.0.0.1:1", "secret"))
+
+
+def test_an_agent_without_tls_does_not_leave_its_machine(place: Place) -> None:
+    code, told = _refusal(place, "--connect", "192.0.2.1:9", HOLDFAST_TOKEN="t")
+    assert code == 1
+    assert told.count("\n") == 1 and "192.0.2.1 without TLS" in told
+
+
+def test_an_agent_without_a_token_says_so(place: Place, tmp_path: Path) -> None:
+    code, told = _refusal(place, "--connect", "127.0.0.1:9")
+    assert code == 2 and "has no token" in told
+    code, told = _refusal(place, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "missing"))
+    assert code == 2 and "missing cannot be read: No such file" in told
+
+
+def test_a_token_file_that_others_may_read_is_refused(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "token").chmod(0o640)
+    code, told = _refusal(place, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "token"))
+    assert code == 2 and "chmod 600" in told
