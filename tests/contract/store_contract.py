@@ -47,6 +47,8 @@ STRANGE_KEYS = [
 class StoreContract(StoreTransfers, StoreRaces):
     """Inherit, give the fixture `store`, and set what differs."""
 
+    has_versions: ClassVar[bool] = True
+    """Whether `version` gives a string; where not, it gives None."""
     supports_exclusive: ClassVar[bool] = True
     """What `store.exclusive` must say, and whether `create` refuses a second creation."""
     model_examples: ClassVar[int] = 10
@@ -75,7 +77,7 @@ class StoreContract(StoreTransfers, StoreRaces):
     def test_absent_keys(self, store: Store, tmp_path: Path) -> None:
         store.put("dir/file", b"1")
         for key in ("absent", "dir/absent", "dir", "dir/file/below", "no/such/dir/file"):
-            for read in (store.get, store.size, lambda key: store.get_range(key, 0, 1)):
+            for read in (store.get, store.size, store.version, lambda key: store.get_range(key, 0, 1)):
                 with pytest.raises(NotFound):
                     read(key)
             with pytest.raises(NotFound):
@@ -160,6 +162,26 @@ class StoreContract(StoreTransfers, StoreRaces):
         store.copy("to/deep/y", "to/deep/y")
         assert store.list() == [Entry("to/deep/y", 3)]
 
+    def test_the_version_changes_with_the_bytes_and_not_by_reading(self, store: Store, tmp_path: Path) -> None:
+        store.put("a/k", b"one")
+        first = store.version("a/k")
+        assert (first is not None) == self.has_versions
+        store.get("a/k")
+        store.get_range("a/k", 1, 1)
+        store.list("a")
+        store.download("a/k", tmp_path / "target")
+        store.put("a/other", b"two")
+        assert store.version("a/k") == first == store.sub("a").version("k")
+        seen = [first]
+        for data in (b"two", b"six", b"ten"):
+            store.put("a/k", data)
+            seen.append(store.version("a/k"))
+        (tmp_path / "source").write_bytes(b"ten" + bytes(10))
+        store.upload("a/k", tmp_path / "source")
+        seen.append(store.version("a/k"))
+        if self.has_versions:
+            assert len({seen[at] for at in range(5)}) == 5
+
     def test_copy_of_a_missing_source_leaves_the_target(self, store: Store) -> None:
         store.put("target", b"kept")
         with pytest.raises(NotFound):
@@ -192,6 +214,7 @@ class StoreContract(StoreTransfers, StoreRaces):
             lambda: store.get(key),
             lambda: store.get_range(key, 0, 1),
             lambda: store.size(key),
+            lambda: store.version(key),
             lambda: store.delete([key]),
             lambda: store.copy("good", key),
             lambda: store.copy(key, "other"),

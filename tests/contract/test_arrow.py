@@ -52,6 +52,7 @@ class TestLocal(StoreContract):
 class TestS3Moto(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
+    has_versions = False
     model_examples = 2
 
     @pytest.fixture
@@ -88,6 +89,7 @@ class TestS3RcloneThroughObstore(StoreContract):
 
 class TestFsspecMemory(StoreContract):
     supports_exclusive = False
+    has_versions = False
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:
@@ -100,6 +102,7 @@ class TestFsspecMemory(StoreContract):
 class TestS3fs(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
+    has_versions = False
     model_examples = 2
 
     @pytest.fixture

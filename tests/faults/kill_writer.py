@@ -92,6 +92,9 @@ class KillingStore:
     def size(self, key: str) -> int:
         return self._call(f"size {key}", lambda: self._store.size(key))
 
+    def version(self, key: str) -> str | None:
+        return self._call(f"version {key}", lambda: self._store.version(key))
+
     def list(self, prefix: str = "") -> list[Entry]:
         return self._call(f"list {prefix}", lambda: self._store.list(prefix))
 

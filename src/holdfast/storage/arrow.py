@@ -145,6 +145,10 @@ class ArrowStore:
         with self._reading(key):
             return self._file_size(path)
 
+    def version(self, key: str) -> str | None:
+        self.size(key)  # NotFound if it is not there
+        return None  # a modification time alone, often in whole seconds, tells too little
+
     def children(self, prefix: str = "") -> list[str]:
         # Empty directories stay behind on some filesystems, so only what holds files is named.
         skip = len(prefix) + 1 if prefix else 0

@@ -128,6 +128,11 @@ class ObjectStore:
         with self._translated(key):
             return obstore.head(self._shared.verbs, self._path(key))["size"]
 
+    def version(self, key: str) -> str | None:
+        with self._translated(key):
+            tag = obstore.head(self._shared.verbs, self._path(key))["e_tag"]
+        return None if tag is None or tag.startswith("W/") else tag  # a weak tag promises no equal bytes
+
     def children(self, prefix: str = "") -> list[str]:
         root = self._root(prefix)
         with self._translated(prefix):

@@ -97,12 +97,11 @@ class PosixStore:
             return file.read(length)
 
     def size(self, key: str) -> int:
-        path = self._path(key)
-        with _reading(path):
-            found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise NotFound(f"{path} is not a file: check the path.")
-        return found.st_size
+        return self._status(key).st_size
+
+    def version(self, key: str) -> str | None:
+        found = self._status(key)
+        return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}-{found.st_ctime_ns:x}"
 
     def children(self, prefix: str = "") -> list[str]:
         entries = _scan(self._root / check_prefix(prefix))
@@ -162,6 +161,14 @@ class PosixStore:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+    def _status(self, key: str) -> os.stat_result:
+        path = self._path(key)
+        with _reading(path):
+            found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise NotFound(f"{path} is not a file: check the path.")
+        return found
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)

@@ -84,6 +84,9 @@ class RetryingStore:
     def size(self, key: str) -> int:
         return self._retry(lambda: self._store.size(key))
 
+    def version(self, key: str) -> str | None:
+        return self._retry(lambda: self._store.version(key))
+
     def children(self, prefix: str = "") -> list[str]:
         return self._retry(lambda: self._store.children(prefix))
 

@@ -88,6 +88,14 @@ class Store(Protocol):
         """The object's size in bytes; `NotFound` if the key is not there."""
         ...
 
+    def version(self, key: str) -> str | None:
+        """An opaque string that is another one whenever the bytes under `key` may have changed since; None where the
+        storage has no such thing, and then nothing may be concluded. `NotFound` if the key is not there.
+
+        Files: device, inode, size, and times of the last change. It may change without the bytes, as it does when a
+        file gets another hard link or loses one. Objects: the ETag."""
+        ...
+
     def children(self, prefix: str = "") -> list[str]:
         """The names of the directories directly below the directory `prefix`, sorted; cheap where `list` is not.
         Empty directories may or may not be named."""

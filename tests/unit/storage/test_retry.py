@@ -65,6 +65,9 @@ class FlakyStore:
     def size(self, key: str) -> int:
         return self._call("size", lambda: self.store.size(key))
 
+    def version(self, key: str) -> str | None:
+        return self._call("version", lambda: self.store.version(key))
+
     def children(self, prefix: str = "") -> list[str]:
         return self._call("children", lambda: self.store.children(prefix))
 
