@@ -147,14 +147,27 @@ class Session:
             existing = self._name_in_run(checkpoint)
             self._line.await_settled()
             return _Part(existing=existing)
+        source = self._directory_to_stage(checkpoint, let_go)
         self._line.await_settled()
         target = self._staging_target()
-        source = checkpoint._open().local_root
         if source is None:
-            checkpoint.to_directory(target)
+            checkpoint.to_directory(target)  # verified on the way: a damaged one must not become a new commit
         else:
             stage(source, target, let_go=let_go)
         return _Part(staged=str(target))
+
+    def _directory_to_stage(self, checkpoint: Checkpoint, let_go: bool) -> Path | None:
+        """The local directory of a reported checkpoint; None if it is remote, or a committed one. Refuses what must
+        not be reported, before anything is touched."""
+        from holdfast.worker.reported_directory import check_reported_directory, is_committed
+
+        source = checkpoint._open().local_root
+        if source is None:
+            return None
+        committed = is_committed(source)
+        run = self._open_store().local_root
+        check_reported_directory(source, run, self.assignment, let_go=let_go and not committed)
+        return None if committed else source
 
     def _make_part_of_state(self, checkpoint: StateCheckpoint, mode: CheckpointUploadMode) -> _Part:
         if mode is CheckpointUploadMode.NO_UPLOAD:
