@@ -108,3 +108,22 @@ def test_a_finished_rank_is_not_watched(rank: int) -> None:
     rig.feed(e.WorkerFinished(generation=1, rank=rank), 6.0)
     rig.feed(report(2, 12.0, rank=1 - rank), 12.0)
     assert rig.deadline == 22.0
+
+
+def test_a_standstill_of_the_controller_itself_is_no_hang() -> None:
+    """It was stopped for longer than the timeout: everybody's silence counts from its end."""
+    rig = two_nodes(progress_timeout_s=10.0)
+    rig.feed(report(1, 5.0), 5.0)
+    rig.feed(report(1, 5.0, rank=1), 5.0)
+    assert rig.feed(e.ControllerStalled(stalled_s=45.0), 50.0) == NOTHING
+    assert rig.feed(e.TimePassed(), 50.0) == NOTHING
+    assert rig.feed(report(2, 51.0), 51.0).commands == []
+    assert rig.deadline == 60.0
+
+
+def test_a_standstill_of_the_controller_gives_agents_as_much_longer_to_come() -> None:
+    rig = Rig(workers_min=1, agents_timeout_s=100.0)
+    rig.feed(began(), 0.0)
+    assert rig.deadline == 100.0
+    assert rig.feed(e.ControllerStalled(stalled_s=45.0), 50.0) == NOTHING
+    assert rig.deadline == 145.0

@@ -16,7 +16,7 @@ __all__ = ["AgentLink", "translate"]
 class AgentLink:
     """An agent that said hello and was taken in."""
 
-    def __init__(self, channel: Channel[m.AgentMessage], hello: m.AgentHello, now: float) -> None:
+    def __init__(self, channel: Channel[m.AgentMessage], hello: m.AgentHello) -> None:
         self._channel = channel
         self.name = hello.agent
         self.host = hello.host
@@ -24,7 +24,8 @@ class AgentLink:
         self.slots = hello.slots
         self.master_port = hello.master_port
         self.gone = asyncio.Event()
-        self.heard_at = now
+        self.unanswered_pings = 0
+        """Sent since this agent last said anything."""
 
     def send(self, message: m.ControllerMessage) -> None:
         self._channel.send_nowait(message)

@@ -132,7 +132,10 @@ def _spec(request: TrainRequest) -> RunSpec:
 
 
 def _settings() -> Settings:
-    return Settings(storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")))
+    return Settings(
+        storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
+        agent_silence_s=float(os.environ.get("HOLDFAST_AGENT_SILENCE_S", "30")),
+    )
 
 
 def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBegan:

@@ -65,11 +65,6 @@ class Journal:
             self._writer = _ObjectWriter(store, epoch, lease)
 
     @property
-    def quick(self) -> bool:
-        """Whether a flush is a local append, short enough to wait for on the spot."""
-        return isinstance(self._writer, _FileWriter)
-
-    @property
     def dirty(self) -> bool:
         return bool(self._unsaved)
 

@@ -14,12 +14,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint import expire
 from holdfast.control.journal import Journal
 from holdfast.control.lease import Lease
+from holdfast.control.liveness import LoopWatch
 from holdfast.control.observer import Observer
 from holdfast.control.persist import Persister
 from holdfast.control.publish import Publisher
@@ -52,7 +54,7 @@ class Settings:
     """How long storage may fail before the run does."""
     beat_s: float = 5.0
     agent_silence_s: float = 30.0
-    """An agent that says nothing for so long, pings included, is lost."""
+    """An agent that leaves pings unanswered for so long is lost; this process's own standstill does not count."""
 
 
 @dataclass(slots=True)
@@ -80,7 +82,8 @@ class Controller:
         self._lease = lease
         self._journal = journal
         self._settings = plan.settings
-        self._events: deque[e.Event] = deque()
+        self._events: deque[tuple[e.Event, float]] = deque()
+        """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
         self._publisher = Publisher(plan.observers)
         self._roster = Roster(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
@@ -91,6 +94,11 @@ class Controller:
         self._journal_lost: StorageError | None = None
         self._started = (time.time(), time.monotonic())
         self._loop = asyncio.get_running_loop()
+        self._stepped_at = 0.0
+        self._journal_thread = ThreadPoolExecutor(1, "holdfast-journal")
+        """A disk that stalls must not stall the event loop. A thread of its own: storage work may fill the others."""
+        timeouts_s = (plan.settings.agent_silence_s, plan.state.spec.progress_timeout_s)
+        self._watch = LoopWatch(min(filter(None, timeouts_s)), self._loop.time())
         self._flush_at = self._loop.time()
         """When the oldest record that is not durable must be, at the latest."""
 
@@ -101,7 +109,7 @@ class Controller:
         if isinstance(event, e.StopRequested) and self._status is not None and self._engine is not None:
             for agent in self._roster.met:
                 self._engine.kill(agent)  # asked again while agents still store their logs: enough of that
-        self._events.append(event)
+        self._events.append((event, self._now()))
         self._wake.set()
 
     def post_threadsafe(self, event: e.Event) -> None:
@@ -123,7 +131,8 @@ class Controller:
         meeting = Meeting(f"127.0.0.1:{server.port}", token)
         self._engine = self._plan.make_engine(meeting, self._agent_process_gone)
         self._spawn(self._keep_lease())
-        self._spawn(self._roster.watch(self._engine, self._settings.agent_silence_s))
+        silence_s, interval_s = self._settings.agent_silence_s, self._watch.interval_s
+        self._spawn(self._roster.watch(self._engine, silence_s, interval_s, self._look_for_stall))
         self.post(self._plan.began)
         try:
             while self._status is None:
@@ -149,13 +158,24 @@ class Controller:
                 await self._wake.wait()
         except TimeoutError:
             if due is not None and self._now() >= due:
-                self._events.append(e.TimePassed())
+                self._events.append((e.TimePassed(), self._now()))
+
+    def _look_for_stall(self) -> None:
+        """After a gap of this process's own, waiting begins anew; that is told before anything that came afterwards."""
+        if stalled_s := self._watch.stalled_s(self._loop.time()):
+            _log.info("The controller's process stood still for %.1f s.", stalled_s)
+            self._roster.forgive()
+            self._events.appendleft((e.ControllerStalled(stalled_s=stalled_s), self._now()))
+            self._wake.set()
 
     async def _turn(self) -> None:
         """Take in all queued events, make what was decided durable, then do it."""
         commands: list[c.Command] = []
+        self._look_for_stall()
         while self._events:
-            decided = step(self._state, self._events.popleft(), self._now())
+            event, arrived_at = self._events.popleft()
+            self._stepped_at = max(self._stepped_at, arrived_at)
+            decided = step(self._state, event, self._stepped_at)
             if decided.records and not self._journal.dirty:
                 self._flush_at = self._loop.time() + self._settings.flush_s
             self._journal.append(decided.records)
@@ -192,10 +212,7 @@ class Controller:
         pause_s = 0.2
         while self._journal.dirty:
             try:
-                if self._journal.quick:
-                    self._journal.flush()
-                else:
-                    await asyncio.to_thread(self._journal.flush)
+                await self._loop.run_in_executor(self._journal_thread, self._journal.flush)
             except StorageError as error:
                 if self._loop.time() + pause_s > give_up_at:
                     self._lose_journal(error)
@@ -297,4 +314,5 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await server.close()
+        self._journal_thread.shutdown()
         self._publisher.close()

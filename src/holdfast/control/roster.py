@@ -55,8 +55,7 @@ class Roster:
         hello = await channel.recv()
         if not isinstance(hello, m.AgentHello):
             return
-        clock = asyncio.get_running_loop().time
-        link = AgentLink(channel, hello, clock())
+        link = AgentLink(channel, hello)
         if (former := self.links.get(link.name)) is not None:
             # The end of that one may be noticed long after the agent has connected again.
             self.lose(former, "it connected anew")
@@ -67,7 +66,7 @@ class Roster:
         link.send(self._prepare)
         try:
             while (message := await channel.recv()) is not None:
-                link.heard_at = clock()
+                link.unanswered_pings = 0
                 self._take(message, link)
             with suppress(TimeoutError):  # where the engine knows how it died, it says so soon
                 async with asyncio.timeout(_LAST_WORD_S):
@@ -121,17 +120,25 @@ class Roster:
         if (link := self.links.get(agent)) is not None:
             self.lose(link, why)
 
-    async def watch(self, engine: Engine, silence_s: float) -> None:
-        """Silence for too long (a stopped process, a dead network) is a loss as well."""
+    async def watch(self, engine: Engine, silence_s: float, interval_s: float, look: Callable[[], None]) -> None:
+        """Send pings; an agent that leaves `silence_s` worth of them unanswered (a stopped process, a dead network) is
+        lost. `look` is called before each round: it notices when this process itself stood still (`forgive`)."""
+        limit = max(2, round(silence_s / interval_s))
         while True:
-            await asyncio.sleep(silence_s / 4)
-            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(interval_s)
+            look()
             for link in list(self.links.values()):
-                if now - link.heard_at > silence_s:
-                    self.lose(link, f"it was silent for {silence_s:g} s")
+                if link.unanswered_pings >= limit:
+                    self.lose(link, f"it was silent for {silence_s:g} s: {limit} pings were not answered")
                     engine.kill(link.name)
                 else:
+                    link.unanswered_pings += 1
                     link.send(m.Ping())
+
+    def forgive(self) -> None:
+        """This process stood still: what was not heard meanwhile is nobody's silence."""
+        for link in self.links.values():
+            link.unanswered_pings = 0
 
     def _take(self, message: m.AgentMessage, link: AgentLink) -> None:
         event = translate(message, link)

@@ -177,6 +177,13 @@ class TimePassed(_Event, frozen=True, kw_only=True):
     """The machine's own deadline (see `machine.deadline`) has come."""
 
 
+class ControllerStalled(_Event, frozen=True, kw_only=True):
+    """The controller's own process stood still for so long (it was stopped, or its machine was): nobody's silence in
+    that time means anything."""
+
+    stalled_s: float
+
+
 Event = (
     ControllerBegan
     | AgentJoined
@@ -193,6 +200,7 @@ Event = (
     | CheckpointFailed
     | StorageLost
     | ControllerFenced
+    | ControllerStalled
     | StopRequested
     | TimePassed
 )

@@ -104,6 +104,11 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
             state.ended = True
             state.fatal = (FailureKind.FENCED, event.why)
             out.do(c.EndRun(status="fenced"))
+        case e.ControllerStalled():
+            if state.group is not None:
+                state.group.saw_progress(now)
+            if state.agents_wanted_since is not None:
+                state.agents_wanted_since += event.stalled_s
         case e.StopRequested():
             state.stop = state.stop or event.why
             if event.force:
