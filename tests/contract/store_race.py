@@ -9,14 +9,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+import msgspec
 import pytest
 
-from holdfast.errors import AlreadyExists, NotFound
+from holdfast.checkpoint.epochs import epoch_key, read_settlement
+from holdfast.checkpoint.reservation import place
+from holdfast.control.lease import EpochFile, Lease, acquire
+from holdfast.errors import AlreadyExists, Fenced, NotFound, RunBusy
 from holdfast.storage.store import Store
 
 __all__ = ["StoreRaces"]
+
+_T = TypeVar("_T")
 
 THREADS = 8
 PROCESSES = 4
@@ -35,6 +41,21 @@ for line in sys.stdin:
         print("lost", flush=True)
     else:
         print("won", flush=True)
+"""
+
+_START = """
+import sys
+from holdfast.control.lease import acquire
+from holdfast.errors import RunBusy
+from holdfast.storage.locate import open_store
+store = open_store(sys.argv[1])
+store.exclusive
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print(acquire(store.sub(line.strip())).id, flush=True)
+    except RunBusy:
+        print("busy", flush=True)
 """
 
 _CHURN = """
@@ -60,6 +81,8 @@ class StoreRaces:
     supports_exclusive: ClassVar[bool] = True
     processes_find_it: ClassVar[bool] = False
     """Whether `open_store(store.uri)` in another process finds the same storage."""
+    place_rounds: ClassVar[int] = 2
+    """How often many creations of what is written once are tried at the same time."""
     churn_turns: ClassVar[int] = 20
     """How often each process writes and deletes in directories that it shares with others."""
     atomic_overwrite: ClassVar[bool] = True
@@ -95,6 +118,55 @@ class StoreRaces:
                 outcomes = [_ask(racer) for racer in racers]
                 assert sorted(outcomes) == ["lost"] * (PROCESSES - 1) + ["won"]
                 assert store.get(f"race/{number}") == f"{outcomes.index('won')}-{number}".encode()
+
+    def test_of_many_threads_one_creates_what_is_written_once(self, store: Store) -> None:
+        """Holds also where the storage refuses no second creation: writers then announce themselves and look."""
+        for number in range(self.place_rounds):
+            key = f"epochs/{number:06d}.json"
+
+            def create(token: int, key: str = key) -> bool:
+                return place(store, key, f"token {token}".encode())
+
+            won = _at_once([partial(create, token) for token in range(THREADS)])
+            assert won.count(True) == 1
+            assert store.get(key) == f"token {won.index(True)}".encode()
+            assert not place(store, key, b"late")
+        assert not [entry.key for entry in store.list() if ".claim-" in entry.key]
+
+    def test_of_many_controllers_one_gets_each_epoch(self, store: Store) -> None:
+        """Simultaneous starts and takeovers: no two leases have the same epoch, and no epoch's file is overwritten."""
+        for number in range(self.place_rounds):
+            run = store.sub(f"run {number}")
+
+            def start(run: Store = run, takeover: bool = False) -> Lease | None:
+                try:
+                    return acquire(run, takeover=takeover)
+                except (RunBusy, Fenced):
+                    return None
+
+            leases = [lease for lease in _at_once([start] * THREADS) if lease is not None]
+            assert [lease.epoch for lease in leases] == [1]
+            leases += [lease for lease in _at_once([partial(start, takeover=True)] * THREADS) if lease is not None]
+            epochs = [lease.epoch for lease in leases]
+            assert len(set(epochs)) == len(epochs) > 1
+            for lease in leases:
+                assert msgspec.json.decode(run.get(epoch_key(lease.epoch)), type=EpochFile).id == lease.id
+                settled = read_settlement(run, lease.epoch)
+                assert settled is not None and settled.floor == 0
+            for lease in leases:
+                lease.release()
+
+    def test_of_many_driver_processes_one_gets_each_epoch(self, store: Store) -> None:
+        if not self.processes_find_it:
+            pytest.skip("no other process finds this storage")
+        with _processes(_START, store.uri) as drivers:
+            for number in range(self.place_rounds):
+                for driver in drivers:
+                    _tell(driver, f"run {number}")
+                told = [_ask(driver) for driver in drivers]
+                assert len([one for one in told if one != "busy"]) == 1, told
+                found = msgspec.json.decode(store.get(f"run {number}/{epoch_key(1)}"), type=EpochFile)
+                assert found.id in told
 
     def test_many_processes_write_and_delete_in_one_directory(self, store: Store) -> None:
         if not self.processes_find_it:
@@ -149,10 +221,10 @@ class StoreRaces:
         assert store.children() == []
 
 
-def _at_once(actions: list[Callable[[], bool]]) -> list[bool]:
+def _at_once(actions: list[Callable[[], _T]]) -> list[_T]:
     barrier = threading.Barrier(len(actions))
 
-    def run(action: Callable[[], bool]) -> bool:
+    def run(action: Callable[[], _T]) -> _T:
         barrier.wait(timeout=60)
         return action()
 

@@ -53,6 +53,7 @@ class TestS3Moto(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
     has_versions = False
+    place_rounds = 1
     model_examples = 2
 
     @pytest.fixture
@@ -103,6 +104,7 @@ class TestS3fs(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
     has_versions = False
+    place_rounds = 1
     model_examples = 2
 
     @pytest.fixture

@@ -1,6 +1,6 @@
 """The fence between controllers: what `epochs/` says about checkpoints.
 
-Each controller creates `epochs/<n>.json` exclusively, which fences those before it, and then, exclusively again,
+Each controller creates `epochs/<n>.json` once, which fences those before it, and then, once again,
 `epochs/<n>.floor.json`, which settles how far they had come: what earlier controllers commit at its floor or above is
 void. Both are written once and never changed. The lease in `holdfast.control` makes them; `catalog` hides what is void,
 `commit` tells its own writer.
@@ -18,7 +18,7 @@ from holdfast.checkpoint.layout import EPOCHS
 from holdfast.errors import Damaged, NotFound
 from holdfast.storage.store import Store
 
-__all__ = ["Fences", "Settlement", "epoch_key", "floor_key", "read_fences", "read_settlement"]
+__all__ = ["Fences", "Settlement", "epoch_key", "floor_key", "list_epochs", "read_fences", "read_settlement"]
 
 _NAME = re.compile(rf"{EPOCHS}/([0-9]{{6,18}})\.json\Z")
 
@@ -64,15 +64,19 @@ def floor_key(epoch: int) -> str:
     return f"{EPOCHS}/{epoch:06d}.floor.json"
 
 
+def list_epochs(store: Store) -> dict[int, bool]:
+    """Every controller's epoch, in order, with whether it has a floor file. One listing, nothing is read."""
+    keys = {entry.key for entry in store.list(EPOCHS)}
+    epochs = sorted(int(named[1]) for key in keys if (named := _NAME.match(key)) is not None)
+    return {epoch: floor_key(epoch) in keys for epoch in epochs}
+
+
 def read_fences(store: Store) -> Fences:
     """What the run's controllers have declared."""
-    keys = {entry.key for entry in store.list(EPOCHS)}
     floors: dict[int, int | None] = {}
-    for key in keys:
-        if (named := _NAME.match(key)) is not None:
-            epoch = int(named[1])
-            settled = read_settlement(store, epoch) if floor_key(epoch) in keys else None
-            floors[epoch] = settled.floor if settled is not None else None
+    for epoch, has_floor in list_epochs(store).items():
+        settled = read_settlement(store, epoch) if has_floor else None
+        floors[epoch] = settled.floor if settled is not None else None
     return Fences(floors)
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from holdfast.checkpoint import layout
+from holdfast.checkpoint.claims import create_by_claim
 from holdfast.checkpoint.manifest import Manifest, encode
 from holdfast.checkpoint.writer import Writer, describe, this_process
 from holdfast.errors import AlreadyExists, NotFound
@@ -63,15 +64,10 @@ def entomb(store: Store, name: str, *, index: int, epoch: int, token: str) -> bo
 
 
 def place(store: Store, key: str, data: bytes) -> bool:
-    """Create a key that must not be there; False if it is. Where creation refuses nothing, at least look
-    first."""
+    """Create a key that must not be there; False if it is. Of any number of concurrent callers exactly one gets True,
+    also where the storage itself refuses no second creation (see `claims`)."""
     if not store.exclusive:
-        try:
-            store.size(key)
-        except NotFound:
-            store.put(key, data)
-            return True
-        return False
+        return create_by_claim(store, key, data)
     try:
         store.create(key, data)
     except AlreadyExists:

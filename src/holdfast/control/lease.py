@@ -1,6 +1,6 @@
 """The lease: at most one controller's decisions count.
 
-Each controller creates `epochs/<n>.json` exclusively; the highest number is the one that counts, and everybody
+Each controller creates `epochs/<n>.json`, which only one can; the highest number is the one that counts, and everybody
 below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `journal` their late records). A living
 holder is known by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
 few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.epochs import Settlement, epoch_key, floor_key, read_fences, read_settlement
+from holdfast.checkpoint.epochs import Settlement, epoch_key, floor_key, list_epochs, read_settlement
 from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import Writer, is_dead, this_process
@@ -28,8 +28,8 @@ __all__ = ["TIME_TO_LIVE_S", "EpochFile", "Lease", "acquire", "read_cuts"]
 
 TIME_TO_LIVE_S = 15.0
 _log = logging.getLogger(__name__)
-_held: set[tuple[str, int]] = set()
-"""The leases of this process, by run and epoch: one that could not be released in storage is released here."""
+_held: set[str] = set()
+"""The ids of the leases of this process: one that could not be released in storage is released here."""
 
 
 class EpochFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,6 @@ class Lease:
         self._own = own
         self._number = 0
         self._fenced = False
-        _held.add((store.uri, own.epoch))
 
     @property
     def epoch(self) -> int:
@@ -77,11 +76,14 @@ class Lease:
         self._put(released=False)
 
     def check(self) -> None:
-        """Raises `Fenced` if another controller has taken the run over."""
-        newer = [epoch for epoch in _numbers(self._store) if epoch > self.epoch]
-        if newer:
+        """Raises `Fenced` if another controller has taken the run over: its epoch is higher, or it holds ours, which
+        can happen where a store shows this controller's files to others too late."""
+        highest = max(list_epochs(self._store), default=0)
+        if highest < self.epoch:
+            return
+        other = _read(self._store, highest)
+        if highest > self.epoch or other.id not in (self.id, ""):
             self._fenced = True
-            other = _read(self._store, max(newer))
             raise Fenced(
                 f"{self._store.uri} was taken over by {_name(other.holder)} at {other.started_at}; "
                 "what this controller does no longer counts."
@@ -99,7 +101,7 @@ class Lease:
 
     def release(self) -> None:
         """Let the next controller in without a wait; never fails, since a dead holder is found out all the same."""
-        _held.discard((self._store.uri, self.epoch))
+        _held.discard(self.id)
         self._number += 1
         try:
             self._put(released=True)
@@ -119,15 +121,15 @@ def acquire(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
     """Become the run's controller; `RunBusy` names who holds it otherwise."""
-    numbers = _numbers(store)
-    if numbers and not takeover:
-        holder = _read(store, max(numbers))
+    highest = max(list_epochs(store), default=0)
+    if highest and not takeover:
+        holder = _read(store, highest)
         if _is_alive(store, holder, sleep):
             raise RunBusy(
                 f"{store.uri} is held by {_name(holder.holder)} since {holder.started_at}; wait for it, stop it, "
                 "or pass RunConfig(takeover=True) to fence it off."
             )
-    epoch = max(numbers, default=0) + 1
+    epoch = highest + 1
     own = EpochFile(
         epoch=epoch,
         id=secrets.token_hex(8),
@@ -135,16 +137,21 @@ def acquire(
         started_at=now_text(),
         time_to_live_s=time_to_live_s,
     )
-    if not place(store, epoch_key(epoch), msgspec.json.encode(own)):
-        raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
-    lease = Lease(store, own, _settle(store, epoch, numbers))
-    lease.beat()
+    _held.add(own.id)  # before others can see the epoch file: they are to find its holder alive
+    try:
+        if not place(store, epoch_key(epoch), msgspec.json.encode(own)):
+            raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
+        lease = Lease(store, own, _settle(store, epoch))
+        lease.beat()
+    except BaseException:
+        _held.discard(own.id)
+        raise
     return lease
 
 
 def read_cuts(store: Store) -> list[tuple[int, Position]]:
     """For each controller, where the journal of those before it ends (see `journal.read_records`)."""
-    settled = [read_settlement(store, number) for number in _numbers(store)]
+    settled = [read_settlement(store, number) for number, has_floor in list_epochs(store).items() if has_floor]
     return [
         (one.epoch, Position(one.journal_key, one.journal_bytes, one.journal_record))
         for one in settled
@@ -152,13 +159,13 @@ def read_cuts(store: Store) -> list[tuple[int, Position]]:
     ]
 
 
-def _settle(store: Store, epoch: int, earlier: list[int]) -> int:
+def _settle(store: Store, epoch: int) -> int:
     """The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
 
     Whoever stands below and has not settled its own floor never will: it could only void what counts by then. Indices
     are looked at before the journal: what is reserved below the floor has its reports there already, and they count.
     """
-    for number in earlier:
+    for number in (number for number, has_floor in list_epochs(store).items() if number < epoch and not has_floor):
         overtaken = Settlement(epoch=number, floor=None)
         place(store, floor_key(number), msgspec.json.encode(overtaken))
     floor = Catalog(store).survey().next_index()
@@ -185,7 +192,7 @@ def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -
         return False
     dead = is_dead(holder.holder)
     if dead is False and holder.holder == this_process():
-        return (store.uri, holder.epoch) in _held
+        return holder.id in _held
     if dead is not None:
         return not dead
     waited_s, pause_s = 0.0, holder.time_to_live_s / 10
@@ -195,10 +202,6 @@ def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -
         if _read_beat(store, holder.epoch) != first:
             return True
     return False
-
-
-def _numbers(store: Store) -> list[int]:
-    return sorted(read_fences(store).floors)
 
 
 def _read(store: Store, epoch: int) -> EpochFile:

@@ -101,8 +101,18 @@ def test_a_controller_that_was_overtaken_before_it_settled_voids_nothing(store: 
     done = commit_directory(store, tmp_path / "files")
     assert (third.epoch, done.epoch) == (3, 3)
     with pytest.raises(Fenced, match="taken over"):
-        _settle(store, 2, [1])
+        _settle(store, 2)
     assert Catalog(store).committed() == [done]
+
+
+def test_a_controller_whose_epoch_file_names_another_is_fenced(store: PosixStore) -> None:
+    """Where files are seen late, two may create the same epoch: whoever's file is there in the end has it."""
+    first, second = acquire(store), acquire(store, takeover=True)
+    theirs = msgspec.json.decode(store.get(epoch_key(second.epoch)), type=EpochFile)
+    store.put(epoch_key(first.epoch), msgspec.json.encode(msgspec.structs.replace(theirs, epoch=first.epoch)))
+    store.delete([epoch_key(second.epoch)])
+    with pytest.raises(Fenced, match="taken over"):
+        first.beat()
 
 
 def test_a_torn_epoch_file_holds_nothing(store: PosixStore) -> None:

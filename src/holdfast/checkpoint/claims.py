@@ -1,0 +1,166 @@
+"""Create a key once where the storage does not refuse a second creation.
+
+Some S3 servers ignore put-if-absent, pyarrow's filesystems have no such thing, and two FUSE mounts of one bucket do not
+see each other's exclusive creations. There each writer announces itself by a claim, a small file of its own beside the
+key, and looks: whoever sees neither the key nor another's claim creates the key. Of two writers at least one put its
+claim before the other looked, so at most one of them finds itself alone. When several see each other, the one with the
+smallest token looks again until the others have withdrawn; those wait for the key. `reservation.place` uses this for
+files that are written once (epochs, floors, `run.json`, manifests); `reserve` has its own for names of checkpoints.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from holdfast.checkpoint.layout import CLAIM_PREFIX
+from holdfast.checkpoint.writer import Writer, is_dead, this_process
+from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
+from holdfast.storage.store import Store
+
+__all__ = ["CLAIM_TIME_TO_LIVE_S", "Claim", "create_by_claim"]
+
+CLAIM_TIME_TO_LIVE_S = 30.0
+"""A claim that others have seen for this long is one of a writer that crashed. A living writer gives up its own claim
+in half that time."""
+
+_ATTEMPTS = 200
+_MIN_PAUSE_S = 0.01
+_MAX_PAUSE_S = 2.0
+_TRUSTED_S = 1.0
+"""For so long nobody asks whether a claim's writer still lives: most claims are gone sooner."""
+_KEEP = ".keep"
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is about to create a key."""
+
+    format: str = "holdfast.claim/1.0"
+    key: str
+    token: str
+    writer: Writer
+
+
+def create_by_claim(
+    store: Store,
+    key: str,
+    data: bytes,
+    *,
+    cache_s: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    uniform: Callable[[float, float], float] = random.uniform,
+) -> bool:
+    """Create `key`; False if it is there. `cache_s` is how long other writers' files may stay unseen."""
+    contender = _Contender(store, key, data, cache_s, sleep, clock, uniform)
+    for attempt in range(_ATTEMPTS):
+        outcome = contender.attempt()
+        if outcome is not None:
+            return outcome
+        sleep(uniform(0, min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** min(attempt, 10))))
+    raise Unavailable(f"{store.uri}: {key} could not be created in {_ATTEMPTS} tries; let fewer writers start at once.")
+
+
+class _Contender:
+    """One writer's attempts at one key."""
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        data: bytes,
+        cache_s: float,
+        sleep: Callable[[float], None],
+        clock: Callable[[], float],
+        uniform: Callable[[float, float], float],
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._data = data
+        self._cache_s = cache_s
+        self._sleep = sleep
+        self._clock = clock
+        self._uniform = uniform
+        self._directory, _, name = key.rpartition("/")
+        self._below = f"{self._directory}/" if self._directory else ""
+        self._prefix = f"{self._below}{CLAIM_PREFIX}{name}-"
+        self._first_seen_s: dict[str, float] = {}
+
+    def attempt(self) -> bool | None:
+        """True: created. False: it was there. None: another writer is at it, so try again."""
+        found = self._list()
+        if self._key in found:
+            return False
+        if not any(_is_lasting(one) for one in found):
+            # Some servers forget a file that is made in a directory which they are just removing as empty.
+            self._store.put(f"{self._below}{_KEEP}", b"")
+        if self._live_claims(found):
+            return None
+        claim = Claim(key=self._key, token=secrets.token_hex(8), writer=this_process())
+        own = f"{self._prefix}{claim.token}.json"
+        began_s = self._clock()
+        try:
+            self._store.put(own, msgspec.json.encode(claim))
+            return self._contend(own, began_s)
+        finally:
+            # After the key: whoever sees no claim any more must see the key. `create` looks at it last of all.
+            with suppress(StorageError):
+                self._store.delete([own])
+
+    def _contend(self, own: str, began_s: float) -> bool | None:
+        while True:
+            if self._cache_s:
+                self._sleep(self._cache_s)
+            found = self._list()
+            if self._key in found:
+                return False
+            claims = self._live_claims(found)
+            # A claim that is not listed would not be seen by others either.
+            if own not in claims or own != min(claims):
+                return None
+            if self._clock() - began_s > self._cache_s + CLAIM_TIME_TO_LIVE_S / 2:
+                return None  # others may soon take this claim for a dead writer's
+            if len(claims) == 1:
+                created = self._create()
+                stale = [one for one in found if one.startswith(self._prefix) and one != own]
+                self._store.delete(stale)
+                return created
+            self._sleep(self._uniform(0, _MIN_PAUSE_S))
+
+    def _create(self) -> bool:
+        try:
+            self._store.create(self._key, self._data)
+        except AlreadyExists:
+            return False
+        return True
+
+    def _list(self) -> set[str]:
+        return {entry.key for entry in self._store.list(self._directory)}
+
+    def _live_claims(self, found: set[str]) -> set[str]:
+        return {one for one in found if one.startswith(self._prefix) and not self._is_stale(one)}
+
+    def _is_stale(self, claim: str) -> bool:
+        """Whether a claim's writer is gone: certainly dead, or its claim was seen for the whole time to live, by this
+        process's own clock."""
+        seen_s = self._clock() - self._first_seen_s.setdefault(claim, self._clock())
+        if seen_s > self._cache_s + CLAIM_TIME_TO_LIVE_S:
+            return True
+        return seen_s > _TRUSTED_S and self._is_dead(claim)
+
+    def _is_dead(self, claim: str) -> bool:
+        try:
+            found = msgspec.json.decode(self._store.get(claim), type=Claim)
+        except (NotFound, msgspec.MsgspecError):
+            return False  # withdrawn meanwhile, or torn: it counts as seen
+        return is_dead(found.writer) is True
+
+
+def _is_lasting(key: str) -> bool:
+    """Whether this file keeps its directory from becoming empty when claims are withdrawn."""
+    return not key.rpartition("/")[2].startswith(CLAIM_PREFIX)

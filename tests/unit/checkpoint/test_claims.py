@@ -1,0 +1,204 @@
+"""Creation once, on storage that refuses nothing: any order of events, writers that crash, claims left behind."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+
+import msgspec
+import pytest
+
+from holdfast.checkpoint import claims
+from holdfast.checkpoint.claims import CLAIM_TIME_TO_LIVE_S, Claim, create_by_claim
+from holdfast.checkpoint.writer import Writer, this_process
+from holdfast.errors import AlreadyExists, NotFound
+from holdfast.storage.store import Entry
+
+KEY = "epochs/000001.json"
+WRITERS = 3
+
+
+class Crash(BaseException):
+    """The writer is gone: it does nothing more, its `finally` blocks included."""
+
+
+class Turns:
+    """Runs one thread at a time, and at each step a seeded choice says which goes on."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 0.0
+        self._changed = threading.Condition()
+        self._alive: list[int] = []
+        self._current = -1
+
+    def run(self, actions: list[Callable[[], None]]) -> None:
+        def main(me: int, action: Callable[[], None]) -> None:
+            self._wait(me)
+            try:
+                action()
+            except Crash:
+                pass
+            finally:
+                with self._changed:
+                    self._alive.remove(me)
+                    self._choose()
+
+        self._alive = list(range(len(actions)))
+        threads = [threading.Thread(target=main, args=one, name=str(one[0])) for one in enumerate(actions)]
+        for thread in threads:
+            thread.start()
+        with self._changed:
+            self._choose()
+        for thread in threads:
+            thread.join()
+
+    def step(self, took_s: float = 0.01) -> None:
+        with self._changed:
+            self.now_s += took_s
+            self._choose()
+        self._wait(int(threading.current_thread().name))
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def _choose(self) -> None:
+        self._current = self.random.choice(self._alive) if self._alive else -1
+        self._changed.notify_all()
+
+    def _wait(self, me: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._current == me)
+
+
+class SteppedStore:
+    """One writer's view of a store that refuses no creation. Each verb is one step, and `list` and `create` are two, as
+    on a real server: a listing is no instant. After `steps_left` steps the writer has crashed."""
+
+    uri = "memory"
+    exclusive = False
+
+    def __init__(self, files: dict[str, bytes], turns: Turns, steps_left: int = 10**9) -> None:
+        self._files = files
+        self._turns = turns
+        self._steps_left = steps_left
+
+    def put(self, key: str, data: bytes) -> None:
+        self._step()
+        self._files[key] = data
+        self._step()
+
+    def create(self, key: str, data: bytes) -> None:
+        self._step()
+        if key in self._files:
+            raise AlreadyExists(key)
+        self.put(key, data)
+
+    def get(self, key: str) -> bytes:
+        self._step()
+        if key not in self._files:
+            raise NotFound(key)
+        return self._files[key]
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        self._step()
+        middle = f"{prefix}/{self._turns.random.choice('./0z')}"
+        first = [key for key in self._files if key < middle]
+        self._step()
+        return [Entry(key, 1) for key in sorted({*first, *(key for key in self._files if key >= middle)})]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._step()
+        for key in keys:
+            self._files.pop(key, None)
+
+    def _step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise Crash
+        self._turns.step()
+
+
+def race(patch: pytest.MonkeyPatch, seed: int, crashing: int = 0) -> tuple[list[bool | None], dict[str, bytes]]:
+    """Let writers create one key; what each was told (None: it crashed), and what is stored afterwards."""
+    turns = Turns(seed)
+    patch.setattr("secrets.token_hex", lambda _: f"{turns.random.getrandbits(64):016x}")
+    files: dict[str, bytes] = {}
+    told: list[bool | None] = [None] * WRITERS
+
+    def writer(number: int) -> None:
+        crashes = turns.random.randrange(1, 14) if number < crashing else 10**9
+        store = SteppedStore(files, turns, crashes)
+        told[number] = create_by_claim(
+            store,  # type: ignore[arg-type]
+            KEY,
+            str(number).encode(),
+            sleep=turns.step,
+            clock=turns.clock,
+            uniform=turns.random.uniform,
+        )
+
+    turns.run([lambda number=number: writer(number) for number in range(WRITERS)])  # type: ignore[misc]
+    return told, files
+
+
+def test_exactly_one_writer_creates_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(300):
+        told, files = race(monkeypatch, seed)
+        assert sorted(told, key=bool) == [False] * (WRITERS - 1) + [True], seed
+        assert files == {KEY: str(told.index(True)).encode(), "epochs/.keep": b""}, seed
+
+
+def test_writers_that_crash_at_any_step_neither_block_the_others_nor_let_two_win(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in range(150):
+        told, files = race(monkeypatch, seed, crashing=WRITERS - 1)
+        survivor = told[-1]
+        assert survivor is not None, seed
+        assert told.count(True) <= 1, seed
+        winner = told.index(True) if True in told else int(files[KEY])
+        assert files[KEY] == str(winner).encode(), seed
+        assert survivor == (winner == WRITERS - 1), seed
+
+
+def claimed(writer: Writer) -> dict[str, bytes]:
+    claim = Claim(key=KEY, token="00", writer=writer)
+    return {"epochs/.keep": b"", "epochs/.claim-000001.json-00.json": msgspec.json.encode(claim)}
+
+
+@pytest.mark.parametrize(
+    ("writer", "waits_s"),
+    [
+        (msgspec.structs.replace(this_process(), started_ticks=1), claims._TRUSTED_S),
+        (Writer(host="elsewhere", pid=1), CLAIM_TIME_TO_LIVE_S),
+    ],
+    ids=["certainly dead", "unknown"],
+)
+def test_a_claim_of_a_dead_writer_does_not_count(writer: Writer, waits_s: float) -> None:
+    turns, files, told = Turns(0), claimed(writer), list[bool]()
+
+    def create() -> None:
+        store = SteppedStore(files, turns)
+        told.append(create_by_claim(store, KEY, b"1", sleep=turns.step, clock=turns.clock))  # type: ignore[arg-type]
+
+    turns.run([create])
+    assert told == [True]
+    assert files == {KEY: b"1", "epochs/.keep": b""}
+    assert waits_s <= turns.now_s < waits_s + 10
+
+
+def test_what_others_see_late_is_waited_for_between_claim_and_look() -> None:
+    """On a mount that caches names, a claim counts only once the others cannot miss it any more."""
+    turns, files, pauses = Turns(0), dict[str, bytes](), list[float]()
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s if any(".claim-" in key for key in files) else -pause_s)
+
+    def create() -> None:
+        store = SteppedStore(files, turns)
+        create_by_claim(store, KEY, b"1", cache_s=3.0, sleep=sleep, clock=turns.clock)  # type: ignore[arg-type]
+
+    turns.run([create])
+    assert pauses == [3.0] and files[KEY] == b"1"
