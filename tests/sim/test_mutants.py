@@ -86,7 +86,9 @@ def delete_the_newest(patch: Patch) -> None:
 
 
 def resume_from_the_oldest(patch: Patch) -> None:
-    patch.setattr(Durable, "newest", lambda self: min(self.checkpoints.values(), key=lambda s: s.index, default=None))
+    patch.setattr(
+        Durable, "resume_point", lambda self: min(self.checkpoints.values(), key=lambda s: s.index, default=None)
+    )
 
 
 def trust_the_journal_over_storage(patch: Patch) -> None:
