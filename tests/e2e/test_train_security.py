@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
-from tests.e2e.small import fit
+import pytest
+from tests.e2e.small import fit, make_trainer
 from tests.faults.programs.place import Place
+
+from holdfast import train
+from holdfast.train import Checkpoint
 
 
 def _shown_tokens() -> list[bool]:
@@ -21,3 +26,39 @@ def _shown_tokens() -> list[bool]:
 
 def test_no_process_of_a_run_shows_a_token(place: Place) -> None:
     assert fit(place, _shown_tokens).return_value == [False] * 5
+
+
+_MODES = {"secret": 0o600, "shared": 0o644, "script.sh": 0o755}
+
+
+def _report_and_look(config: dict[str, str]) -> list[str]:
+    """Report files of several modes; gives the directories of the cache that others may enter."""
+    with tempfile.TemporaryDirectory() as directory:
+        for name, mode in _MODES.items():
+            Path(directory, name).write_text(name)
+            Path(directory, name).chmod(mode)
+        train.report({}, Checkpoint.from_directory(directory))
+    places = [Path(config["cache"]), Path.cwd(), Path(tempfile.gettempdir()), *Path(config["cache"]).rglob("*")]
+    return [str(path) for path in places if path.is_dir() and path.stat().st_mode & 0o077]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_run_shows_no_more_than_the_user_lets_others_see(
+    place: Place, umask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staging, TMPDIR and the working directory are private; stored files keep their modes, less the umask."""
+    monkeypatch.delenv("TMPDIR")
+    before = os.umask(umask)
+    try:
+        trainer = make_trainer(place, _report_and_look, config={"cache": str(place.cache)})
+        result = trainer.fit()
+    finally:
+        os.umask(before)
+    assert result.return_value == []
+    assert result.checkpoint is not None
+    stored = {name: Path(result.checkpoint.path, name).stat().st_mode & 0o777 for name in _MODES}
+    assert stored == {name: mode & ~umask for name, mode in _MODES.items()}
+    for path in (place.storage / "run").rglob("*"):
+        assert path.stat().st_mode & umask == 0, path
+    with result.checkpoint.as_directory() as directory:
+        assert not Path(directory, "secret").stat().st_mode & 0o077

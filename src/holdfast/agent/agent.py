@@ -252,7 +252,7 @@ class Agent:
     async def _sync_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_EVERY_S)
-            self._session.keep_link_fresh()
+            self._session.renew_times()
             await self._depot.sync_logs()
 
     # ------------------------------------------------------------------ the loop around it

@@ -17,6 +17,7 @@ from pathlib import Path
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.mirror import Mirror
 from holdfast.agent.parts import Parts
+from holdfast.storage.private_directory import make_private_directory
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Prepare, Settled, Upload, Uploaded, UploadFailed
 
@@ -43,8 +44,7 @@ class Depot:
 
     def prepare(self, order: Prepare) -> None:
         """From here on, storage is what `order` says."""
-        work_dir = Path(order.work_dir)
-        work_dir.mkdir(parents=True, exist_ok=True)
+        work_dir = make_private_directory(Path(order.work_dir))
         self._order = order
         self._store = None
         self._mirror = Mirror(self._open_store, self._logs, work_dir if order.sync_artifacts else None)

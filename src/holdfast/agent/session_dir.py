@@ -1,9 +1,11 @@
 """The agent's own directory on its node: staged parts, logs and error files; gone when the agent is.
 
 `<cache>/agents/<agent id>/`, with a lock file beside it that the agent holds as long as it lives. The kernel drops the
-locks of the dead, on other machines that share the cache as well, so that a lock which can be taken means a directory
-that can go. An agent that was killed cannot clean up after itself: its zygote does so, and if that was killed too, the
-next agent on the node does.
+locks of the dead, so that a lock which can be taken means a directory that can go. An agent that was killed cannot
+clean up after itself: its zygote does so, and if that was killed too, the next agent on the node does.
+
+Where machines share the cache (a home directory on NFS), a lock may hold on one of them only. There the names carry the
+machine, each machine sweeps its own, and another's only when its lock file was not renewed for a week.
 
 Workers see their TMPDIR through a short symbolic link in /tmp: the address of a Unix socket has 107 bytes, and what
 multiprocessing puts below TMPDIR (DataLoader workers send tensors through such sockets) must fit as well. Behind the
@@ -17,15 +19,20 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.checkpoint.writer import machine_id
+from holdfast.storage.files import has_shared_locks
 from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.private_directory import make_private_directory
 
 __all__ = ["SessionDir", "remove_dangling_links", "sweep_dead"]
 
 _LOCK = ".lock"
+_ABANDONED_S = 7 * 86_400.0
 _LINK_PREFIX = "hf-"
 _LINK_DIRECTORIES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 _log = logging.getLogger(__name__)
@@ -35,19 +42,18 @@ class SessionDir:
     """Where this agent keeps things. Created at once, removed by `remove`."""
 
     def __init__(self, agent: str, root: Path | None = None) -> None:
-        agents = (root or local_cache_dir()) / "agents"
-        agents.mkdir(parents=True, exist_ok=True)
+        agents = make_private_directory((root or local_cache_dir()) / "agents")
         sweep_dead(agents)
         remove_dangling_links()
-        self.path = agents / agent
-        self.lock_path = agents / f"{agent}{_LOCK}"
+        name = agent if has_shared_locks(agents) else f"{agent}@{machine_id()}"
+        self.path = agents / name
+        self.lock_path = agents / f"{name}{_LOCK}"
         lock = _take(self.lock_path)
         if lock is None:
             raise FileExistsError(f"Another agent {agent} lives on this node: give this one another --agent-id.")
         self._lock = lock
         shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir()
-        (self.path / "tmp").mkdir(mode=0o700)
+        make_private_directory(self.path / "tmp")
         self.temp_link = _make_link(self.path / "tmp")
 
     def staging(self, generation: int) -> Path:
@@ -63,8 +69,11 @@ class SessionDir:
         """What must go if this process is killed, in this order."""
         return [*([] if self.temp_link is None else [self.temp_link]), self.path, self.lock_path]
 
-    def keep_link_fresh(self) -> None:
-        """Renew the link's times: systemd-tmpfiles removes what lies in /tmp unused for days."""
+    def renew_times(self) -> None:
+        """Renew the times of the link and the lock: systemd-tmpfiles removes what lies in /tmp unused for days, and
+        other machines what lies in a shared cache unused for a week."""
+        with suppress(OSError):
+            os.utime(self._lock)
         if self.temp_link is not None:
             with suppress(OSError):
                 os.utime(self.temp_link, follow_symlinks=False)
@@ -84,16 +93,17 @@ class SessionDir:
         os.close(self._lock)
 
     def _made(self, *parts: str) -> Path:
-        path = self.path.joinpath(*parts)
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        return make_private_directory(self.path.joinpath(*parts))
 
 
 def sweep_dead(agents: Path) -> list[str]:
-    """Remove the directories of agents that no longer live; gives their names."""
+    """Remove the directories of agents that no longer live, as far as this machine can know; gives their names."""
     swept = []
+    shared_locks, mine = has_shared_locks(agents), f"@{machine_id()}"
     for name in sorted({entry.name.removesuffix(_LOCK) for entry in agents.iterdir()}):
         lock_path = agents / f"{name}{_LOCK}"
+        if not shared_locks and not name.endswith(mine) and not _is_abandoned(agents / name, lock_path):
+            continue
         lock = _take(lock_path)
         if lock is not None:
             shutil.rmtree(agents / name, ignore_errors=True)
@@ -101,6 +111,15 @@ def sweep_dead(agents: Path) -> list[str]:
             os.close(lock)
             swept.append(name)
     return swept
+
+
+def _is_abandoned(path: Path, lock_path: Path) -> bool:
+    """Whether nobody has touched either for so long that an agent on any machine would have."""
+    times = []
+    for one in (path, lock_path):
+        with suppress(FileNotFoundError):
+            times.append(one.stat().st_mtime)
+    return bool(times) and time.time() - max(times) > _ABANDONED_S
 
 
 def remove_dangling_links(directories: Sequence[Path] = _LINK_DIRECTORIES) -> None:
@@ -129,15 +148,19 @@ def _make_link(target: Path) -> Path | None:
 
 
 def _take(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where someone else does, or where the filesystem has no locks."""
+    """A descriptor that holds the lock; None where someone else does. Where the filesystem has no locks, it goes to
+    whoever makes the file."""
     while True:
+        made = not path.exists()
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(lock).st_ino:
                     return lock
-        except OSError:
+        except OSError as error:
+            if made and not isinstance(error, BlockingIOError):
+                return lock
             os.close(lock)
             return None
         os.close(lock)  # its holder removed it just then

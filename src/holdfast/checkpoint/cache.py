@@ -21,7 +21,10 @@ from blake3 import blake3
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.restore import fetch_manifest
+from holdfast.checkpoint.writer import machine_id
+from holdfast.storage.files import has_shared_locks
 from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.private_directory import make_private_directory
 from holdfast.storage.store import Store
 
 __all__ = ["shared_copy", "shared_directory", "sweep_cache"]
@@ -168,9 +171,9 @@ def _set_writable(tree: Path, writable: bool) -> None:
 
 
 def _root() -> Path:
-    root = local_cache_dir() / "checkpoints"
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return root
+    """Where locks may hold on one machine only, each machine has a directory of its own."""
+    root = make_private_directory(local_cache_dir() / "checkpoints")
+    return root if has_shared_locks(root) else make_private_directory(root / f"on-{machine_id()}")
 
 
 def _lock_path(directory: Path) -> Path:

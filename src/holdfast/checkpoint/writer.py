@@ -8,13 +8,14 @@ and `reserve` ask.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Writer", "describe", "is_dead", "this_process"]
+__all__ = ["Writer", "describe", "is_dead", "machine_id", "this_process"]
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,11 @@ def is_dead(writer: Writer) -> bool | None:
 def describe(writer: Writer) -> str:
     """`host:pid`, for people and for the manifest."""
     return f"{writer.host}:{writer.pid}"
+
+
+def machine_id() -> str:
+    """A short name for this host, boot and PID namespace: processes that can see each other have the same one."""
+    return hashlib.sha256("\0".join(_machine()).encode()).hexdigest()[:12]
 
 
 @functools.cache

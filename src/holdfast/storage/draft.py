@@ -28,17 +28,18 @@ class Draft:
     unnamed: ClassVar[bool] = Path("/proc/self/fd").is_dir()
     """Whether nameless files are tried at all: they need /proc to get a name, and a kernel that lets them."""
 
-    def __init__(self, directory: int) -> None:
+    def __init__(self, directory: int, mode: int = 0o666) -> None:
+        """Its mode is `mode` without what the umask takes away, from the beginning."""
         self._directory = directory
         self._name: str | None = None
         self._open = True
         if Draft.unnamed:
             # EOPNOTSUPP or EISDIR: not on this filesystem. A directory that vanished fails again below.
             with suppress(OSError):
-                self.fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=directory)
+                self.fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode, dir_fd=directory)
                 return
         self._name = new_temporary()
-        self.fd = os.open(self._name, _TO_BE_WRITTEN, 0o666, dir_fd=directory)
+        self.fd = os.open(self._name, _TO_BE_WRITTEN, mode, dir_fd=directory)
 
     def __enter__(self) -> Draft:
         return self

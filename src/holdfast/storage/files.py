@@ -1,7 +1,7 @@
 """What others need of local files: a way for a download to arrive whole, cheap copies, and the kind of a mount.
 
 `landing` serves every backend's `download`; `reflink` and `copy_bytes` copy for `posix` and for the worker's staging;
-`mount_kind` tells `posix` and `locate` where other rules hold.
+`mount_kind` tells `posix` and `locate` where other rules hold, and `has_shared_locks` what `flock` is worth.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from typing import BinaryIO
 from holdfast.storage.failures import translated
 from holdfast.storage.keys import new_temporary
 
-__all__ = ["copy_bytes", "landing", "mount_kind", "reflink", "write_all"]
+__all__ = ["copy_bytes", "has_shared_locks", "landing", "mount_kind", "reflink", "write_all"]
 
 _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF, errno.EIO}
 _FICLONE = 0x40049409
+_LOCAL_MOUNTS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay"}
 
 
 @contextmanager
-def landing(target: Path) -> Iterator[BinaryIO]:
+def landing(target: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """An unbuffered file to write a download to: it becomes `target` when the block ends well, and vanishes when it
-    does not. What its opening and renaming say is translated; wrap the writing in `translated(target)` too."""
+    does not. Its mode is `mode` without what the umask takes away. What its opening and renaming say is translated;
+    wrap the writing in `translated(target)` too."""
     temporary = target.parent / new_temporary()
     with translated(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("xb", buffering=0)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        file = os.fdopen(fd, "wb", buffering=0)
     try:
         with file:
             yield file
@@ -59,6 +62,12 @@ def mount_kind(directory: Path) -> str:
         if place.split(" ")[2] == wanted:
             return kind.partition(" ")[0]
     return ""
+
+
+def has_shared_locks(directory: Path) -> bool:
+    """Whether a `flock` there is seen by everybody who sees the file. On a disk of this machine it is; on network and
+    FUSE file systems it may hold on one machine only, whatever it answers."""
+    return mount_kind(directory) in _LOCAL_MOUNTS
 
 
 def reflink(source: int, target: int) -> bool:

@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from holdfast.errors import ConfigError, InvalidURI, MissingExtra
+from holdfast.errors import InvalidURI, MissingExtra
 from holdfast.storage.files import mount_kind
 from holdfast.storage.posix import PosixStore
+from holdfast.storage.private_directory import claim_private_directory
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 
@@ -104,7 +105,7 @@ def default_storage_path() -> str:
 
 def local_cache_dir() -> Path:
     """This node's cache: HOLDFAST_LOCAL_CACHE_DIR, RAY_AIR_LOCAL_CACHE_DIR, ~/.cache/holdfast, or, without a
-    home that may be written, a directory of this user's below the system's temporary one."""
+    home that may be written, a directory of this user's below the system's temporary one, which is made at once."""
     for name in ("HOLDFAST_LOCAL_CACHE_DIR", "RAY_AIR_LOCAL_CACHE_DIR"):
         if value := os.environ.get(name, "").strip():
             return Path(os.path.abspath(os.path.expanduser(value)))  # noqa: PTH100, PTH111
@@ -113,12 +114,7 @@ def local_cache_dir() -> Path:
         return Path(home, ".cache", "holdfast")
     import tempfile  # seldom needed, and a tenth of what `import holdfast.train` may cost
 
-    shared = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
-    if os.path.lexists(shared) and shared.lstat().st_uid != os.getuid():
-        raise ConfigError(
-            f"The cache {shared} belongs to another user: set HOLDFAST_LOCAL_CACHE_DIR to a directory of yours."
-        )
-    return shared
+    return claim_private_directory(Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}"))
 
 
 def redact(uri: str) -> str:

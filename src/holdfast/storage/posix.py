@@ -139,7 +139,7 @@ class PosixStore:
             if self._fuse():
                 return _upload_in_place(directory, path, source, on_bytes)
             with translated(path):
-                draft = Draft(directory)
+                draft = Draft(directory, _mode_for(source))
             with draft:
                 digest = pump(source, draft.fd, path, on_bytes, direct=True)
                 with translated(path):
@@ -151,7 +151,7 @@ class PosixStore:
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
         path = self._path(key)
         self.size(key)  # NotFound before anything is made at the target
-        with _reading(path), landing(target) as file:
+        with _reading(path), landing(target, _mode_for(path)) as file:
             return pump(path, file.fileno(), target, on_bytes)
 
     def sub(self, prefix: str) -> PosixStore:
@@ -242,7 +242,9 @@ def _in_place(fd: int, path: Path, directory: int) -> Iterator[None]:
 
 def _upload_in_place(directory: int, path: Path, source: Source, on_bytes: OnBytes | None) -> Digest:
     with translated(path):
-        fd = os.open(path.name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        fd = os.open(
+            path.name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, _mode_for(source), dir_fd=directory
+        )
     with _in_place(fd, path, directory):
         digest = pump(source, fd, path, on_bytes)
     with translated(path):
@@ -253,9 +255,18 @@ def _upload_in_place(directory: int, path: Path, source: Source, on_bytes: OnByt
     return digest
 
 
+def _mode_for(source: Source | int) -> int:
+    """The mode of a copy: what the source's mode allows (the umask takes its part away), and its owner may read it.
+    What is not a file yet gets the usual mode."""
+    if isinstance(source, Path | int):
+        found = os.fstat(source) if isinstance(source, int) else source.stat()
+        return stat.S_IMODE(found.st_mode) & 0o777 | stat.S_IRUSR
+    return 0o666
+
+
 def _copy(source: int, directory: int, path: Path) -> None:
     """Share the blocks, else the whole file, else copy the bytes."""
-    with translated(path), Draft(directory) as draft:
+    with translated(path), Draft(directory, _mode_for(source)) as draft:
         if not reflink(source, draft.fd):
             try:
                 return _hard_link(source, directory, path.name)

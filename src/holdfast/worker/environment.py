@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.storage.private_directory import make_private_directory
 from holdfast.worker.job import Assignment
 
 __all__ = [
@@ -71,7 +72,7 @@ def use_temp_dir(assignment: Assignment) -> None:
 
 def enter_work_dir(assignment: Assignment) -> None:
     if assignment.change_directory:
-        Path(assignment.work_dir).mkdir(parents=True, exist_ok=True)
+        make_private_directory(Path(assignment.work_dir))
         os.chdir(assignment.work_dir)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from holdfast.checkpoint.layout import METADATA, is_sidecar
 from holdfast.errors import CheckpointError, OutOfSpace
 from holdfast.storage.files import copy_bytes, reflink
+from holdfast.storage.private_directory import make_private_directory
 
 __all__ = ["stage"]
 
@@ -31,7 +32,7 @@ def stage(source: Path, target: Path, *, let_go: bool) -> None:
             f"The checkpoint directory {source} is not there: save the files before train.report() and keep "
             "the directory until it returns."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(target.parent)
     owned = let_go and not (source / ".manifest.json").exists()
     if owned and _is_self_contained(source) and _moved(source, target):
         return
@@ -82,7 +83,7 @@ def _copy_tree(source: Path, target: Path, prefix: str, above: tuple[tuple[int, 
     here = (status.st_dev, status.st_ino)
     if here in above:
         raise CheckpointError(f"The checkpoint directory contains itself at {source}: remove that link.")
-    target.mkdir()
+    target.mkdir(mode=stat.S_IMODE(status.st_mode) & 0o777 | stat.S_IRWXU)
     with os.scandir(source) as entries:
         for entry in entries:
             path = prefix + entry.name
@@ -108,8 +109,9 @@ def _copy_file(source: str, target: Path) -> None:
         status = os.fstat(reader)
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{source} is neither a file nor a directory: a checkpoint holds files only.")
-        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            os.fchmod(writer, stat.S_IMODE(status.st_mode) & 0o777)  # whatever the umask: it is the user's choice
             if not reflink(reader, writer):
                 with suppress(AttributeError):
                     os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)

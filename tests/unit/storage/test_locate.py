@@ -169,9 +169,9 @@ def test_local_cache_dir_without_a_home(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith("/proc"))
     expected = tmp_path / f"holdfast-{os.getuid()}"
     assert local_cache_dir() == expected
-    expected.mkdir()
+    assert expected.stat().st_mode & 0o777 == 0o700
     assert local_cache_dir() == expected
     monkeypatch.setattr(os, "getuid", lambda: 4242)
     (tmp_path / "holdfast-4242").mkdir()
-    with pytest.raises(ConfigError, match="HOLDFAST_LOCAL_CACHE_DIR"):
+    with pytest.raises(ConfigError, match=r"belongs to another user.*HOLDFAST_LOCAL_CACHE_DIR"):
         local_cache_dir()

@@ -136,3 +136,21 @@ def test_a_full_disk_says_where_and_leaves_nothing(
         stage(source, tmp_path / "target", let_go=False)
     assert not (tmp_path / "target").exists()
     assert source.is_dir()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_staged_files_keep_their_modes(tmp_path: Path, umask: int) -> None:
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub").chmod(0o750)
+    modes = {"secret": 0o600, "shared": 0o644, "script.sh": 0o755, "frozen": 0o444, "sub/inner": 0o640}
+    for name, mode in modes.items():
+        (source / name).write_text(name)
+        (source / name).chmod(mode)
+    before = os.umask(umask)
+    try:
+        stage(source, tmp_path / "cache" / "staged", let_go=False)
+    finally:
+        os.umask(before)
+    assert {name: (tmp_path / "cache" / "staged" / name).stat().st_mode & 0o777 for name in modes} == modes
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,106 @@
+"""An agent's directory on a cache that several machines share, where locks may hold on one of them only."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent import session_dir
+from holdfast.agent.session_dir import SessionDir, sweep_dead
+
+
+class Machines:
+    """Lets this process stand in for several machines: each has a name, and sees no lock of the others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(session_dir, "has_shared_locks", lambda directory: False)
+
+    def become(self, name: str) -> None:
+        self._monkeypatch.setattr(session_dir, "machine_id", lambda: name)
+
+    @staticmethod
+    def unsee_lock(session: SessionDir) -> None:
+        """What the other machines see of a lock that holds on one machine only: nothing."""
+        os.close(session._lock)
+        session._lock = os.open(os.devnull, os.O_RDONLY)
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return Machines(monkeypatch)
+
+
+def test_a_machine_does_not_touch_what_lives_on_another(machines: Machines, tmp_path: Path) -> None:
+    """Process ids repeat between machines, and so do the names of their agents."""
+    machines.become("first")
+    theirs = SessionDir("local-4242-0", tmp_path)
+    (theirs.staging(1) / "weights").write_text("not uploaded yet")
+    machines.unsee_lock(theirs)
+    machines.become("second")
+    mine = SessionDir("local-4242-0", tmp_path)
+    assert mine.path != theirs.path
+    assert sweep_dead(tmp_path / "agents") == []
+    assert (theirs.staging(1) / "weights").read_text() == "not uploaded yet"
+    mine.remove()
+    theirs.remove()
+    assert list((tmp_path / "agents").iterdir()) == []
+
+
+def test_each_machine_sweeps_its_own_dead(machines: Machines, tmp_path: Path) -> None:
+    machines.become("first")
+    dead = SessionDir("a1", tmp_path)
+    machines.unsee_lock(dead)  # its process is gone
+    machines.become("second")
+    assert sweep_dead(tmp_path / "agents") == []
+    machines.become("first")
+    assert sweep_dead(tmp_path / "agents") == ["a1@first"]
+    assert list((tmp_path / "agents").iterdir()) == []
+    dead.remove()
+
+
+def test_what_nobody_renewed_for_a_week_goes_whose_ever_it_is(machines: Machines, tmp_path: Path) -> None:
+    machines.become("first")
+    forgotten, renewed = SessionDir("a1", tmp_path), SessionDir("a2", tmp_path)
+    old = time.time() - 8 * 86_400
+    for session in (forgotten, renewed):
+        for path in (session.path, session.lock_path):
+            os.utime(path, (old, old))
+    renewed.renew_times()
+    for session in (forgotten, renewed):
+        machines.unsee_lock(session)
+    machines.become("second")
+    assert sweep_dead(tmp_path / "agents") == ["a1@first"]
+    assert renewed.path.exists()
+    renewed.remove()
+    forgotten.remove()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_everything_in_it_is_private(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        session = SessionDir("a1", tmp_path / "cache")
+        made = [session.staging(1), session.temporary(1), session.logs(1), session.error_file(1, 0).parent]
+        folders = [tmp_path / "cache", *(path for path in (tmp_path / "cache").rglob("*") if path.is_dir())]
+        assert len(folders) >= len(made) + 2
+        assert {str(path): oct(path.stat().st_mode & 0o777) for path in folders if path.stat().st_mode & 0o077} == {}
+        session.remove()
+    finally:
+        os.umask(before)
+
+
+def test_a_filesystem_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(fd: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    session = SessionDir("a1", tmp_path)
+    with pytest.raises(FileExistsError, match="Another agent a1"):
+        SessionDir("a1", tmp_path)
+    assert session.path.exists()
+    session.remove()
