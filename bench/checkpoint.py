@@ -28,7 +28,7 @@ from bench.store import parse_size
 from bench.timing import settle
 
 from holdfast.checkpoint.handle import Checkpoint
-from holdfast.control.history import read_history
+from holdfast.control.history import read_records
 from holdfast.core.records import CheckpointCommitted
 from holdfast.storage.files import mount_kind
 from holdfast.storage.locate import open_store
@@ -228,7 +228,7 @@ def _saved(bench: _Bench, ours: Servant, with_ray: bool) -> None:
 def _changed(bench: _Bench, ours: Servant) -> None:
     print("\nOne tensor in ten changed since the last checkpoint")
     medians = bench.race({"some": lambda: ours.report(share=0.1), "all": lambda: ours.report(share=1.0)})
-    records = read_history(open_store(ours.storage / "holdfast")).records
+    records = list(read_records(open_store(ours.storage / "holdfast")))
     sent = [record.uploaded_bytes for record in records if isinstance(record, CheckpointCommitted)]
     share = statistics.median(sorted(sent)[: bench.rounds]) / bench.size_bytes
     print(f"  written {share:.1%} of the bytes{bench.judge('Bytes written, a tenth changed', share, 0.12)}")

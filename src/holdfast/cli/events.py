@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.cli.place import find_run
 from holdfast.cli.wording import json_option, print_json, print_line
-from holdfast.control.history import read_history
+from holdfast.control.history import open_journal
 from holdfast.core.story import tell
 from holdfast.errors import NotFound
 
@@ -24,14 +24,17 @@ def events(uri: str, as_json: bool) -> None:
     each with its `kind` and `at` (seconds since 1970), and what is damaged.
     """
     store = find_run(uri)
-    history = read_history(store)
-    if not history.exists:
-        raise NotFound(f"{store.uri} is no training run (it has no run.json): check the path.")
+    damage: list[str] = []
+    try:
+        reader, _ = open_journal(store, damage.append)
+    except NotFound:
+        raise NotFound(f"{store.uri} is no training run (it has no run.json): check the path.") from None
+    records = (line.record for _, line in reader.read())
     if as_json:
-        records = [msgspec.to_builtins(record) for record in history.records]
-        print_json({"uri": store.uri, "records": records, "damage": list(history.damage)})
+        told = [msgspec.to_builtins(record) for record in records]
+        print_json({"uri": store.uri, "records": told, "damage": damage})
         return
-    for line in tell(history.records):
+    for line in tell(records):
         print_line(line)
-    for sentence in history.damage:
+    for sentence in damage:
         print_line(f"DAMAGED  {sentence}")

@@ -12,6 +12,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import this_process
 from holdfast.control.callbacks import CallbackObserver
-from holdfast.control.history import RUN_FILE, History, run_id
+from holdfast.control.fold import FoldWriter
+from holdfast.control.history import RUN_FILE, History, open_journal, run_id
 from holdfast.control.lease import Lease
 from holdfast.control.loop import MakeEngine, Plan, Settings
 from holdfast.control.observer import Observer
@@ -57,6 +59,7 @@ def make_plan(
     """Everything that `Controller` needs, once the lease is held."""
     identity = _write_run_file(request, store)
     _warn_of_changes(request, store, history)
+    fold_writer = FoldWriter(store, lease.epoch, lease.id, identity, deepcopy(history.summary))
     return Plan(
         store=store,
         run_id=identity,
@@ -64,7 +67,8 @@ def make_plan(
         began=_begin(request, store, lease),
         prepare=prepare,
         make_engine=_engine_maker(request, run_in_main),
-        observers=_observers(request, store, history, lease),
+        observers=_observers(request, store, history, lease, fold_writer),
+        fold_writer=fold_writer,
         settings=_settings(),
         max_restarts=request.max_failures,
     )
@@ -221,16 +225,22 @@ def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
     return make
 
 
-def _observers(request: TrainRequest, store: Store, history: History, lease: Lease) -> list[Observer]:
+def _observers(
+    request: TrainRequest, store: Store, history: History, lease: Lease, fold_writer: FoldWriter
+) -> list[Observer]:
+    journal, _ = open_journal(store)
     observers: list[Observer] = [
         Terminal(
             sys.stderr,
             name=request.name,
             uri=store.uri,
             total_workers=request.max_workers,
-            prior=history.records,
+            prior=deepcopy(history.summary),
         ),
-        ResultFiles(store, history.records, params=dict(request.params), fenced=lease.is_fenced),
+        ResultFiles(
+            store, journal, epoch=lease.epoch, lease=lease.id, params=dict(request.params), fenced=lease.is_fenced
+        ),
+        fold_writer,
     ]
     if request.callbacks:
         observers.append(CallbackObserver(request.callbacks, request.run_context, store))

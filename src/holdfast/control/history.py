@@ -1,23 +1,26 @@
-"""A run as its journal tells it: the records that count and the state they fold to. Reading only.
+"""A run as its journal tells it. Reading only.
 
-`run` starts a controller from it, `view` shows it to people.
+`read_history` gives the summary, from the fold and the records after it: `run` starts a controller from it, `view`
+shows it to people. `read_records` gives every record, one by one, for those who want them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.control.journal_reader import JournalReader
+from holdfast.control.fold import read_fold
+from holdfast.control.journal_reader import START, JournalReader, Mark, OnDamage
 from holdfast.control.lease import read_cuts
 from holdfast.core.records import Record
-from holdfast.core.state import Durable, fold
+from holdfast.core.state import Durable
+from holdfast.core.summary import Summary
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
 
-__all__ = ["RUN_FILE", "History", "read_history", "run_id"]
+__all__ = ["RUN_FILE", "History", "open_journal", "read_history", "read_records", "run_id"]
 
 RUN_FILE = "run.json"
 
@@ -27,25 +30,40 @@ class History:
     """What a run's directory knows. `exists` is False where no controller ever took it on."""
 
     exists: bool
-    records: Sequence[Record]
-    durable: Durable
+    summary: Summary = field(default_factory=Summary)
     damage: Sequence[str] = ()
     """One sentence for each thing in the journal that could not be read."""
 
+    @property
+    def durable(self) -> Durable:
+        return self.summary.durable
+
 
 def read_history(store: Store) -> History:
-    """Fold the journal of the run whose directory is the store's root."""
-    try:
-        identity = store.get(RUN_FILE)
-    except NotFound:
-        return History(False, [], Durable())
+    """Summarise the journal of the run whose directory is the store's root."""
     damage: list[str] = []
-    reader = JournalReader(store, read_cuts(store), run_id(identity), damage.append)
-    records = [line.record for _, line in reader.read()]
-    durable = Durable()
-    for record in records:
-        fold(durable, record)
-    return History(True, records, durable, damage)
+    try:
+        reader, run = open_journal(store, damage.append)
+    except NotFound:
+        return History(False)
+    fold = read_fold(store, reader, run)
+    summary, mark = (Summary(), START) if fold is None else (fold.summary, fold.mark)
+    for _, line in reader.read(mark):
+        summary.take(line.record)
+    return History(True, summary, damage)
+
+
+def read_records(store: Store, after: Mark = START, on_damage: OnDamage | None = None) -> Iterator[Record]:
+    """Every record that counts, in order; `NotFound` if the directory holds no run."""
+    reader, _ = open_journal(store, on_damage)
+    for _, line in reader.read(after):
+        yield line.record
+
+
+def open_journal(store: Store, on_damage: OnDamage | None = None) -> tuple[JournalReader, str]:
+    """The run's journal and its id; `NotFound` if the directory holds no run."""
+    run = run_id(store.get(RUN_FILE))
+    return JournalReader(store, read_cuts(store), run, on_damage), run
 
 
 def run_id(identity: bytes) -> str:

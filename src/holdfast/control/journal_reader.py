@@ -12,6 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -21,6 +22,7 @@ from holdfast.control.journal_format import (
     DIRECTORY,
     Line,
     Segment,
+    claimed_number,
     is_fold,
     parse_header,
     parse_line,
@@ -145,7 +147,7 @@ class JournalReader:
     def _read_lease(self, segments: list[Segment], first: int, limit: float) -> Iterator[Line]:
         wanted = self._needed(segments, first)
         next_n = first
-        for segment, lines in self._fetch(wanted):
+        for segment, lines in self._fetch(wanted, first):
             for line in lines:
                 if line.n < next_n or line.n > limit:
                     continue
@@ -173,16 +175,16 @@ class JournalReader:
             covered = max(covered, segment.last or 0)
         return found
 
-    def _fetch(self, segments: list[Segment]) -> Iterator[tuple[Segment, list[Line]]]:
+    def _fetch(self, segments: list[Segment], first: int) -> Iterator[tuple[Segment, list[Line]]]:
         """Each segment with its lines; ahead of the reader where each costs a round trip."""
         if self._store.local_root is not None or len(segments) < 2:
             for segment in segments:
-                yield segment, self._lines(segment)
+                yield segment, self._lines(segment, first)
             return
         with ThreadPoolExecutor(_FETCHES, "journal") as pool:
             for start in range(0, len(segments), _FETCHES):
                 some = segments[start : start + _FETCHES]
-                yield from zip(some, pool.map(self._lines, some), strict=True)
+                yield from zip(some, pool.map(partial(self._lines, first=first), some), strict=True)
 
     def _rescue(self, segments: list[Segment], around: Segment, first: int, end: int) -> Iterator[Line]:
         """The records from `first` up to `end`, without it, wherever else they stand; what is found nowhere is told."""
@@ -210,10 +212,11 @@ class JournalReader:
 
     # ------------------------------------------------------------ lines
 
-    def _lines(self, segment: Segment) -> list[Line]:
-        return self._parse(segment, self._store.get(segment.key))
+    def _lines(self, segment: Segment, first: int = 1) -> list[Line]:
+        return self._parse(segment, self._store.get(segment.key), first)
 
-    def _parse(self, segment: Segment, data: bytes) -> list[Line]:
+    def _parse(self, segment: Segment, data: bytes, first: int = 1) -> list[Line]:
+        """The segment's lines from the record `first` on, which are all that is checked."""
         old = not segment.lease
         found: list[Line] = []
         bad = 0
@@ -221,6 +224,8 @@ class JournalReader:
         for number, text in enumerate(whole):
             if number == 0 and text.startswith(b'{"segment":'):
                 bad += parse_header(text) is None and not self._add_joined(text, found)
+                continue
+            if first > 1 and claimed_number(text) < first:
                 continue
             try:
                 line = parse_line(text, old=old)

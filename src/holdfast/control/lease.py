@@ -90,13 +90,16 @@ class Lease:
             )
 
     def is_fenced(self) -> bool:
-        """The same, at the price of one look: whoever comes next has the next number."""
+        """Whether another controller has taken the run over, or might have: one look for the next number. Where the
+        storage does not answer, nobody knows, and whoever asks must not write."""
         if not self._fenced:
             try:
                 self._store.size(epoch_key(self.epoch + 1))
                 self._fenced = True
-            except StorageError:  # not there, or the storage is silent: nothing that speaks against this controller
+            except NotFound:
                 return False
+            except StorageError:
+                return True
         return self._fenced
 
     def release(self) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint import expire
+from holdfast.control.fold import FoldWriter
 from holdfast.control.journal import Journal
 from holdfast.control.lease import Lease
 from holdfast.control.liveness import LoopWatch
@@ -68,6 +69,7 @@ class Plan:
     began: e.ControllerBegan
     prepare: m.Prepare
     make_engine: MakeEngine
+    fold_writer: FoldWriter
     observers: Sequence[Observer] = ()
     settings: Settings = field(default_factory=Settings)
     max_restarts: int = 0

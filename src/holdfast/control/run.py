@@ -55,6 +55,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
 def _drive(plan: Plan, lease: Lease, foreground: Foreground) -> str:
     """Run the controller in its thread, and this one beside it."""
     journal = Journal(plan.store, lease.epoch, lease.id, plan.run_id)
+    journal.on_loss = plan.fold_writer.ask
     outcome: list[str | BaseException] = []
     controllers: list[Controller] = []
     ready = threading.Event()
@@ -88,6 +89,7 @@ def _drive(plan: Plan, lease: Lease, foreground: Foreground) -> str:
         finally:
             thread.join()
     journal.close()
+    plan.fold_writer.flush()  # if the journal turned out to be gone only now
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]

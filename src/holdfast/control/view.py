@@ -12,23 +12,13 @@ from typing import Any, Literal
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.control.failures import run_error
-from holdfast.control.history import read_history
+from holdfast.control.history import read_history, read_records
 from holdfast.core import records as r
-from holdfast.core.accounting import account, effective_reports
+from holdfast.core.accounting import effective_reports
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.storage.store import Store
 
-__all__ = ["CheckpointView", "ReportView", "RunView", "read_run"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportView:
-    """One report that counts: those of work that was lost and done again are left out."""
-
-    iteration: int
-    time: float
-    """Seconds since 1970."""
-    metrics: dict[str, Any]
+__all__ = ["CheckpointView", "RunView", "read_reports", "read_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +33,12 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """All of it. `reports` and `checkpoints` ascend by iteration."""
+    """All of it but the reports, of which there may be millions: `read_reports` gives those. `checkpoints` ascend by
+    iteration."""
 
     status: Literal["running", "finished", "failed", "interrupted"]
-    reports: list[ReportView] = field(default_factory=list)
+    metrics: dict[str, Any] | None = None
+    """The last report that counts; None if there is none."""
     checkpoints: list[CheckpointView] = field(default_factory=list)
     return_value: Any = None
     error: HoldfastError | None = None
@@ -63,17 +55,16 @@ class RunView:
 
 def read_run(store: Store) -> RunView:
     """Look at the run whose directory is the store's root."""
-    history = read_history(store)
-    outcome = history.durable.outcome
-    started = next((one for one in reversed(history.records) if isinstance(one, r.ControllerStarted)), None)
-    spent = account(history.records)
+    summary = read_history(store).summary
+    outcome, started = summary.durable.outcome, summary.started
+    spent = summary.accountant.account
     return RunView(
         status=_status(outcome),
-        reports=[ReportView(one.iteration, one.at, one.metrics) for one in effective_reports(history.records)],
+        metrics=summary.curve.last.metrics,
         checkpoints=[
             CheckpointView(one.name, one.index, one.iteration, dict(one.metrics))
             for one in Catalog(store).committed()
-            if one.index >= history.durable.first_index
+            if one.index >= summary.durable.first_index
         ],
         return_value=outcome.return_value if isinstance(outcome, r.RunFinished) else None,
         error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else None,
@@ -83,6 +74,14 @@ def read_run(store: Store) -> RunView:
         recoveries=len(spent.recoveries),
         goodput=spent.goodput,
     )
+
+
+def read_reports(store: Store) -> list[r.Reported]:
+    """Every report that counts, in order of iteration: those of work that was lost and done again are left out."""
+    try:
+        return effective_reports(read_records(store))
+    except NotFound:
+        return []
 
 
 def _status(outcome: r.Record | None) -> Literal["running", "finished", "failed", "interrupted"]:

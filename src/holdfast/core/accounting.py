@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause
 
@@ -71,7 +73,7 @@ class _Stretch:
     last: int
     seconds: float
     sealed: bool
-    """Ends at a checkpoint, to which the run may go back."""
+    """Ends at a checkpoint, to which the run may go back, or where an earlier generation ended."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ class Accountant:
     _lost_iterations: int = 0
     _failures: list[_Failure] = field(default_factory=list)
     _recoveries: list[Recovery] = field(default_factory=list)
+    _checkpoints: dict[str, int] = field(default_factory=dict)
+    """Iterations of the committed checkpoints that are left."""
 
     @property
     def account(self) -> Account:
@@ -123,6 +127,7 @@ class Accountant:
                 self._failures.clear()
             case r.RunRestarted():
                 self._pass(record.at)
+                self._checkpoints.clear()
                 self._stretches.clear()  # what was trained before it stays kept: no later rollback reaches it
                 self._committed = 0
             case r.GenerationStarted():
@@ -146,6 +151,14 @@ class Accountant:
             case r.CheckpointCommitted():
                 self._pass(record.at)
                 self._committed = record.iteration
+                self._checkpoints[record.name] = record.iteration
+            case r.CheckpointAbandoned():
+                self._pass(record.at)
+                self._unseal(record.iteration)
+            case r.CheckpointDeleted() | r.CheckpointDamaged():
+                self._pass(record.at)
+                if (iteration := self._checkpoints.pop(record.name, None)) is not None:
+                    self._unseal(iteration)
             case _:
                 self._pass(record.at)
 
@@ -179,6 +192,25 @@ class Accountant:
             top.seconds += seconds
         else:
             self._stretches.append(_Stretch(record.iteration, record.iteration, seconds, record.checkpoint))
+
+    def _unseal(self, iteration: int) -> None:
+        """The run cannot go back to this iteration any more: what came after it is one stretch with what came before.
+        Without this there would be a stretch for every checkpoint that ever was."""
+        if iteration in self._checkpoints.values():
+            return
+        for n in range(len(self._stretches) - 1, -1, -1):
+            if self._stretches[n].last <= iteration:
+                break
+        else:
+            return
+        one = self._stretches[n]
+        if one.last != iteration or not one.sealed:
+            return
+        one.sealed = False
+        if n + 1 < len(self._stretches) and self._stretches[n + 1].first == iteration + 1:
+            following = self._stretches.pop(n + 1)
+            one.last, one.sealed = following.last, following.sealed
+            one.seconds += following.seconds
 
     def _end(self, record: r.GenerationEnded) -> None:
         self._pass(min(record.detected_at, record.at))
@@ -214,7 +246,7 @@ class Accountant:
             self._recoveries.append(
                 Recovery(
                     generation=ended.generation,
-                    cause=root_cause(ended.failures) if ended.failures else None,
+                    cause=_brief(root_cause(ended.failures)) if ended.failures else None,
                     why=ended.why,
                     ranks=tuple(sorted(one.rank for one in ended.failures)),
                     lost_iterations=failure.lost_iterations,
@@ -222,6 +254,11 @@ class Accountant:
                 )
             )
         self._failures.clear()
+
+
+def _brief(failure: r.WorkerFailure) -> r.WorkerFailure:
+    """Without what is long: recoveries are kept for as long as the run lives."""
+    return structs.replace(failure, traceback=None, last_lines=())
 
 
 class EffectiveReports:
@@ -233,6 +270,8 @@ class EffectiveReports:
 
     def take(self, record: r.Record) -> None:
         if isinstance(record, r.Reported):
+            while self.rows and self.rows[-1].iteration >= record.iteration:
+                self.rows.pop()  # the record of the rollback was lost
             self.rows.append(record)
         elif isinstance(record, r.GenerationStarted):
             while self.rows and self.rows[-1].iteration > record.iteration:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from holdfast.errors import AlreadyExists, NotFound, Unavailable
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 
-__all__ = ["RetryingStore"]
+__all__ = ["RetryingStore", "without_retries"]
 
 _T = TypeVar("_T")
 
@@ -143,6 +143,11 @@ class RetryingStore:
                     raise Unavailable(f"{told} (given up after {failures} tries).") from error
             pause_s = min(self._max_delay_s, self._base_delay_s * 2 ** (failures - 1))
             self._sleep(self._uniform(0, pause_s))
+
+
+def without_retries(store: Store) -> Store:
+    """The store below, each of whose calls is made once: for whoever must look at something before it tries again."""
+    return without_retries(store._store) if isinstance(store, RetryingStore) else store
 
 
 class _Progress:

@@ -52,21 +52,22 @@ class Result:
     @property
     def metrics(self) -> dict[str, Any] | None:
         """The last report's metrics, exactly as they were reported; None if there was none."""
-        return dict(self._view.reports[-1].metrics) if self._view.reports else None
+        return dict(self._view.metrics) if self._view.metrics is not None else None
 
     @functools.cached_property
     def metrics_dataframe(self) -> pandas.DataFrame | None:
-        """A row for every report that counts. Nested metrics become columns `a/b`; `training_iteration` and
-        `timestamp` are added where no metric has that name. None if there was no report."""
-        if not self._view.reports:
+        """A row for every report that counts, read from storage when it is first asked for. Nested metrics become
+        columns `a/b`; `training_iteration` and `timestamp` are added where no metric has that name. None if there was
+        no report."""
+        from holdfast.control.view import read_reports
+
+        rows = read_reports(self._place._open())
+        if not rows:
             return None
         import pandas
 
         return pandas.DataFrame(
-            [
-                {"training_iteration": row.iteration, "timestamp": row.time, **_flat(row.metrics)}
-                for row in self._view.reports
-            ]
+            [{"training_iteration": row.iteration, "timestamp": row.at, **_flat(row.metrics)} for row in rows]
         )
 
     @property

@@ -19,7 +19,7 @@ from tests.faults.programs.drive import trainer
 from tests.faults.programs.driver import Driver
 
 from holdfast.checkpoint.verify import verify
-from holdfast.control.history import read_history
+from holdfast.control.history import read_records
 from holdfast.core.records import Record
 from holdfast.storage.locate import open_store
 from holdfast.train import Result
@@ -70,7 +70,7 @@ class Place:
 
     def records(self, name: str = "run") -> list[Record]:
         """What the run's journal holds."""
-        return list(read_history(open_store(self.storage / name)).records)
+        return list(read_records(open_store(self.storage / name)))
 
     def log(self, generation: int, rank: int, name: str = "run") -> str:
         return (self.storage / name / "logs" / f"generation_{generation:06d}" / f"rank_{rank}.log").read_text()

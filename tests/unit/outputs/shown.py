@@ -67,6 +67,7 @@ class CountingStore(PosixStore):
     def put(self, key: str, data: bytes) -> None:
         if self.failing:
             raise Unavailable("The bucket is not there at the moment: try later.")
+        self.uploads.append((key, len(data)))
         super().put(key, data)
 
     def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:

@@ -11,6 +11,7 @@ from tests.unit.outputs.shown import T0, begin, commit, generation, report, repo
 from tests.unit.terminal.screen import Screen
 
 from holdfast.core import records as r
+from holdfast.core.summary import Summary
 
 _HERE = r.AgentHere(at=T0, agent="a1", host="node-a", slots=2)
 _TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in loop\nValueError: bad batch\n'
@@ -60,7 +61,9 @@ def test_the_start_and_a_report_with_its_checkpoint() -> None:
 
 
 def test_a_resumed_run_says_from_where() -> None:
-    prior = [begin(), *generation(1), *reports(1, 7), commit(7, T0 + 8, index=6)]
+    prior = Summary()
+    for record in [begin(), *generation(1), *reports(1, 7), commit(7, T0 + 8, index=6)]:
+        prior.take(record)
     screen = Screen(prior=prior, uri="s3://bucket/finetune")
     shown = screen.feed([begin(2, T0 + 60), _HERE, *generation(2, 7, T0 + 61, "checkpoint_000006")])
     assert shown == (

@@ -10,8 +10,10 @@ import pytest
 
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.failures import run_error
-from holdfast.control.view import CheckpointView, ReportView, RunView
-from holdfast.core.records import RunFailed, WorkerFailure
+from holdfast.control.journal import Journal
+from holdfast.control.view import CheckpointView, RunView
+from holdfast.core.records import Reported, RunFailed, WorkerFailure
+from holdfast.storage.locate import open_store
 from holdfast.train import Result, TrainingFailedError
 
 
@@ -19,7 +21,7 @@ def view(**changes: Any) -> RunView:
     scores = {0: 0.5, 1: 0.9, 2: math.nan, 3: 0.7}
     fields: dict[str, Any] = {
         "status": "finished",
-        "reports": [ReportView(step + 1, 100.0 + step, {"loss": 1.0 / (step + 1)}) for step in range(4)],
+        "metrics": {"loss": 0.25},
         "checkpoints": [
             CheckpointView(f"checkpoint_{at:06d}", at, at + 1, {"val": {"acc": score}, "step": at})
             for at, score in scores.items()
@@ -51,7 +53,7 @@ def test_the_last_report_and_the_newest_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_empty_run_has_neither(tmp_path: Path) -> None:
-    found = result(tmp_path, reports=[], checkpoints=[])
+    found = result(tmp_path, metrics=None, checkpoints=[])
     assert (found.metrics, found.checkpoint, found.metrics_dataframe) == (None, None, None)
     assert found.best_checkpoints == []
     with pytest.raises(RuntimeError, match="No checkpoint exists"):
@@ -59,8 +61,17 @@ def test_an_empty_run_has_neither(tmp_path: Path) -> None:
 
 
 def test_the_data_frame_has_a_row_for_every_report(tmp_path: Path) -> None:
-    rows = [ReportView(1, 5.0, {"a": {"b": 1}, "timestamp": "mine"}), ReportView(2, 6.0, {"loss": 0.5})]
-    frame = result(tmp_path, reports=rows).metrics_dataframe
+    rows = [
+        Reported(at=5.0, generation=1, iteration=1, metrics={"a": {"b": 1}, "timestamp": "mine"}),
+        Reported(at=6.0, generation=1, iteration=2, metrics={"loss": 0.5}),
+    ]
+    store = open_store(tmp_path / "run")
+    store.put("run.json", b"{}")
+    journal = Journal(store, 1, "0123456789abcdef")
+    journal.append(rows)
+    journal.flush()
+    journal.close()
+    frame = result(tmp_path).metrics_dataframe
     assert frame is not None
     assert list(frame.columns) == ["training_iteration", "timestamp", "a/b", "loss"]
     assert list(frame["training_iteration"]) == [1, 2]

@@ -1,29 +1,35 @@
 """`ResultFiles`: the observer that keeps result.json, progress.csv, the TensorBoard events, params.json and error.txt.
 
 `record` only queues, so it costs next to nothing; `flush` does the work, in whatever thread it is called. The files
-show the effective curve: what a rollback superseded is cut off again. A new controller goes on in the files of the one
-before where they agree with the journal, and makes them again where they do not. A view that cannot be written is
-warned of once and tried again; it never stops the run. Neighbours: `curve`, `rows`, `tfevents`, `sinks`, `texts`.
+show the effective curve: what a rollback superseded is cut off again. A new controller goes on from what the one before
+left (`journal/<epoch>-<lease>.views.json` says which records are in the files), reads the records since then from the
+journal, and makes the files again from all records where they are not as they were left. A view that cannot be
+written is warned of once and tried again; it never stops the run. A fenced controller writes nothing, nor does one that
+cannot find out whether it is. Neighbours: `rows`, `tfevents`, `sinks`, `texts`, and `core.curve`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.control.outputs.curve import Curve, Row
-from holdfast.control.outputs.rows import CsvTable, flatten, json_line, parse_line
-from holdfast.control.outputs.sinks import MirrorSink, Sink, Tail, open_sink
+import msgspec
+
+from holdfast.control.fold import decode_sealed, encode_sealed, newest_summaries
+from holdfast.control.journal_format import fold_key
+from holdfast.control.journal_reader import START, JournalReader, Mark
+from holdfast.control.outputs.rows import CsvTable, flatten, json_line
+from holdfast.control.outputs.sinks import MirrorSink, SavedFile, Sink, open_sink
 from holdfast.control.outputs.texts import error_text, params_text
 from holdfast.control.outputs.tfevents import scalars_event, session_event, version_event
 from holdfast.core import records as r
-from holdfast.errors import StorageError
+from holdfast.core.curve import Curve, Row
+from holdfast.errors import Fenced, NotFound, StorageError
+from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 from holdfast.wire.messages import LogLine
 
@@ -32,6 +38,11 @@ __all__ = ["ResultFiles"]
 _CHUNK_ROWS = 5_000
 _HOLD_S = 2.0
 """How long a row waits for the name of its checkpoint before it is written without."""
+_SAVE_ROWS = 1_000
+"""After so many rows it is noted how far the files go: reading fewer again costs nothing."""
+_PAUSE_S = 10.0
+_BYTES_A_SECOND = 100_000
+"""Whole objects are put so rarely that no more than this goes to the store in the long run, however large they grow."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,37 +54,62 @@ class _Sinks(NamedTuple):
     results: Sink
 
 
+class _Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the files in storage go: all records up to `mark` are in them, but for the rows that wait."""
+
+    mark: Mark
+    curve: Curve
+    columns: list[str]
+    progress: SavedFile
+    results: SavedFile
+    waiting: list[Row] = []
+    unsettled: list[int] = []
+
+
 class ResultFiles:
-    """Writes into the directory of the run, which is the root of `store`. `prior` is the journal so far."""
+    """Writes into the directory of the run, which is the root of `store`."""
 
     def __init__(
         self,
         store: Store,
-        prior: Sequence[r.Record] = (),
+        journal: JournalReader | None = None,
         *,
+        epoch: int = 1,
+        lease: str = "",
         params: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
         fenced: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`fenced` says whether these files are another controller's by now."""
+        """`journal` is read for what earlier epochs wrote. `fenced` says whether these files are another controller's
+        by now, or might be."""
         self._store = store
+        self._journal = journal
+        self._epoch, self._lease = epoch, lease
         self._fenced = fenced
-        self._prior: Sequence[r.Record] = prior
         self._clock = clock
         self._queue: deque[r.Record] = deque()
         self._lock = threading.Lock()
         self._started: r.ControllerStarted | None = None
-        self._curve = Curve()
+        self._sinks: _Sinks | None = None
+        self._taken = 0
+        """How many of this controller's records are taken in."""
+        self._due_at = float("-inf")
+        """When objects may be put again."""
+        self._small: dict[str, bytes | None] = {"params.json": params_text(params or {})}
+        """Small files still to be put, or (None) deleted."""
+        self._failed = False
+        self._failing = False
+        self._reset(START, Curve(), CsvTable())
+
+    def _reset(self, mark: Mark, curve: Curve, table: CsvTable) -> None:
+        self._mark, self._curve, self._table = mark, curve, table
         self._waiting: deque[tuple[float, Row]] = deque()
         """Rows that are not written yet, with the time at which each came."""
         self._unsettled: dict[int, Row] = {}
         """By iteration: rows whose checkpoint is neither committed nor given up."""
         self._written = 0
-        self._table = CsvTable()
-        self._sinks: _Sinks | None = None
-        self._small: dict[str, bytes | None] = {"params.json": params_text(params or {})}
-        """Small files still to be put, or (None) deleted."""
-        self._failing = False
+        self._saved_rows = 0
+        """How many rows the files had when that was last noted."""
 
     def record(self, record: r.Record) -> None:
         if self._started is None and isinstance(record, r.ControllerStarted):
@@ -86,16 +122,22 @@ class ResultFiles:
     def flush(self, final: bool = False) -> None:
         with self._lock:
             if self._started is None or self._fenced():
-                return  # nothing was decided yet, or nothing that counts
+                return  # nothing was decided yet, or nothing that counts, or nobody knows
             failures: list[StorageError] = []
             try:
                 if self._sinks is None:
                     self._sinks = self._open(self._started)
                 self._take_in(self._sinks)
-                self._emit(self._sinks, final)
+                self._emit(self._sinks, self._clock(), final)
+                self._sync(self._sinks, final, failures)
+                self._put_small(failures, final)
+                if not failures:
+                    self._save(self._sinks, final)
             except StorageError as error:
                 failures.append(error)
-            failures += self._sync(final)
+            except Fenced as error:
+                _log.info("The result files are left as they are: %s", error)
+                return
             if failures and not self._failing:
                 _log.warning("The result files cannot be written now, and will be tried again: %s", failures[0])
             self._failing = bool(failures)
@@ -112,19 +154,27 @@ class ResultFiles:
         now = self._clock()
         for _ in range(len(self._queue)):
             record = self._queue.popleft()
-            self._take(record, now)
-            if isinstance(record, r.GenerationStarted):
-                self._roll_back(sinks, record)
-            elif isinstance(record, r.RunFailed):
+            self._take(sinks, record, now)
+            self._taken += 1
+            self._mark = Mark(self._epoch, self._lease, self._taken)
+            if isinstance(record, r.RunFailed):
                 self._small["error.txt"] = error_text(record)
+                self._failed = True
 
-    def _take(self, record: r.Record, now: float) -> None:
+    def _take(self, sinks: _Sinks, record: r.Record, now: float) -> None:
         row = self._curve.take(record)
+        if row is None:
+            self._settle(record)
+        kept = len(self._curve) - (row is not None)
+        if kept < self._written + len(self._waiting):
+            self._roll_back(sinks, record.at, kept)
         if row is not None:
             self._waiting.append((now, row))
             if isinstance(record, r.Reported) and record.checkpoint:
                 self._unsettled[row.iteration] = row
-        elif isinstance(record, r.CheckpointCommitted):
+
+    def _settle(self, record: r.Record) -> None:
+        if isinstance(record, r.CheckpointCommitted):
             settled = self._unsettled.pop(record.iteration, None)
             if settled is not None:
                 settled.checkpoint = record.name
@@ -132,61 +182,116 @@ class ResultFiles:
             self._unsettled.pop(record.iteration, None)
         elif isinstance(record, r.GenerationStarted):
             self._unsettled.clear()
-            while self._waiting and self._waiting[-1][1].iteration > record.iteration:
-                self._waiting.pop()
 
-    def _roll_back(self, sinks: _Sinks, record: r.GenerationStarted) -> None:
-        kept = len(self._curve)
+    def _roll_back(self, sinks: _Sinks, at: float, kept: int) -> None:
+        """Only the first `kept` rows count."""
+        while self._waiting and self._written + len(self._waiting) > kept:
+            self._waiting.pop()
         if kept < self._written:
+            sinks.results.drop_lines(self._written - kept)
+            sinks.progress.drop_lines(self._written - kept)
+            # The curve may have a report after it already: what counts ends one before.
+            iteration = self._curve.last.iteration - (len(self._curve) - kept)
+            sinks.events.append(session_event(at, iteration + 1))
             self._written = kept
-            sinks.results.keep_lines(kept)
-            sinks.progress.keep_lines(kept + 1)
-            sinks.events.append(session_event(record.at, record.iteration + 1))
+            self._saved_rows = min(self._saved_rows, kept - _SAVE_ROWS)  # what was noted is no longer true
+
+    # ------------------------------------------------------------ where the files were left
+
+    def _open(self, started: r.ControllerStarted) -> _Sinks:
+        """Go on in the files that are there if they are as they were left; otherwise make them again."""
+        events = f"events.out.tfevents.{int(started.at):010d}.{started.host}.{started.epoch:06d}"
+        sinks = _Sinks(*(open_sink(self._store, key, self._fenced) for key in (events, "progress.csv", "result.json")))
+        try:
+            sinks.events.start_over()
+            sinks.events.append(version_event(started.at))
+            if not self._resume(sinks, started):
+                self._reset(START, Curve(), CsvTable())
+                sinks.results.start_over()
+                sinks.progress.start_over()
+                sinks.progress.append(self._table.header())
+                sinks.events.append(session_event(started.at, 0))
+            self._replay(sinks)
+            for sink in sinks:
+                sink.install()
+        except BaseException:
+            for sink in sinks:
+                sink.close()
+            raise
+        if started.epoch > 1:
+            self._small["error.txt"] = None  # it goes on after all
+        return sinks
+
+    def _resume(self, sinks: _Sinks, started: r.ControllerStarted) -> bool:
+        for key in newest_summaries(self._store, "views") if self._journal is not None else []:
+            try:
+                saved = decode_sealed(self._store.get(key), _Saved)
+            except NotFound:
+                continue
+            if saved is None or fold_key(saved.mark.epoch, saved.mark.lease, "views") != key:
+                _log.warning("%s/%s is not what a controller left, and is not used.", self._store.uri, key)
+                continue
+            assert self._journal is not None
+            if self._journal.is_cut(saved.mark) or saved.mark.epoch >= self._epoch:
+                continue  # a controller that was fenced had gone on
+            if sinks.results.resume(saved.results) and sinks.progress.resume(saved.progress):
+                self._reset(saved.mark, saved.curve, CsvTable(saved.columns))
+                unsettled = set(saved.unsettled)
+                for row in saved.waiting:
+                    self._waiting.append((row.at, row))
+                    if row.iteration in unsettled:
+                        self._unsettled[row.iteration] = row
+                self._written = self._saved_rows = len(self._curve) - len(self._waiting)
+                told = saved.waiting[0].iteration - 1 if saved.waiting else saved.curve.last.iteration
+                sinks.events.append(session_event(started.at, told + 1))
+                return True
+            return False
+        return False
+
+    def _replay(self, sinks: _Sinks) -> None:
+        """Take in what earlier epochs wrote to the journal and the files do not have."""
+        now = float("-inf")
+        records = self._journal.read(self._mark) if self._journal is not None else ()
+        for count, (mark, line) in enumerate(records, start=1):
+            if mark.epoch >= self._epoch:
+                break
+            now = max(now, line.record.at)
+            self._take(sinks, line.record, now)
+            self._mark = mark
+            if count % _CHUNK_ROWS == 0:
+                self._emit(sinks, now, final=False)
+                for sink in sinks:
+                    sink.write()
+        self._emit(sinks, now, final=False)
+        clock = self._clock()
+        self._waiting = deque((clock, row) for _, row in self._waiting)
+        for sink in sinks:
+            sink.write()
+
+    def _save(self, sinks: _Sinks, final: bool) -> None:
+        """Note how far the files in storage go, if that is worth it."""
+        enough = self._written - self._saved_rows >= _SAVE_ROWS
+        if not enough or not self._lease or len(self._waiting) > _SAVE_ROWS:
+            return
+        if any(isinstance(sink, MirrorSink) and sink.dirty for sink in sinks):
+            return
+        saved = _Saved(
+            mark=self._mark,
+            curve=self._curve,
+            columns=self._table.columns,
+            progress=sinks.progress.saved(),
+            results=sinks.results.saved(),
+            waiting=[row for _, row in self._waiting],
+            unsettled=list(self._unsettled),
+        )
+        self._store.put(fold_key(self._epoch, self._lease, "views"), encode_sealed(saved))
+        self._saved_rows = self._written
 
     # ------------------------------------------------------------ bytes out
 
-    def _open(self, started: r.ControllerStarted) -> _Sinks:
-        """Go on in the files that are there if they agree with the journal; otherwise make them again."""
-        prior, self._prior = self._prior, ()
-        for record in prior:
-            self._take(record, 0.0)
-            if isinstance(record, r.RunFailed):
-                self._small["error.txt"] = None  # it goes on after all
-        events = f"events.out.tfevents.{int(started.at):010d}.{started.host}.{started.epoch:06d}"
-        sinks = _Sinks(*(open_sink(self._store, key, self._clock) for key in (events, "progress.csv", "result.json")))
-        rows = [row for _, row in self._waiting]
-        found = _agreeing(sinks.results.tail(), sinks.progress.tail(), rows)
-        if found is not None:
-            self._table, told = found
-            done = told
-        else:
-            self._table = CsvTable()
-            try:
-                done, told = len(rows), self._make_again(sinks, rows)
-            except StorageError:
-                for sink in sinks:
-                    sink.close()
-                raise
-        sinks.events.append(version_event(started.at))
-        sinks.events.append(session_event(started.at, rows[told - 1].iteration + 1 if told else 0))
-        sinks.events.append(b"".join(map(_event, rows[told:done], map(_flat, rows[told:done]))))
-        for _ in range(done):
-            self._waiting.popleft()
-        self._written = done
-        return sinks
-
-    def _make_again(self, sinks: _Sinks, rows: list[Row]) -> int:
-        """Write both tables anew; how many rows the event files of earlier controllers are known to hold."""
-        for row in rows:
-            self._table.widen(_flat(row))
-        sinks.results.replace(_chunks(rows, json_line))
-        sinks.progress.replace(chain([self._table.header()], _chunks(rows, self._table.line)))
-        stored = [isinstance(sink, MirrorSink) and sink.same_as_stored() for sink in (sinks.results, sinks.progress)]
-        return len(rows) if all(stored) else 0
-
-    def _emit(self, sinks: _Sinks, final: bool) -> None:
+    def _emit(self, sinks: _Sinks, now: float, final: bool) -> None:
         """Write the rows that are ready: those that wait for no checkpoint's name, or have waited long enough."""
-        overdue = self._clock() - _HOLD_S
+        overdue = now - _HOLD_S
         rows: list[Row] = []
         while self._waiting and (
             final or self._waiting[0][1].iteration not in self._unsettled or self._waiting[0][0] <= overdue
@@ -205,50 +310,44 @@ class ResultFiles:
         sinks.progress.append(b"".join(map(self._table.line, rows, flats)))
         sinks.results.append(b"".join(map(json_line, rows, flats)))
 
-    def _sync(self, final: bool) -> list[StorageError]:
-        failures: list[StorageError] = []
-        for sink in self._sinks or ():
+    def _sync(self, sinks: _Sinks, final: bool, failures: list[StorageError]) -> None:
+        for sink in sinks:
             try:
-                sink.sync(final)
+                sink.sync()
             except StorageError as error:
                 failures.append(error)
+        mirrors = [sink for sink in sinks if isinstance(sink, MirrorSink)]
+        if not mirrors or not (final or self._clock() >= self._due_at):
+            return
+        if final and self._epoch > 1:
+            for mirror in mirrors:
+                mirror.mend()
+        size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror.dirty)
+        if size_bytes:
+            self._due_at = self._clock() + _PAUSE_S + size_bytes / _BYTES_A_SECOND
+        for mirror in mirrors:
+            try:
+                if mirror.dirty:
+                    mirror.upload()
+            except StorageError as error:
+                failures.append(error)
+
+    def _put_small(self, failures: list[StorageError], final: bool) -> None:
+        if final and self._epoch > 1 and not self._failed:
+            self._small["error.txt"] = None  # a fenced controller's may have come late
+        once = without_retries(self._store)
         try:
             for key, data in list(self._small.items()):
+                if self._fenced():
+                    return
                 if data is None:
-                    self._store.delete([key])
+                    once.delete([key])
                 else:
-                    self._store.put(key, data)
+                    once.put(key, data)
                 del self._small[key]
         except StorageError as error:
             failures.append(error)
-        return failures
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    return flatten(row.metrics)
 
 
 def _event(row: Row, flat: dict[str, Any]) -> bytes:
     return scalars_event(row.at, row.iteration, flat)
-
-
-def _chunks(rows: Sequence[Row], encode: Callable[[Row, dict[str, Any]], bytes]) -> Iterator[bytes]:
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        yield b"".join(encode(row, flatten(row.metrics)) for row in rows[start : start + _CHUNK_ROWS])
-
-
-def _agreeing(results: Tail | None, progress: Tail | None, rows: Sequence[Row]) -> tuple[CsvTable, int] | None:
-    """The table and how many of the rows both files hold already, if they hold those and nothing else."""
-    if results is None or progress is None or not 1 <= results.lines == progress.lines - 1 <= len(rows):
-        return None
-    row = rows[results.lines - 1]
-    try:
-        last = json.loads(results.last)
-        table = CsvTable.parse_header(progress.first.decode())
-        cells = parse_line(progress.last.decode())
-    except ValueError:
-        return None
-    same = isinstance(last, dict) and last.get("training_iteration") == row.iteration
-    if table is None or not same or last.get("time_total_s") != row.total_s:
-        return None
-    return (table, results.lines) if cells[0] == str(row.iteration) and len(cells) == table.width else None

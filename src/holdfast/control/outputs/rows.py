@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.control.outputs.curve import Row
+from holdfast.core.curve import Row
 
 __all__ = ["CsvTable", "flatten", "json_line", "parse_line"]
 
@@ -66,15 +66,9 @@ class CsvTable:
         self._user = columns[len(_FIXED) :] if columns else []
         self._known = set(self._user) | _FIXED_NAMES
 
-    @classmethod
-    def parse_header(cls, line: str) -> CsvTable | None:
-        """The table that this first line begins, if it is one of ours."""
-        columns = parse_line(line)
-        return cls(columns) if tuple(columns[: len(_FIXED)]) == _FIXED else None
-
     @property
-    def width(self) -> int:
-        return len(_FIXED) + len(self._user)
+    def columns(self) -> list[str]:
+        return [*_FIXED, *self._user]
 
     def widen(self, flat: dict[str, Any]) -> int:
         """Take in keys not seen before; how many there were."""
@@ -87,7 +81,7 @@ class CsvTable:
 
     def widened(self) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
         """From the lines of a narrower table to those of this one: earlier rows have nothing in the new columns."""
-        header, width = self.header(), self.width
+        header, width = self.header(), len(self.columns)
 
         def change(lines: Iterator[bytes]) -> Iterator[bytes]:
             yield header

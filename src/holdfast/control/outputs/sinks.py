@@ -2,188 +2,308 @@
 
 What is to be done is queued and survives a storage that fails for a while: `sync` goes on where it stopped. A FUSE
 mount counts as an object store, since it shows a file only once it is closed and then sends all of it again.
-Neighbours: `results` queues, `rows` and `tfevents` made the bytes.
+
+Each controller writes to a file of its own, which takes the old one's place by a rename: a controller that was fenced
+while it slept appends to a file that nobody sees any more. Only renames and uploads can harm a successor's file, and
+right before each the fence is looked at; in doubt nothing is written. Neighbours: `results` queues, `rows` and
+`tfevents` made the bytes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from zlib import crc32
 
-from holdfast.errors import NotFound
+import msgspec
+
+from holdfast.errors import Fenced, NotFound
 from holdfast.storage.failures import translated
-from holdfast.storage.files import landing, mount_kind, write_all
+from holdfast.storage.files import mount_kind, write_all
+from holdfast.storage.keys import new_temporary
+from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 
-__all__ = ["FileSink", "MirrorSink", "Rewrite", "Sink", "Tail", "open_sink"]
+__all__ = ["FileSink", "MirrorSink", "Rewrite", "SavedFile", "Sink", "open_sink"]
 
 _BLOCK_BYTES = 1 << 20
-_PAUSE_S = 10.0
-_BYTES_A_SECOND = 100_000
+_TAIL_BYTES = 4096
+_PUT_BYTES = 8 << 20
 
 Rewrite = Callable[[Iterator[bytes]], Iterable[bytes]]
 """From the lines of a file to what shall stand there instead."""
 
 
-class Tail(NamedTuple):
-    """What a file holds already: how many lines, the first and the last of them."""
+class SavedFile(msgspec.Struct, frozen=True):
+    """A file as it was left: its size, and a checksum of its last bytes, by which it is known again."""
 
-    lines: int
-    first: bytes
-    last: bytes
+    size_bytes: int = 0
+    crc: int = 0
 
 
-class FileSink:
-    """A plain file, appended to. It is opened anew for each write, so that other hosts see what is there."""
+class _OwnFile:
+    """A file that only this controller writes to, whatever happens to its name."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._fd = -1
         self._queue: deque[bytes | int | Rewrite] = deque()
 
     def append(self, data: bytes) -> None:
         if data:
             self._queue.append(data)
 
-    def keep_lines(self, count: int) -> None:
-        """Cut off what comes after the first `count` lines."""
+    def drop_lines(self, count: int) -> None:
+        """Cut off the last `count` lines."""
         self._queue.append(count)
 
     def rewrite(self, change: Rewrite) -> None:
-        """Put other lines in the place of those that are there; readers see the old or the new ones."""
+        """Put other lines in the place of those that are there."""
         self._queue.append(change)
 
-    def sync(self, final: bool = False) -> None:
+    def start_over(self) -> None:
+        """Begin with an empty file."""
+        self._queue.clear()
+        self._exchange(self._make())
+
+    def saved(self) -> SavedFile:
+        """What is there at present."""
+        size_bytes = os.fstat(self._fd).st_size
+        return SavedFile(size_bytes, self._tail_crc(self._fd, size_bytes))
+
+    def write(self) -> None:
         """Do all that is queued; a `StorageError` leaves the rest for the next call."""
         while self._queue:
             todo = self._queue[0]
-            if isinstance(todo, bytes):
-                self._append(todo)
-            elif isinstance(todo, int):
-                self._cut(todo)
-            else:
-                self.replace(todo(self._lines()))
+            with translated(self._key):
+                if isinstance(todo, bytes):
+                    self._append(todo)
+                elif isinstance(todo, int):
+                    os.ftruncate(self._fd, self._line_start(todo))
+                else:
+                    self._change(todo)
             self._queue.popleft()
 
-    def replace(self, blocks: Iterable[bytes]) -> None:
-        """Let the file consist of these blocks, at once."""
-        with landing(self._path) as file, translated(self._path):
-            for block in blocks:
-                write_all(file.fileno(), block)
-
-    def tail(self) -> Tail | None:
-        """What is there; None if there is nothing, or if the last line is torn."""
-        lines, first, last = 0, b"", b""
-        for line in self._lines():
-            first = first or line
-            last = line
-            lines += 1
-        return Tail(lines, first, last) if last.endswith(b"\n") else None
-
     def close(self) -> None:
-        """Nothing is kept open."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _make(self) -> int:
+        """A new, empty file, open for appending."""
+        raise NotImplementedError
+
+    def _exchange(self, fd: int) -> None:
+        old, self._fd = self._fd, fd
+        if old >= 0:
+            os.close(old)
 
     def _append(self, data: bytes) -> None:
-        with translated(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            rest = memoryview(data)
-            try:
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            finally:
-                self._queue[0] = bytes(rest)  # a full disk may have taken a part
-                os.close(fd)
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        finally:
+            self._queue[0] = bytes(rest)  # a full disk may have taken a part
 
-    def _cut(self, count: int) -> None:
-        with translated(self._path), suppress(FileNotFoundError), self._path.open("r+b", buffering=0) as file:
-            file.truncate(_line_end(file, count))
+    def _change(self, change: Rewrite) -> None:
+        new = self._make()
+        try:
+            for block in change(self._lines()):
+                write_all(new, block)
+        except BaseException:
+            os.close(new)
+            raise
+        self._exchange(new)
 
     def _lines(self) -> Iterator[bytes]:
-        with translated(self._path), suppress(FileNotFoundError), self._path.open("rb", _BLOCK_BYTES) as file:
+        with Path(f"/proc/self/fd/{self._fd}").open("rb", _BLOCK_BYTES) as file:
             yield from file
 
+    def _line_start(self, count: int) -> int:
+        """Where the last `count` lines begin."""
+        end = os.fstat(self._fd).st_size
+        while end > 0:
+            start = max(0, end - _BLOCK_BYTES)
+            block = os.pread(self._fd, end - start, start)
+            place = len(block)
+            while (place := block.rfind(b"\n", 0, place)) >= 0:
+                if count == 0:
+                    return start + place + 1
+                count -= 1
+            end = start
+        return 0
 
-class MirrorSink(FileSink):
-    """Gathered in a nameless local file and put into the store whole, so rarely that no more than some 100 kB a
-    second go there in the long run, however large the object grows."""
+    def _take_prefix(self, source: int, saved: SavedFile) -> bool:
+        """Begin with the first bytes of another open file, if they are those that were left."""
+        if os.fstat(source).st_size < saved.size_bytes or self._tail_crc(source, saved.size_bytes) != saved.crc:
+            return False
+        self.start_over()
+        done = 0
+        while done < saved.size_bytes and (block := os.pread(source, min(_BLOCK_BYTES, saved.size_bytes - done), done)):
+            write_all(self._fd, block)
+            done += len(block)
+        return self.saved() == saved
 
-    def __init__(self, store: Store, key: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  without a name: nothing is left behind, however we end
-        super().__init__(_open_path(self._file))
-        self._store, self._key, self._clock = store, key, clock
-        self._due_at = float("-inf")
-        self._dirty = False
+    @staticmethod
+    def _tail_crc(fd: int, size_bytes: int) -> int:
+        start = max(0, size_bytes - _TAIL_BYTES)
+        return crc32(os.pread(fd, size_bytes - start, start))
 
-    def sync(self, final: bool = False) -> None:
-        self._dirty = self._dirty or bool(self._queue)
-        super().sync(final)
-        if self._dirty and (final or self._clock() >= self._due_at):
-            size_bytes = self._size_bytes()
-            self._due_at = self._clock() + _PAUSE_S + size_bytes / _BYTES_A_SECOND
-            self._store.upload(self._key, self._path)
-            self._dirty = False
 
-    def replace(self, blocks: Iterable[bytes]) -> None:
-        file = tempfile.TemporaryFile()  # noqa: SIM115
-        with translated(self._key):
-            for block in blocks:
-                write_all(file.fileno(), block)
-        self._file.close()
-        self._file, self._path = file, _open_path(file)
-        self._dirty = True
+class FileSink(_OwnFile):
+    """A plain file. Until `install` it has a temporary name; afterwards its name is watched."""
 
-    def same_as_stored(self) -> bool:
-        """Whether the store holds as many bytes already; they are then taken to be these, and not put again."""
+    def __init__(self, path: Path, fenced: Callable[[], bool]) -> None:
+        super().__init__(str(path))
+        self._path = path
+        self._fenced = fenced
+        self._temporary: Path | None = None
+        self._installed = False
+
+    def resume(self, saved: SavedFile) -> bool:
+        """Go on from what an earlier controller left; False if it is not there any more."""
         try:
-            same = self._store.size(self._key) == self._size_bytes()
+            with translated(self._key), self._path.open("rb", 0) as file:
+                return self._take_prefix(file.fileno(), saved)
         except NotFound:
             return False
-        self._dirty = self._dirty and not same
-        return same
 
-    def tail(self) -> Tail | None:
-        """Nothing: fetching the object would cost more than making it again."""
-        return None
+    def install(self) -> None:
+        """Let the file be seen under its name; `Fenced` if that is another controller's by now."""
+        if self._temporary is None:
+            return
+        if self._fenced():
+            raise Fenced(f"{self._path} is another controller's by now.")
+        with translated(self._key):
+            self._temporary.replace(self._path)
+        self._temporary, self._installed = None, True
+
+    def sync(self) -> None:
+        self.write()
+        if self._installed:
+            self.install()
+            self._keep_name()
 
     def close(self) -> None:
-        self._file.close()
+        super().close()
+        self._discard()
 
-    def _size_bytes(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
+    def _keep_name(self) -> None:
+        """Put the file back under its name if somebody took it away."""
+        with translated(self._key):
+            mine = os.fstat(self._fd)
+            try:
+                there = self._path.stat()
+            except FileNotFoundError:
+                there = None
+            if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+                self._change(lambda lines: lines)
+                self.install()
+
+    def _change(self, change: Rewrite) -> None:
+        try:
+            super()._change(change)
+        except BaseException:
+            self._discard()  # or the half of it would be installed
+            raise
+
+    def _make(self) -> int:
+        self._discard()
+        with translated(self._key):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._temporary = self._path.parent / new_temporary()
+            return os.open(self._temporary, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def _discard(self) -> None:
+        if self._temporary is not None:
+            with suppress(OSError):
+                self._temporary.unlink()
+            self._temporary = None
+
+
+class MirrorSink(_OwnFile):
+    """Gathered in a nameless local file, which `upload` puts into the store whole."""
+
+    def __init__(self, store: Store, key: str, fenced: Callable[[], bool]) -> None:
+        super().__init__(key)
+        self._store = store
+        self._once = without_retries(store)
+        self._fenced = fenced
+        self._sent: SavedFile | None = None
+        self._version: str | None = None
+
+    def resume(self, saved: SavedFile) -> bool:
+        with tempfile.TemporaryDirectory() as directory:
+            copy = Path(directory, "copy")
+            try:
+                self._store.download(self._key, copy)
+            except NotFound:
+                return False
+            with copy.open("rb", 0) as file, translated(self._key):
+                if not self._take_prefix(file.fileno(), saved):
+                    return False
+                if os.fstat(file.fileno()).st_size == saved.size_bytes:
+                    self._sent = saved
+                return True
+
+    def install(self) -> None:
+        """Nothing is seen before it is uploaded."""
+
+    def sync(self) -> None:
+        self.write()
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    @property
+    def dirty(self) -> bool:
+        return self._sent != self.saved()
+
+    def upload(self) -> None:
+        """Put the whole object, in one try: who tries again looks at the fence first. `Fenced` if in doubt."""
+        if self._fenced():
+            raise Fenced(f"{self._store.uri}/{self._key} may be another controller's by now.")
+        sending = self.saved()
+        if sending.size_bytes <= _PUT_BYTES:
+            self._once.put(self._key, os.pread(self._fd, sending.size_bytes, 0))
+        else:
+            self._once.upload(self._key, Path(f"/proc/self/fd/{self._fd}"))
+        self._sent = sending
+        self._version = self._stored_version()
+
+    def mend(self) -> None:
+        """See to it that it is sent again if what is stored is not what was sent: a fenced controller's request may
+        have come late."""
+        if self._version is None or self._stored_version() != self._version:
+            self._sent = None
+
+    def _stored_version(self) -> str | None:
+        try:
+            return self._store.version(self._key)
+        except NotFound:
+            return None
+
+    def _make(self) -> int:
+        # Without a name: nothing is left behind, however we end.
+        with tempfile.TemporaryFile(buffering=0) as file:
+            fd = os.dup(file.fileno())
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+        return fd
 
 
 Sink = FileSink | MirrorSink
 
 
-def open_sink(store: Store, key: str, clock: Callable[[], float] = time.monotonic) -> Sink:
+def open_sink(store: Store, key: str, fenced: Callable[[], bool]) -> Sink:
     """The right kind for this store."""
     root = store.local_root
-    return (
-        MirrorSink(store, key, clock) if root is None or mount_kind(root).startswith("fuse") else FileSink(root / key)
-    )
-
-
-def _open_path(file: BinaryIO) -> Path:
-    return Path(f"/proc/self/fd/{file.fileno()}")
-
-
-def _line_end(file: BinaryIO, count: int) -> int:
-    """Where the `count`-th line of the file ends, or the file does."""
-    offset = 0
-    while count > 0 and (block := file.read(_BLOCK_BYTES)):
-        newlines = block.count(b"\n")
-        if newlines < count:
-            count -= newlines
-            offset += len(block)
-            continue
-        end = -1
-        for _ in range(count):
-            end = block.index(b"\n", end + 1)
-        return offset + end + 1
-    return offset
+    if root is None or mount_kind(root).startswith("fuse"):
+        return MirrorSink(store, key, fenced)
+    return FileSink(root / key, fenced)

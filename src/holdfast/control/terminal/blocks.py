@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from holdfast.control.outputs.curve import Row
 from holdfast.control.outputs.rows import flatten
 from holdfast.control.terminal.box import box
 from holdfast.control.terminal.tally import Tally
@@ -23,6 +22,7 @@ from holdfast.control.terminal.words import (
     trim,
 )
 from holdfast.core.blame import root_cause, signature
+from holdfast.core.curve import Row
 from holdfast.core.records import GenerationEnded, GenerationStarted, WorkerFailure
 from holdfast.printable import printable
 

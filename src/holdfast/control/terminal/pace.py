@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from holdfast.control.outputs.curve import Row
+from holdfast.core.curve import Row
 from holdfast.core.records import CheckpointCommitted
 
 __all__ = ["Due", "Pace"]

@@ -25,6 +25,7 @@ from holdfast.control.terminal.tally import Tally
 from holdfast.control.terminal.words import count, long_time, moment, name_ranks, place
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause, signature
+from holdfast.core.summary import Summary
 from holdfast.printable import printable
 from holdfast.wire.messages import LogLine
 
@@ -48,7 +49,7 @@ class Terminal:
         json_lines: bool | None = None,
         interactive: bool | None = None,
         command: Sequence[str] | None = None,
-        prior: Sequence[r.Record] = (),
+        prior: Summary | None = None,
         json_stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,8 +59,7 @@ class Terminal:
         self._name, self._uri, self._total_workers = name, uri, total_workers
         self._command = sys.orig_argv if command is None else command
         self._clock = clock
-        self._prior = prior
-        self._tally = Tally()
+        self._tally = Tally(prior)
         self._hosts_of_agents: dict[str, tuple[str, int]] = {}
         self._hosts: dict[int, str] = {}
         self._chatter = Chatter(self._outlet, self._hosts, clock)
@@ -75,7 +75,6 @@ class Terminal:
         if self._json:
             self._outlet.line(encode_record(record).decode())
         else:
-            self._count_prior()
             row = self._tally.take(record)
             if row is None:
                 self._take(record)
@@ -236,11 +235,6 @@ class Terminal:
         command = blocks.resume_command(self._command)
         how = f"run this again:\n  {command}" if command else "call fit() again with the same name and storage path."
         return f"To continue {source}, {how}"
-
-    def _count_prior(self) -> None:
-        prior, self._prior = self._prior, ()
-        for record in prior:
-            self._tally.take(record)
 
     def _place_ranks(self, record: r.GenerationStarted) -> None:
         """Ranks fill the agents in their order, as `core.forming` places them."""
