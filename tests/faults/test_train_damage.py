@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.faults.programs.altering import count_steps
+from tests.faults.programs.altering import count_steps, keep_one_file
 from tests.faults.programs.place import Place
 
 from holdfast import train
+from holdfast.checkpoint.verify import verify
 from holdfast.core import records as r
+from holdfast.storage.locate import open_store
 
 _STEPS = 6
 
@@ -47,3 +49,15 @@ def test_a_worker_that_finds_a_remote_checkpoint_damaged_makes_the_run_fall_back
 
     filesystem = fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem()))
     _check_fallback(_fit(place, read, storage_filesystem=filesystem))
+
+
+def test_a_file_that_was_altered_in_the_parent_is_stored_anew_and_not_linked(place: Place) -> None:
+    trainer = train.DataParallelTrainer(
+        keep_one_file,
+        train_loop_config={"run": str(place.storage / "run")},
+        run_config=train.RunConfig(name="run", storage_path=str(place.storage)),
+    )
+    trainer.fit()
+    report = verify(open_store(place.storage / "run"), deep=True)
+    assert list(report.damaged) == ["checkpoint_000000"]
+    assert len(report.ok) == 3

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.checkpoint import layout
-from holdfast.checkpoint.digest import digest_stored
+from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.manifest import decode
 from holdfast.checkpoint.reservation import decode_reservation
 from holdfast.core.parts import Draft, FileEntry
@@ -103,7 +103,7 @@ def reference_existing(store: Store, name: str, *, on_bytes: OnBytes | None = No
     for entry in store.list(name):
         path = entry.key.removeprefix(prefix)
         if not layout.is_sidecar(path):
-            found = digest_stored(store, entry.key, on_bytes)
+            found = process_wide.read_digest(store, entry.key, on_bytes)
             entries.append(FileEntry(path=path, size_bytes=found.size_bytes, blake3=found.blake3))
     return entries
 
@@ -127,6 +127,7 @@ class _Part:
         self._draft = draft
         self._rank = rank
         self._on_bytes = on_bytes
+        self._files = process_wide
         self._failed = threading.Event()
         self._known: dict[Digest, str] = {}
         if draft.parent is not None:
@@ -167,6 +168,7 @@ class _Part:
                 if isinstance(source, InMemory):
                     source = InMemory(source.view, found)
                 digest = self._store.upload(key, source, self._sent)
+                self._files.wrote(self._store, key, digest)
         except OSError as error:
             raise CheckpointError(
                 f"{source} could not be read ({error.strerror}): keep it until report returns."
@@ -190,13 +192,23 @@ class _Part:
         if origin is None:
             return False
         try:
+            if not self._holds(origin, digest):
+                return False  # the parent's file may be damaged; what we hold is not
             self._store.copy(origin, key)
-            if self._store.size(key) != digest.size_bytes:
-                return False  # the parent's file was damaged; ours need not be
         except NotFound:
             return False  # the parent was expired meanwhile
+        for stored in (origin, key):  # a hard link changes the version of both
+            self._files.wrote(self._store, stored, digest)
         self._progress(digest.size_bytes)
         return True
+
+    def _holds(self, origin: str, digest: Digest) -> bool:
+        """Whether the parent's file surely holds these bytes, whatever its manifest says of it.
+
+        In doubt it is hashed where that is no transfer; elsewhere sending our own bytes is as cheap as reading them."""
+        if self._store.local_root is None:
+            return self._files.digest(self._store, origin) == digest
+        return self._files.read_digest(self._store, origin, self._look) == digest
 
     def _look(self, count: int) -> None:
         """A block was hashed: nothing is done yet, but it may be time to stop."""

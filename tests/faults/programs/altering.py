@@ -10,7 +10,7 @@ from typing import Any
 from holdfast import train
 from holdfast.train import Checkpoint, CheckpointUploadMode
 
-__all__ = ["count_steps", "flip_byte"]
+__all__ = ["count_steps", "flip_byte", "keep_one_file"]
 
 
 def flip_byte(path: Path) -> None:
@@ -38,6 +38,18 @@ def count_steps(config: dict[str, Any]) -> int:
         checkpoint = _save({"total": total, "next": step + 1}, config["read"])
         train.report({"total": total}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
     return int(total)
+
+
+def keep_one_file(config: dict[str, Any]) -> None:
+    """Commit four checkpoints that share one file, which is altered in the first of them once that is committed."""
+    for step in range(4):
+        Path("out").mkdir(exist_ok=True)
+        Path("out", "frozen.bin").write_bytes(b"frozen" * 100_000)
+        Path("out", "step").write_text(str(step))
+        checkpoint = Checkpoint.from_directory("out")
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+        if step == 0:
+            flip_byte(Path(config["run"], "checkpoint_000000", "frozen.bin"))
 
 
 def _load(read: str) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""What this process knows of stored files without reading them: the digests of those that it wrote or hashed itself.
+
+A digest counts as long as the file's version (`Store.version`) is the one that the file had then; where a version
+changed, or the storage has none, the file is read again or not relied on. `upload` asks before it copies a parent's
+file, `restore` and `handle` before they read a checkpoint to verify it. An agent sends what it verified to its workers,
+so that they need not read it a second time.
+
+Within the granularity of a filesystem's time stamps (some milliseconds, on old network mounts a second) a change in
+place that keeps the size is not seen; neither is a bit that the disk itself turned, until the file is read again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+
+from holdfast.checkpoint.digest import digest_stored
+from holdfast.errors import StorageError
+from holdfast.storage.store import Digest, OnBytes, Store
+
+__all__ = ["KnownFiles", "process_wide"]
+
+_LIMIT = 100_000
+"""So many files at most: those used longest ago are forgotten."""
+
+
+class KnownFiles:
+    """Digests by file and version. May be used from several threads."""
+
+    def __init__(self, limit: int = _LIMIT) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._digests: OrderedDict[str, tuple[str, Digest]] = OrderedDict()
+
+    def digest(self, store: Store, key: str) -> Digest | None:
+        """What the file holds now, if that is known without reading it; `NotFound` if it is not there."""
+        version = store.version(key)
+        return None if version is None else self._find(_place(store, key), version)
+
+    def read_digest(self, store: Store, key: str, on_bytes: OnBytes | None = None) -> Digest:
+        """What the file holds now, read only if that is not known; `NotFound` if it is not there."""
+        version = store.version(key)
+        if version is not None and (known := self._find(_place(store, key), version)) is not None:
+            return known
+        found = digest_stored(store, key, on_bytes)
+        if version is not None and store.version(key) == version:  # nobody wrote to it while it was read
+            self.remember(store, key, found, version)
+        return found
+
+    def wrote(self, store: Store, key: str, digest: Digest) -> None:
+        """This process has just stored a file with this digest under `key`."""
+        with suppress(StorageError):
+            self.remember(store, key, digest, store.version(key))
+            return
+        self.remember(store, key, digest, None)
+
+    def remember(self, store: Store, key: str, digest: Digest, version: str | None) -> None:
+        """The file had this digest when it had this version; None forgets what was known of it."""
+        place = _place(store, key)
+        with self._lock:
+            self._digests.pop(place, None)
+            if version is not None:
+                self._digests[place] = (version, digest)
+                if len(self._digests) > self._limit:
+                    self._digests.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._digests.clear()
+
+    def _find(self, place: str, version: str) -> Digest | None:
+        with self._lock:
+            known = self._digests.get(place)
+            if known is None or known[0] != version:
+                return None
+            self._digests.move_to_end(place)
+            return known[1]
+
+
+def _place(store: Store, key: str) -> str:
+    """The same for a file however the store's root was moved down to it."""
+    return store.sub(key).uri
+
+
+process_wide = KnownFiles()
+"""What everybody in this process shares."""
+
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that does not exist here."""
+    process_wide._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
