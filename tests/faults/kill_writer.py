@@ -24,6 +24,7 @@ import msgspec
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit, commit_directory, merge_parts, reserve, upload_part
 from holdfast.checkpoint.expire import remove
+from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
@@ -135,7 +136,11 @@ def _die() -> None:
 
 def _work(job: Job) -> list[str]:
     calls: list[str] = []
-    store = KillingStore(open_store(job.uri), job.before_call, calls)
+    plain = open_store(job.uri)
+    if job.task == "commit" and (newest := Catalog(plain).newest()) is not None:
+        for entry in newest.files:  # as if this process had written them: on remote stores only such files are copied
+            process_wide.read_digest(plain, f"{newest.name}/{entry.path}")
+    store = KillingStore(plain, job.before_call, calls)
     blocks = itertools.count()  # threads share it
 
     def on_bytes(_: int) -> None:
