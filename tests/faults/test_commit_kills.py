@@ -74,7 +74,9 @@ def scene(place: Place, tmp_path: Path, request: pytest.FixtureRequest) -> Scene
 
 
 def manifest_call(calls: list[str]) -> int:
-    [at] = [at for at, call in enumerate(calls) if call.startswith(("create", "put")) and ".manifest.json" in call]
+    [at] = [
+        at for at, call in enumerate(calls) if call.startswith(("create", "put")) and call.endswith("/.manifest.json")
+    ]
     return at
 
 
