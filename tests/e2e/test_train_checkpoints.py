@@ -95,3 +95,32 @@ def test_a_commit_is_known_on_nodes_that_gave_no_part_of_it(place: Place, monkey
             train.collective.barrier()
 
     fit(place, function, workers=2)
+
+
+def test_rank_zero_names_the_checkpoint_even_if_it_gives_no_part(place: Place) -> None:
+    def function() -> None:
+        rank = train.get_context().get_world_rank()
+        if rank == 0:
+            train.report({"value": 1}, checkpoint_dir_name="of-rank-0")
+            train.report({"value": 2})
+        else:
+            save(1, checkpoint_dir_name="of-rank-1")
+            save(2, checkpoint_dir_name="second-of-rank-1")
+
+    fit(place, function, workers=2)
+    assert place.check_stored() == ["of-rank-0", "second-of-rank-1"]
+
+
+def test_files_that_lie_under_another_name_are_refused(place: Place) -> None:
+    def function() -> None:
+        rank = train.get_context().get_world_rank()
+        own = Path(train.get_context().get_storage().uri, f"own-{rank}")
+        own.mkdir()
+        (own / f"value-{rank}.json").write_text("3")
+        mode = CheckpointUploadMode.NO_UPLOAD
+        train.report({"value": 3}, checkpoint=Checkpoint.from_directory(own), checkpoint_upload_mode=mode)
+
+    from holdfast.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"rank 1 lie in 'own-1'.*'own-0'"):
+        fit(place, function, workers=2)

@@ -60,9 +60,6 @@ class Rig:
             fold(self._shadow, record)
         self.journal.extend(decided.records)
         self._shadow.next_index = max(self._shadow.next_index, self.state.durable.next_index)
-        for name, found in self.state.durable.checkpoints.items():
-            if found.pinned:  # only storage tells
-                self._shadow.checkpoints[name] = found
         assert self.state.durable == self._shadow
         return decided
 
@@ -113,6 +110,7 @@ def stored(index: int, iteration: int, generation: int = 1, loss: int = 0) -> e.
         iteration=iteration,
         generation=generation,
         metrics={"loss": loss or iteration},
+        token=f"token-{index}",
     )
 
 
@@ -128,6 +126,7 @@ def committed(found: e.Stored, at: float) -> r.CheckpointCommitted:
         iteration=found.iteration,
         generation=found.generation,
         metrics=found.metrics,
+        token=found.token,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.machine.rig import (
     NOTHING,
     checkpoint_of,
@@ -128,3 +129,37 @@ def test_news_of_another_generation_counts_for_nothing() -> None:
         e.WorkerExited(generation=7, failure=r.WorkerFailure(rank=0, cause="died")),
     ):
         assert rig.feed(stale, 5.0) == NOTHING
+
+
+def named_report(rank: int, name: str | None, part: bool = True, adopt: bool = False) -> e.RankReported:
+    item = Report(
+        number=1,
+        at=5.0,
+        metrics={"loss": 1} if rank == 0 else None,
+        checkpoint=part,
+        checkpoint_dir_name=name,
+        adopt=adopt,
+    )
+    return e.RankReported(generation=1, rank=rank, items=(item,))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("reports", "name", "adopt"),
+    [
+        ((named_report(0, "zero"), named_report(1, "one"), named_report(2, "two")), "zero", False),
+        ((named_report(0, "zero", part=False), named_report(1, "one"), named_report(2, None)), "zero", False),
+        ((named_report(0, None, part=False), named_report(1, None), named_report(2, "two")), "two", False),
+        ((named_report(0, None), named_report(1, "one", part=False), named_report(2, "two")), "two", False),
+        ((named_report(0, None), named_report(1, None), named_report(2, None, part=False)), None, False),
+        ((named_report(0, "zero"), named_report(1, None), named_report(2, "two", adopt=True)), "two", True),
+    ],
+)
+def test_rank_zero_names_the_checkpoint_and_otherwise_the_lowest_rank_that_does(
+    reports: tuple[e.RankReported, ...], name: str | None, adopt: bool, first: int
+) -> None:
+    """In whatever order the reports arrive; files that lie in storage already are where they are."""
+    rig = running(workers=3)
+    commands = [command for at in range(3) for command in rig.feed(reports[(first + at) % 3], 5.0).commands]
+    (found,) = [command for command in commands if isinstance(command, c.PersistCheckpoint)]
+    assert (found.name, found.adopt) == (name, adopt)

@@ -47,6 +47,8 @@ def test_a_run_with_a_failure_a_dead_driver_and_an_end() -> None:
     for rank in (0, 1):
         rig.feed(report(1, 35.0, checkpoint=True, rank=rank, generation=3), 35.0)
     rig.feed(checkpoint_of(1, stored(1, 2, generation=3)), 36.0)
+    rig.feed(e.PinsFound(), 36.0)
+    rig.feed(e.CheckpointRemoved(name=found.name, token=found.token), 36.0)
     for rank in (0, 1):
         rig.feed(e.WorkerFinished(generation=3, rank=rank), 37.0)
     assert told(rig.journal) == [

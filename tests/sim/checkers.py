@@ -110,19 +110,36 @@ class Checkers:
             self.fail(f"{when} with metrics of another run: {wrong[0]}")
 
     def deleting(self, name: str) -> None:
-        """Retention may take any but the newest, after it wrote that down, and only what is too much."""
+        """Retention may take any but the newest and the pinned, and only what is too much."""
         visible = [one.name for one in self.sim.disk.visible()]
         if name not in visible:
             return
         if name == visible[-1]:
             self.fail(f"{name}, the newest committed checkpoint, is deleted")
-        journals = self.sim.disk.journals.values()
-        if not any(isinstance(one, r.CheckpointDeleted) and one.name == name for found in journals for one in found):
-            self.fail(f"{name} is deleted before the journal says so")
+        if name in self.sim.disk.pinned:
+            self.fail(f"{name} is deleted although it is pinned")
         keep = self.sim.scenario.spec.retention.num_to_keep
         if keep is None or len(visible) <= keep:
             self.fail(f"{name} is deleted although only {len(visible)} checkpoints are there")
         self.acknowledged.discard(name)
+
+    def recorded(self, driver: Driver, records: list[r.Record]) -> None:
+        """Nothing is written down as deleted that is still there."""
+        visible = {one.name for one in self.sim.disk.visible()}
+        for record in records:
+            if isinstance(record, r.CheckpointDeleted) and record.name in visible:
+                self.fail(f"{record.name} is written down as deleted, and is there")
+
+    def _retention_holds(self, driver: Driver) -> None:
+        """At the end nothing is left that the rule lets go, unless storage failed on the way."""
+        scenario, disk = self.sim.scenario, self.sim.disk
+        keep = scenario.spec.retention.num_to_keep
+        troubled = scenario.storage_trouble or any(fault.kind == "outage" for fault in scenario.faults)
+        if keep is None or troubled or scenario.pins:
+            return
+        left = [one.name for one in disk.visible()]
+        if len(left) > keep + 1:
+            self.fail(f"the run has finished, {keep} checkpoints are to be kept, and {left} are there")
 
     def nothing_lost(self) -> None:
         """Whatever counted as committed is there, unless retention took it."""
@@ -189,6 +206,7 @@ class Checkers:
             if outcomes[-1].return_value != self.sums[last]:
                 self.fail(f"the run returned {outcomes[-1].return_value}, not {self.sums[last]}")
             self._exactly(reports_that_count(records), last, "the run has finished")
+            self._retention_holds(driver)
 
     def _justly_failed(self, driver: Driver, records: list[r.Record]) -> None:
         outcome = driver.state.durable.outcome

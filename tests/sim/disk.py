@@ -40,6 +40,7 @@ class Manifest:
     parts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Each rank's file: (iteration, sum)."""
     void: bool = False
+    token: str = ""
 
     def stored(self) -> Stored:
         return Stored(
@@ -48,6 +49,7 @@ class Manifest:
             iteration=self.iteration,
             generation=self.generation,
             metrics=self.metrics,
+            token=self.token,
         )
 
 
@@ -58,6 +60,9 @@ class Disk:
         self.epochs: dict[int, Epoch] = {}
         self.reserved: dict[str, tuple[int, int]] = {}
         """Name to (index, epoch)."""
+        self.tokens: dict[str, str] = {}
+        """Name to the token of its reservation."""
+        self.pinned: set[str] = set()
         self.manifests: dict[str, Manifest] = {}
         self.journals: dict[int, list[Record]] = {}
 
@@ -88,26 +93,41 @@ class Disk:
             if name not in self.manifests and owner < epoch and index < floor:
                 self.manifests[name] = Manifest(name, index, epoch, void=True)
 
-    def reserve(self, epoch: int, at_least: int) -> tuple[str, int]:
+    def reserve(self, epoch: int, at_least: int, custom: str | None, token: str) -> tuple[str, int] | None:
+        """A name and its index; None if the custom name is taken. What an earlier controller left unfinished under it
+        is cleared away."""
+        if custom is not None and custom in self.reserved:
+            manifest = self.manifests.get(custom)
+            committed = manifest is not None and not manifest.void and not self._voids(manifest.epoch, manifest.index)
+            if committed or self.reserved[custom][1] >= epoch:
+                return None
+            self.delete(custom)
         index = max(at_least, self.next_index())
-        name = f"checkpoint_{index:06d}"
-        self.reserved[name] = (index, epoch)
+        name = custom or f"checkpoint_{index:06d}"
+        self.reserved[name], self.tokens[name] = (index, epoch), token
         return name, index
 
     def create(self, manifest: Manifest) -> bool:
         """False if one is there already: a tombstone."""
-        if manifest.name in self.manifests or manifest.name not in self.reserved:
+        if manifest.name in self.manifests or self.tokens.get(manifest.name) != manifest.token:
             return False
         self.manifests[manifest.name] = manifest
         return True
 
-    def abandon(self, name: str, epoch: int) -> None:
-        if name in self.reserved and name not in self.manifests:
+    def abandon(self, name: str, epoch: int, token: str) -> None:
+        """A numbered name is shut, a custom one is free again."""
+        if self.tokens.get(name) != token or name in self.manifests:
+            return
+        if not name.startswith("checkpoint_"):
+            self.delete(name)
+        else:
             self.manifests[name] = Manifest(name, self.reserved[name][0], epoch, void=True)
 
     def delete(self, name: str) -> None:
         self.manifests.pop(name, None)
         self.reserved.pop(name, None)
+        self.tokens.pop(name, None)
+        self.pinned.discard(name)
 
     def is_fenced(self, epoch: int, index: int) -> bool:
         """The writer's question after its manifest is there."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim.node import Fabric, Node
 from tests.sim.persisting import Persisting
+from tests.sim.removing import Removing
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -93,7 +94,14 @@ class Driver:
             fold(self._shadow, record)
         self._monitor = Monitor(self.state)
         stored = tuple(one.stored() for one in disk.visible())
-        began = e.ControllerBegan(epoch=self.epoch, host="host", pid=self.epoch, stored=stored, next_index=floor)
+        began = e.ControllerBegan(
+            epoch=self.epoch,
+            host="host",
+            pid=self.epoch,
+            stored=stored,
+            pinned=tuple(disk.pinned),
+            next_index=floor,
+        )
         self.clock.after(self.clock.delay_s(3.0), self._beat)
         self.post(began)
 
@@ -173,6 +181,7 @@ class Driver:
         for record in decided.records:
             fold(self._shadow, record)
         self.sim.checkers.stepped(self, self._shadow)
+        self.sim.checkers.recorded(self, decided.records)
         self._unsaved.extend(decided.records)
         return decided.commands
 
@@ -244,8 +253,10 @@ class Driver:
             case c.SettleCheckpoint(ticket=ticket, agents=agents):
                 for node in self._of(agents):
                     node.order(node.settle, ticket)
-            case c.DeleteCheckpoint(name=name):
-                self.clock.after(self.clock.delay_s(self.sim.scenario.storage_s), self._delete, name)
+            case c.FindPins(names=names):
+                self.clock.after(self.clock.delay_s(self.sim.scenario.storage_s), self._find_pins, names)
+            case c.DeleteCheckpoint():
+                Removing(self, command)
             case c.EndRun(status=status):
                 # An end that could not be written down is no end: fit() raises, and the same call continues.
                 self.end("unwritten" if self._journal_lost else status)
@@ -260,10 +271,11 @@ class Driver:
     def _of(self, agents: tuple[str, ...]) -> list[Node]:
         return [self.nodes[agent] for agent in agents if agent in self.nodes]
 
-    def _delete(self, name: str) -> None:
-        if self.alive:
-            self.sim.checkers.deleting(name)
-            self.sim.disk.delete(name)
+    def _find_pins(self, names: tuple[str, ...]) -> None:
+        if self.sim.storage_fails():
+            self.post(e.PinsFound(error="the storage does not answer"))
+        else:
+            self.post(e.PinsFound(pinned=tuple(name for name in names if name in self.sim.disk.pinned)))
 
     # ------------------------------------------------------------ the end
 

@@ -108,7 +108,16 @@ class Worker:
             self.node.staged[ticket, self.rank] = (self.iteration, self.sum)
             self.node.driver.sim.moment("part")
         metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
-        self.batch.append(Report(number=self.number, at=self.node.clock.now, metrics=metrics, checkpoint=part))
+        name = self.node.scenario.dir_name(iteration) if self.rank == 0 else None
+        self.batch.append(
+            Report(
+                number=self.number,
+                at=self.node.clock.now,
+                metrics=metrics,
+                checkpoint=part,
+                checkpoint_dir_name=name,
+            )
+        )
         if len(self.batch) >= self.node.scenario.batch or part:
             self.hand_over()
         elif len(self.batch) == 1:

@@ -28,6 +28,7 @@ class Persisting:
         self.clock, self.scenario, self.disk = driver.clock, driver.sim.scenario, driver.sim.disk
         self.give_up_at = self.clock.now + self.scenario.patience_s
         self.name, self.index = "", 0
+        self.token = f"{driver.epoch}-{command.ticket.generation}-{command.ticket.number}"
         self.parts: dict[int, tuple[int, int]] = {}
         self._next(self._reserve)
 
@@ -53,7 +54,17 @@ class Persisting:
             phase()
 
     def _reserve(self) -> None:
-        self.name, self.index = self.disk.reserve(self.driver.epoch, self.command.at_least_index)
+        command, epoch = self.command, self.driver.epoch
+        found = self.disk.reserve(epoch, command.at_least_index, command.name, self.token)
+        if found is None:
+            if epoch < max(self.disk.epochs):
+                self.driver.post(e.ControllerFenced(why=f"{command.name} is another's"))
+                return
+            if self.driver.state.fatal is None:  # or the other name's checkpoint failed, and the run ends of that
+                self.driver.sim.checkers.fail(f"the name {command.name} is taken by ourselves")
+            self._fail(f"the name {command.name} is taken", fatal=True)
+            return
+        self.name, self.index = found
         self.driver.sim.moment("reserved")
         self._next(self._upload)
 
@@ -81,6 +92,7 @@ class Persisting:
             world_size=command.world_size,
             metrics=command.metrics,
             parts=self.parts,
+            token=self.token,
         )
         self.manifest = manifest
         if not self.disk.create(manifest):
@@ -99,5 +111,5 @@ class Persisting:
             self.driver.post(e.CheckpointStored(ticket=self.command.ticket, stored=self.manifest.stored()))
 
     def _fail(self, why: str, *, fatal: bool) -> None:
-        self.disk.abandon(self.name, self.driver.epoch)
+        self.disk.abandon(self.name, self.driver.epoch, self.token)
         self.driver.post(e.CheckpointFailed(ticket=self.command.ticket, error=why, fatal=fatal))

@@ -81,6 +81,14 @@ class Scenario:
     outage_s: float = 5.0
     patience_s: float = 8.0
     """How long storage may fail before the run does."""
+    pins: list[float] = field(default_factory=list)
+    """When a user pins a checkpoint, or lifts a pin."""
+    names_in_turn: bool = False
+    """Checkpoints are called by two names in turn; retention has removed the one before the last by then."""
+
+    def dir_name(self, iteration: int) -> str | None:
+        """The name that the user gives the checkpoint of this iteration."""
+        return f"turn_{iteration // self.checkpoint_every % 2}" if self.names_in_turn else None
 
     def gives_part(self, rank: int, world_size: int) -> bool:
         if self.checkpoint_ranks == "all":
@@ -121,6 +129,7 @@ def draw(seed: int) -> Scenario:
         flush_s=chance.choice([0.25, 1.0]),
         quiet_at=quiet_at,
     )
+    _draw_users(scenario, random.Random(f"users {seed}"))
     if chance.random() < 0.3:
         _sharpen(scenario, chance)
         return scenario
@@ -143,6 +152,15 @@ def draw(seed: int) -> Scenario:
     if chance.random() < 0.3:
         scenario.repeats = 0.2
     return scenario
+
+
+def _draw_users(scenario: Scenario, chance: random.Random) -> None:
+    """What users do with checkpoints that retention may remove."""
+    rule = scenario.spec.retention
+    if rule.num_to_keep == 1 and rule.score_attribute is None and chance.random() < 0.5:
+        scenario.names_in_turn = True
+    elif rule.num_to_keep is not None and chance.random() < 0.5:
+        scenario.pins = [chance.uniform(0.0, scenario.quiet_at) for _ in range(chance.randint(1, 6))]
 
 
 def _sharpen(scenario: Scenario, chance: random.Random) -> None:

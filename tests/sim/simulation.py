@@ -41,6 +41,8 @@ class Simulation:
                 self.clock.at(fault.at, self._armed.append, [fault.moment, fault.count, fault.kind])
             else:
                 self.clock.at(fault.at, self._strike, fault.kind)
+        for at in self.scenario.pins:
+            self.clock.at(at, self._pin_or_unpin)
         self._fit()
         in_time = self.clock.run(lambda: bool(self.over), self.scenario.quiet_at + _PATIENCE_S)
         if not in_time:
@@ -64,6 +66,16 @@ class Simulation:
                 return
         # A driver that was fenced, or would have been, has no say: whoever comes next sees how things stand.
         self.clock.after(self.clock.delay_s(0.5), self._fit)
+
+    def _pin_or_unpin(self) -> None:
+        """`holdfast ckpt pin` or `unpin`, of any checkpoint that is there."""
+        if visible := [one.name for one in self.disk.visible()]:
+            self.disk.pinned ^= {self.clock.chance.choice(visible)}
+
+    def storage_fails(self) -> bool:
+        """Whether one request to the storage fails now."""
+        quiet = self.clock.now >= self.scenario.quiet_at
+        return self.clock.now < self.outage_until or (not quiet and self.clock.happens(self.scenario.storage_trouble))
 
     # ------------------------------------------------------------ the engine
 

@@ -15,7 +15,7 @@ from tests.sim.driver import Driver
 from tests.sim.persisting import Persisting
 
 from holdfast.core import events as e
-from holdfast.core import forming, ledger, machine
+from holdfast.core import forming, ledger, machine, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
 from holdfast.core.state import Durable, Group, State
@@ -82,7 +82,25 @@ def delete_the_newest(patch: Patch) -> None:
         keep = rule.num_to_keep
         return [one.name for one in candidates[keep:]] if keep is not None else []
 
-    patch.setattr(ledger, "to_delete", choose)
+    patch.setattr(removal, "to_delete", choose)
+
+
+def write_a_deletion_down_before_it_is_done(patch: Patch) -> None:
+    start = removal._start
+
+    def hasty(name: str, one: states.Removal, out: machine.Output) -> None:
+        start(name, one, out)
+        out.record(r.CheckpointDeleted(at=0.0, name=name))
+
+    patch.setattr(removal, "_start", hasty)
+
+
+def use_a_name_before_its_old_checkpoint_is_gone(patch: Patch) -> None:
+    patch.setattr(removal, "holds_name", lambda state, name: False)
+
+
+def end_before_removals_are_answered(patch: Patch) -> None:
+    patch.setattr(removal, "is_under_way", lambda state: False)
 
 
 def resume_from_the_oldest(patch: Patch) -> None:
@@ -204,6 +222,9 @@ MUTANTS: list[Callable[[Patch], None]] = [
     take_reports_of_any_generation,
     start_before_the_old_are_gone,
     delete_the_newest,
+    write_a_deletion_down_before_it_is_done,
+    use_a_name_before_its_old_checkpoint_is_gone,
+    end_before_removals_are_answered,
     resume_from_the_oldest,
     trust_the_journal_over_storage,
     commit_what_lost_a_part,

@@ -22,7 +22,7 @@ from typing import Any
 from holdfast.agent.buffers import Buffers, warm_up
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import FileEntry, Snapshot
-from holdfast.errors import CheckpointError, HoldfastError, NotFound, OutOfSpace, Unavailable
+from holdfast.errors import CheckpointError, ConfigError, HoldfastError, NotFound, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
 
@@ -145,5 +145,10 @@ def _store_part(
         files = upload_part(open_store(), order.draft, part.staged, **upload)
     else:
         assert part.existing is not None
+        if part.existing != order.draft.name:
+            raise ConfigError(
+                f"The files of rank {order.rank} lie in {part.existing!r}, but the checkpoint is {order.draft.name!r}: "
+                "with CheckpointUploadMode.NO_UPLOAD all ranks must write to one directory of the run."
+            )
         files = reference_existing(open_store(), part.existing, on_bytes=on_bytes)
     return files, sent_bytes

@@ -154,7 +154,7 @@ def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBeg
 
     restore.newest_intact(store, deep=store.local_root is not None, on_damage=note)
     manifests = [manifest for manifest in catalog.committed() if manifest.name not in damaged]
-    keeps_all = request.num_to_keep is None
+    may_remove = request.num_to_keep is not None
     stored = tuple(
         e.Stored(
             name=manifest.name,
@@ -163,7 +163,7 @@ def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBeg
             generation=manifest.generation,
             metrics=dict(manifest.metrics),
             size_bytes=manifest.size_bytes,
-            pinned=not keeps_all and expire.is_pinned(store, manifest.name),
+            token=manifest.token,
         )
         for manifest in manifests
     )
@@ -175,6 +175,7 @@ def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBeg
         fingerprint=dict(request.fingerprint),
         stored=stored,
         damaged=tuple(damaged.items()),
+        pinned=tuple(one.name for one in manifests if may_remove and expire.is_pinned(store, one.name)),
         next_index=lease.floor,
         restart=request.resume == "restart",
     )

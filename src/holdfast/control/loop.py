@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.checkpoint import expire
 from holdfast.control.fold import FoldWriter
 from holdfast.control.journal import Journal
 from holdfast.control.lease import Lease
@@ -26,6 +25,7 @@ from holdfast.control.liveness import LoopWatch
 from holdfast.control.observer import Observer
 from holdfast.control.persist import Persister
 from holdfast.control.publish import Publisher
+from holdfast.control.remover import Remover
 from holdfast.control.roster import Roster
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -90,6 +90,7 @@ class Controller:
         self._publisher = Publisher(plan.observers)
         self._roster = Roster(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
         self._persister = Persister(plan.store, lease.epoch, self._roster, plan.settings.storage_patience_s)
+        self._remover = Remover(plan.store, lease.check)
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None
         self._status: str | None = None
@@ -244,8 +245,10 @@ class Controller:
                 self._spawn(self._persist(command))
             case c.SettleCheckpoint(ticket=ticket, name=name, agents=agents):
                 self._roster.send(agents, m.Settled(generation=ticket.generation, number=ticket.number, name=name))
-            case c.DeleteCheckpoint(name=name):
-                self._spawn(self._delete(name))
+            case c.FindPins():
+                self._spawn(self._post_outcome(self._remover.find_pins(command)))
+            case c.DeleteCheckpoint():
+                self._spawn(self._post_outcome(self._remover.remove(command)))
             case c.EndRun(status=status):
                 self._status = status
 
@@ -264,11 +267,8 @@ class Controller:
         else:
             self.post(outcome)
 
-    async def _delete(self, name: str) -> None:
-        try:
-            await asyncio.to_thread(expire.remove, self._plan.store, name)
-        except StorageError as error:
-            _log.warning("%s could not be removed now; the next start of the run will: %s", name, error)
+    async def _post_outcome(self, work: Coroutine[Any, Any, e.Event]) -> None:
+        self.post(await work)
 
     def _answer(self, kind: str, data: Any) -> Any:
         """What ranks get from a collective: rank 0's data, or the core's word on whether a checkpoint is due."""

@@ -184,4 +184,5 @@ def _stored(manifest: Manifest) -> e.Stored:
         generation=manifest.generation,
         metrics=metrics,
         size_bytes=manifest.size_bytes,
+        token=manifest.token,
     )

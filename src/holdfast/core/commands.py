@@ -15,6 +15,7 @@ __all__ = [
     "Command",
     "DeleteCheckpoint",
     "EndRun",
+    "FindPins",
     "PersistCheckpoint",
     "Place",
     "RequestAgents",
@@ -82,8 +83,18 @@ class SettleCheckpoint(_Command, frozen=True, kw_only=True):
     agents: tuple[str, ...]
 
 
+class FindPins(_Command, frozen=True, kw_only=True):
+    """Look which of these checkpoints are pinned; answered by `PinsFound`."""
+
+    names: tuple[str, ...]
+
+
 class DeleteCheckpoint(_Command, frozen=True, kw_only=True):
+    """Remove the checkpoint of this name and token, and no other; answered by `CheckpointRemoved` or
+    `CheckpointKept`."""
+
     name: str
+    token: str
 
 
 class EndRun(_Command, frozen=True, kw_only=True):
@@ -92,4 +103,13 @@ class EndRun(_Command, frozen=True, kw_only=True):
     status: str
 
 
-Command = RequestAgents | StartWorkers | StopWorkers | PersistCheckpoint | SettleCheckpoint | DeleteCheckpoint | EndRun
+Command = (
+    RequestAgents
+    | StartWorkers
+    | StopWorkers
+    | PersistCheckpoint
+    | SettleCheckpoint
+    | FindPins
+    | DeleteCheckpoint
+    | EndRun
+)

@@ -16,10 +16,13 @@ __all__ = [
     "AgentPrepared",
     "AgentUnavailable",
     "CheckpointFailed",
+    "CheckpointKept",
+    "CheckpointRemoved",
     "CheckpointStored",
     "ControllerBegan",
     "ControllerFenced",
     "Event",
+    "PinsFound",
     "RankReported",
     "StopRequested",
     "StorageLost",
@@ -50,7 +53,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     metrics: dict[str, Any]
     size_bytes: int = 0
-    pinned: bool = False
+    token: str = ""
+    """The manifest's, which tells this checkpoint from another of the same name."""
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +62,8 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerBegan(_Event, frozen=True, kw_only=True):
-    """This controller holds the lease; `stored` is what storage really has, `damaged` what does not verify."""
+    """This controller holds the lease; `stored` is what storage really has, `damaged` what does not verify, and
+    `pinned` the names of what must not be removed."""
 
     epoch: int
     host: str
@@ -66,6 +71,7 @@ class ControllerBegan(_Event, frozen=True, kw_only=True):
     fingerprint: dict[str, Any] = {}
     stored: tuple[Stored, ...] = ()
     damaged: tuple[tuple[str, str], ...] = ()
+    pinned: tuple[str, ...] = ()
     next_index: int = 0
     changes: tuple[str, ...] = ()
     """What differs from the script and configuration that the run had last: a finished run then goes on."""
@@ -153,6 +159,32 @@ class CheckpointFailed(_Event, frozen=True, kw_only=True):
     fatal: bool = False
 
 
+class PinsFound(_Event, frozen=True, kw_only=True):
+    """Which of the run's checkpoints are pinned; `error` if storage could not tell."""
+
+    pinned: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class CheckpointRemoved(_Event, frozen=True, kw_only=True):
+    """The checkpoint of this name and token is gone; `by_others`: it was before we came to it."""
+
+    name: str
+    token: str
+    by_others: bool = False
+
+
+class CheckpointKept(_Event, frozen=True, kw_only=True):
+    """The checkpoint of this name and token was not removed: it is pinned, or `error` says what failed."""
+
+    name: str
+    token: str
+    pinned: bool = False
+    error: str = ""
+    invisible: bool = False
+    """Its manifest is gone, so that no reader finds it any more; files of it are left."""
+
+
 class StorageLost(_Event, frozen=True, kw_only=True):
     """The journal itself cannot be written any more."""
 
@@ -198,6 +230,9 @@ Event = (
     | WorkersStopped
     | CheckpointStored
     | CheckpointFailed
+    | PinsFound
+    | CheckpointRemoved
+    | CheckpointKept
     | StorageLost
     | ControllerFenced
     | ControllerStalled

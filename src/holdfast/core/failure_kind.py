@@ -33,6 +33,7 @@ class FailureKind(enum.StrEnum):
     DAMAGED = "Damaged"
     DUPLICATE_FILE = "DuplicateFile"
     NAME_TAKEN = "NameTaken"
+    PINNED = "Pinned"
     UNSUPPORTED_FORMAT = "UnsupportedFormat"
     RUN = "RunError"
     RUN_BUSY = "RunBusy"

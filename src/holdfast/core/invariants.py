@@ -8,7 +8,7 @@ simulator call them after each `machine.step`; each broken rule is an AssertionE
 from __future__ import annotations
 
 from holdfast.core import commands as c
-from holdfast.core import machine
+from holdfast.core import machine, removal
 from holdfast.core import records as r
 from holdfast.core.state import Group, State
 
@@ -79,11 +79,13 @@ def _check_group(state: State, group: Group) -> None:
 def _check_moves(state: State) -> None:
     """A run that goes on waits for something: workers, an outcome, agents or a deadline."""
     group = state.group
-    if group is None and not state.pending:
+    asked = removal.is_under_way(state)
+    if group is None and not state.pending and not asked:
         _require(machine.deadline(state) is not None, "the run waits for nothing and will never go on")
-    if group is not None and group.ending is None and not state.pending:
+    if group is not None and group.ending is None and not state.pending and not asked:
         _require(len(group.finished) < group.world_size, "every rank has finished and the run goes on")
-    if state.pending and min(state.pending.values(), key=lambda pending: pending.ticket).complete:
+    first = min(state.pending.values(), key=lambda pending: pending.ticket, default=None)
+    if first is not None and first.complete and not removal.holds_name(state, first.name):
         _require(any(pending.persisting for pending in state.pending.values()), "no complete checkpoint is persisted")
     if state.stop is not None or state.fatal is not None:
         _require(group is None or group.ending is not None, "a run that must end keeps its workers")
@@ -147,6 +149,11 @@ class Monitor:
         if started:
             _require(budget < 0 or self._state.durable.failures <= budget, "workers were started beyond the budget")
             _require(started[0].generation == self._state.durable.generation, "workers of an old generation started")
+        for command in step.commands:
+            if isinstance(command, c.DeleteCheckpoint):
+                newest = self._state.durable.newest()
+                _require(newest is not None and newest.name != command.name, f"the newest, {command.name}, must go")
+                _require(command.name not in self._state.pins, f"{command.name} is pinned and must go")
         again = self._persisting & {command.ticket for command in persisted} & set(self._state.pending)
         _require(not again, f"{again} were persisted twice")
 

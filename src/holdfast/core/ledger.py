@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core import removal
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import Report
-from holdfast.core.retention import Candidate, to_delete
 from holdfast.core.state import Group, Pending, State
 
 if TYPE_CHECKING:
@@ -58,16 +58,23 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
     known = {stored.name for stored in event.stored}
     for name, why in event.damaged:
         out.record(r.CheckpointDamaged(at=now, name=name, why=why))
-    for name in [name for name in durable.checkpoints if name not in known]:
-        out.record(r.CheckpointDamaged(at=now, name=name, why="it is not in storage any more"))
     for stored in event.stored:
-        if stored.name not in durable.checkpoints:
+        before = durable.checkpoints.get(stored.name)
+        if before is None or (before.token and before.token != stored.token):
             out.record(_committed(stored, now))
         durable.checkpoints[stored.name] = stored
+    # Retention removes first and writes that down afterwards; what it would have removed is not missed.
+    expired = removal.lets_go(state, pins=set())
+    for name in [name for name in durable.checkpoints if name not in known]:
+        if name in expired:
+            out.record(r.CheckpointDeleted(at=now, name=name))
+        else:
+            out.record(r.CheckpointDamaged(at=now, name=name, why="it is not in storage any more"))
     durable.next_index = max(durable.next_index, event.next_index)
     if event.restart and not is_new:
         out.record(r.RunRestarted(at=now, first_index=durable.next_index))
-    _expire(state, now, out)
+    state.pins = set(event.pinned)
+    removal.remove_now(state, now, out)
 
 
 def take_reports(state: State, group: Group, event: e.RankReported, now: float, out: Output) -> None:
@@ -95,6 +102,8 @@ def take_reports(state: State, group: Group, event: e.RankReported, now: float, 
                 group.recent[item.number] = metrics
                 if len(group.recent) > _RECENT_LIMIT:
                     group.recent.pop(next(iter(group.recent)))
+                if item.checkpoint_dir_name is not None:
+                    group.dir_names[item.number] = item.checkpoint_dir_name
         if item.checkpoint:
             if rank == 0:
                 state.cadence.stalled(item.stall_s, now)
@@ -109,8 +118,8 @@ def _take_part(state: State, group: Group, rank: int, item: Report, iteration: i
     pending.parts[rank] = group.agent_of(rank)
     if rank == 0:
         pending.metrics = item.metrics or {}
-    if rank == 0 or item.adopt:
-        pending.name, pending.adopt = item.checkpoint_dir_name, item.adopt
+    if item.checkpoint_dir_name is not None:
+        (pending.adopted if item.adopt else pending.names)[rank] = item.checkpoint_dir_name
 
 
 def complete(state: State, group: Group) -> None:
@@ -119,11 +128,23 @@ def complete(state: State, group: Group) -> None:
         reachable = not pending.complete and pending.lost is None and ticket.generation == group.generation
         if reachable and not group.laggards(ticket.number):
             pending.complete = True
+            pending.name = _name(group, pending)
             pending.metrics = pending.metrics or group.recent.get(ticket.number) or state.durable.metrics or {}
-    if group.recent:
+    if group.recent or group.dir_names:
         behind = min((n for rank, n in group.counts.items() if rank not in group.finished), default=0)
-        for number in [number for number in group.recent if number <= behind]:
-            group.recent.pop(number)
+        for remembered in (group.recent, group.dir_names):
+            for number in [number for number in remembered if number <= behind]:
+                del remembered[number]
+
+
+def _name(group: Group, pending: Pending) -> str | None:
+    """Where the files lie already; otherwise the name that rank 0 gave, with a part or without one; otherwise that of
+    the lowest rank that gave one."""
+    if pending.adopted:
+        return pending.adopted[min(pending.adopted)]
+    if (first := group.dir_names.get(pending.ticket.number)) is not None:
+        return first
+    return pending.names[min(pending.names)] if pending.names else None
 
 
 def persist_next(state: State, now: float, out: Output) -> None:
@@ -138,7 +159,7 @@ def persist_next(state: State, now: float, out: Output) -> None:
         return
     ticket = min(state.pending)
     pending = state.pending[ticket]
-    if pending.persisting or not pending.complete:
+    if pending.persisting or not pending.complete or removal.holds_name(state, pending.name):
         return
     pending.persisting = True
     newest = state.durable.newest()
@@ -147,7 +168,7 @@ def persist_next(state: State, now: float, out: Output) -> None:
             ticket=ticket,
             parts=tuple(sorted(pending.parts.items())),
             name=pending.name,
-            adopt=pending.adopt,
+            adopt=bool(pending.adopted),
             at_least_index=state.durable.next_index,
             parent=newest.name if newest else None,
             world_size=pending.world_size,
@@ -170,7 +191,7 @@ def take_outcome(
         state.cadence.stored(event.elapsed_s)
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
         _tell(state, pending, event.stored.name, out)
-        _expire(state, now, out)
+        state.retention_due = True
         return {}
     _give_up(state, pending, event.error, now, out)
     if event.fatal:
@@ -262,18 +283,6 @@ def _tell(state: State, pending: Pending, name: str | None, out: Output) -> None
         out.do(c.SettleCheckpoint(ticket=pending.ticket, name=name, agents=agents))
 
 
-def _expire(state: State, now: float, out: Output) -> None:
-    """Apply retention. The checkpoint that workers may still be loading from stays until each has reported."""
-    group = state.group
-    loading = group.checkpoint if group is not None and min(group.counts.values()) == 0 else None
-    stored = state.durable.checkpoints.values()
-    candidates = [Candidate(s.name, s.index, s.metrics, s.pinned) for s in stored]
-    for name in to_delete(candidates, state.spec.retention):
-        if name != loading:
-            out.record(r.CheckpointDeleted(at=now, name=name))
-            out.do(c.DeleteCheckpoint(name=name))
-
-
 def _committed(stored: e.Stored, now: float, uploaded_bytes: int = 0, elapsed_s: float = 0.0) -> r.CheckpointCommitted:
     return r.CheckpointCommitted(
         at=now,
@@ -285,4 +294,5 @@ def _committed(stored: e.Stored, now: float, uploaded_bytes: int = 0, elapsed_s:
         size_bytes=stored.size_bytes,
         uploaded_bytes=uploaded_bytes,
         elapsed_s=elapsed_s,
+        token=stored.token,
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import forming, ledger
+from holdfast.core import forming, ledger, removal
 from holdfast.core import records as r
 from holdfast.core.blame import root_cause
 from holdfast.core.failure_kind import FailureKind
@@ -59,10 +59,11 @@ def deadline(state: State) -> float | None:
     """When `TimePassed` should be fed if nothing else happens first."""
     if state.ended or not state.began:
         return None
-    times = ledger.deadlines(state)
+    times = ledger.deadlines(state) + removal.deadlines(state)
     group = state.group
     if group is None:
-        times.extend(forming.deadlines(state))
+        if not _waits_for_removal(state):
+            times.extend(forming.deadlines(state))
     elif group.ending is None and state.spec.progress_timeout_s is not None and not _excused(state, group):
         times.extend(at + state.spec.progress_timeout_s for at in _watched(group).values())
     return min(times, default=None)
@@ -97,9 +98,16 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
                 for rank, agent in lost.items():
                     cause = "lost a checkpoint that it had reported with its node"
                     _take_failure(group, r.WorkerFailure(rank=rank, cause=cause, agent=agent), now)
+        case e.PinsFound():
+            removal.take_pins(state, event, now, out)
+        case e.CheckpointRemoved():
+            removal.take_removed(state, event, now, out)
+        case e.CheckpointKept():
+            removal.take_kept(state, event, now, out)
         case e.StorageLost():
             state.fatal = (event.kind, event.error)
             state.journal_lost = True
+            removal.forget(state)
         case e.ControllerFenced():
             state.ended = True
             state.fatal = (FailureKind.FENCED, event.why)
@@ -185,6 +193,7 @@ def _advance(state: State, now: float, out: Output) -> None:
         _watch(state, group, now, out)
         if group.ending is not None and not group.alive:
             _close(state, group, now, out)
+    removal.apply_retention(state, now, out)
     ledger.persist_next(state, now, out)
     if state.group is None and not state.pending:
         _settle(state, now, out)
@@ -195,7 +204,8 @@ def _advance(state: State, now: float, out: Output) -> None:
 
 
 def _all_finished(state: State) -> bool:
-    return state.group is not None and len(state.group.finished) == state.group.world_size and not state.pending
+    busy = state.pending or removal.is_under_way(state)
+    return state.group is not None and len(state.group.finished) == state.group.world_size and not busy
 
 
 def _watch(state: State, group: Group, now: float, out: Output) -> None:
@@ -275,10 +285,12 @@ def _close(state: State, group: Group, now: float, out: Output) -> None:
 
 def _settle(state: State, now: float, out: Output) -> None:
     """No workers, nothing in flight: end the run, or form the next group."""
-    spec, durable = state.spec, state.durable
+    durable = state.durable
+    if _waits_for_removal(state):
+        return
     if state.fatal is not None:
         _fail(state, state.fatal, now, out)
-    elif spec.max_failures >= 0 and durable.failures > spec.max_failures:
+    elif _is_spent(state):
         cause = root_cause(durable.last_failures)
         error = f"rank {cause.rank} {cause.cause}"
         out.record(r.RunFailed(at=now, error=error, failures=durable.last_failures))
@@ -290,6 +302,21 @@ def _settle(state: State, now: float, out: Output) -> None:
         forming.form(state, now, out)
         if state.fatal is not None:  # there is no way to form one, now or later
             _fail(state, state.fatal, now, out)
+
+
+def _waits_for_removal(state: State) -> bool:
+    """Whether a removal has to be answered first: before the end, since what became of it is written down; before a new
+    group only if that would load the very checkpoint."""
+    if state.forced:
+        return False
+    if state.fatal is not None or state.stop is not None or _is_spent(state):
+        return removal.is_under_way(state)
+    return removal.removes_resume_point(state)
+
+
+def _is_spent(state: State) -> bool:
+    """Whether the run has failed more often than it may."""
+    return 0 <= state.spec.max_failures < state.durable.failures
 
 
 def _fail(state: State, fatal: tuple[FailureKind, str], now: float, out: Output) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "GenerationStarted",
     "RanksLagging",
     "Record",
+    "RemovalFailed",
     "Reported",
     "RunFailed",
     "RunFinished",
@@ -131,6 +132,7 @@ class CheckpointCommitted(_Record, frozen=True, kw_only=True):
     size_bytes: int = 0
     uploaded_bytes: int = 0
     elapsed_s: float = 0.0
+    token: str = ""
 
 
 class CheckpointAbandoned(_Record, frozen=True, kw_only=True):
@@ -151,10 +153,19 @@ class CheckpointDamaged(_Record, frozen=True, kw_only=True):
 
 
 class CheckpointDeleted(_Record, frozen=True, kw_only=True):
-    """Retention let go of this checkpoint."""
+    """This checkpoint is gone: by the retention rule, unless `why` says otherwise."""
 
     at: float
     name: str
+    why: str = ""
+
+
+class RemovalFailed(_Record, frozen=True, kw_only=True):
+    """Retention could not remove this checkpoint; it will be tried again."""
+
+    at: float
+    name: str
+    why: str
 
 
 class RanksLagging(_Record, frozen=True, kw_only=True):
@@ -211,6 +222,7 @@ Record = (
     | CheckpointAbandoned
     | CheckpointDamaged
     | CheckpointDeleted
+    | RemovalFailed
     | RanksLagging
     | GenerationEnded
     | RunFinished

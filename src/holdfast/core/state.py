@@ -18,7 +18,7 @@ from holdfast.core.events import Stored, Ticket
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.spec import RunSpec
 
-__all__ = ["Agent", "Durable", "Ending", "Group", "Pending", "State", "fold"]
+__all__ = ["Agent", "Durable", "Ending", "Group", "Pending", "Removal", "State", "fold"]
 
 
 @dataclass(slots=True)
@@ -95,6 +95,8 @@ class Group:
     progress_at: dict[int, float]
     recent: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rank 0's metrics of reports that some rank has yet to reach."""
+    dir_names: dict[int, str] = field(default_factory=dict)
+    """Names that rank 0 gave with reports that some rank has yet to reach."""
     finished: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
     failures: list[r.WorkerFailure] = field(default_factory=list)
@@ -131,14 +133,31 @@ class Pending:
     since: float
     world_size: int
     parts: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    """The name that each rank asked for, of those that did and gave a part."""
+    adopted: dict[int, str] = field(default_factory=dict)
+    """The directories in the run's storage in which ranks have put their files themselves."""
     name: str | None = None
-    adopt: bool = False
+    """The name that counts, once the checkpoint is complete; None: a numbered one."""
     metrics: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
     persisting: bool = False
     warned: bool = False
     lost: str | None = None
     """Why it can never be complete: a part of it is gone. It ends with its group."""
+
+
+@dataclass(slots=True)
+class Removal:
+    """A checkpoint that retention lets go and that is not gone yet."""
+
+    token: str
+    under_way: bool = False
+    failures: int = 0
+    not_before: float = 0.0
+    """When a removal that failed is tried again."""
+    invisible: bool = False
+    """The manifest is gone; what failed was the deletion of the rest."""
 
 
 @dataclass(slots=True)
@@ -155,6 +174,15 @@ class State:
     failed_requests: int = 0
     group: Group | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
+    removals: dict[str, Removal] = field(default_factory=dict)
+    pins: set[str] = field(default_factory=set)
+    """Pinned checkpoints, as storage told last."""
+    finding_pins: bool = False
+    pin_failures: int = 0
+    """How often in a row storage could not tell the pins."""
+    find_pins_at: float = 0.0
+    retention_due: bool = False
+    """There is a new checkpoint: the retention rule has to be applied."""
     cadence: Cadence = field(init=False)
     not_before: float = 0.0
     stop: str | None = None
@@ -195,6 +223,7 @@ def fold(durable: Durable, record: r.Record) -> None:
                 generation=record.generation,
                 metrics=record.metrics,
                 size_bytes=record.size_bytes,
+                token=record.token,
             )
             durable.next_index = max(durable.next_index, record.index + 1)
             durable.progressed = True
@@ -204,8 +233,10 @@ def fold(durable: Durable, record: r.Record) -> None:
             _fold_end(durable, record)
         case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
             durable.outcome = record
-        case r.AgentHere() | r.AgentGone() | r.GenerationRunning() | r.CheckpointAbandoned() | r.RanksLagging():
+        case r.AgentHere() | r.AgentGone() | r.GenerationRunning() | r.RanksLagging():
             return  # told for people's sake; nothing is decided by them
+        case r.CheckpointAbandoned() | r.RemovalFailed():
+            return  # likewise
 
 
 def _fold_end(durable: Durable, record: r.GenerationEnded) -> None:

@@ -186,11 +186,17 @@ def _checkpoint(record: r.Record) -> str:
         case r.CheckpointDamaged():
             return f"{record.name} is not used any more: {record.why.rstrip('.')}."
         case r.CheckpointDeleted():
-            return f"{record.name} was let go, as the retention rule says."
+            return f"{record.name} was let go, {_reason(record.why)}."
+        case r.RemovalFailed():
+            return f"{record.name} could not be let go, and is tried again later: {record.why.rstrip('.')}."
         case r.RanksLagging():
             return f"A checkpoint waits for {_ranks(record.ranks)}, still short of report {record.number}."
         case _:
             return ""
+
+
+def _reason(why: str) -> str:
+    return f"since {why}" if why else "as the retention rule says"
 
 
 def _seconds(seconds: float) -> str:

@@ -31,7 +31,8 @@ def report(
     A `checkpoint` may come from any ranks: their files are merged into one. It is the run's own when this
     returns, and committed soon afterwards; while an earlier one is still on its way, this waits.
 
-    `checkpoint_dir_name` names the checkpoint's directory; rank 0's value counts.
+    `checkpoint_dir_name` names the checkpoint's directory: rank 0's value counts, with a checkpoint or without one,
+    otherwise that of the lowest rank that gives one.
     `checkpoint_upload_mode`: `ASYNC` returns after the copy (the default), `SYNC` after the commit, `NO_UPLOAD` takes
     files that were written straight into the run's directory.
     `delete_local_checkpoint_after_upload` lets the directory go, which may save the copy; it is the default where

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.faults.programs import jobs
 
 from holdfast import train
 from holdfast.errors import HoldfastError
+from holdfast.storage.store import Store
 
 __all__ = ["main", "trainer"]
 
@@ -31,18 +33,39 @@ def trainer(
     run: dict[str, Any] | None = None,
 ) -> train.DataParallelTrainer:
     """The trainer that these options mean; tests in one process use it as well."""
+    run = dict(run or {})
+    if "checkpoint_config" in run:
+        run["checkpoint_config"] = train.CheckpointConfig(**run["checkpoint_config"])
     return train.DataParallelTrainer(
         getattr(jobs, job),
         train_loop_config=config,
         scaling_config=train.ScalingConfig(num_workers=workers),
         run_config=train.RunConfig(
-            name=name, storage_path=storage, failure_config=train.FailureConfig(**(failure or {})), **(run or {})
+            name=name, storage_path=storage, failure_config=train.FailureConfig(**(failure or {})), **run
         ),
     )
 
 
+def _stop_in_removal_of(name: str) -> None:
+    """Have this process stop itself, once, in the middle of the removal of the checkpoint `name`."""
+    from holdfast.checkpoint import expire
+
+    look, names = expire.is_pinned, [name]
+
+    def stopping(store: Store, name: str) -> bool:
+        caller = sys._getframe(1).f_code.co_name
+        if caller == "remove" and name in names:
+            names.remove(name)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return look(store, name)
+
+    expire.is_pinned = stopping
+
+
 def main() -> int:
     code, told = 0, {}
+    if (name := os.environ.get("HOLDFAST_TEST_STOP_IN_REMOVAL")) is not None:
+        _stop_in_removal_of(name)
     try:
         options = json.loads(sys.argv[1])
         if (procs := options.pop("cgroup_procs", None)) is not None:

@@ -47,8 +47,17 @@ def steps(config: dict[str, Any]) -> State:
             continue
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, f"rank_{rank}.json").write_text(json.dumps(state))
-            train.report(metrics, checkpoint=train.Checkpoint.from_directory(directory))
+            for number in range(config.get("files", 0)):
+                Path(directory, f"rank_{rank}_{number}.txt").write_text(str(step))
+            checkpoint = train.Checkpoint.from_directory(directory)
+            train.report(metrics, checkpoint=checkpoint, checkpoint_dir_name=_name_of(config, step))
     return state
+
+
+def _name_of(config: dict[str, Any], step: int) -> str | None:
+    """The name of this step's checkpoint: those of `config["names"]` in turn."""
+    names = config.get("names")
+    return names[step % len(names)] if names else None
 
 
 def heavy_steps(config: dict[str, Any]) -> State:
@@ -201,6 +210,11 @@ def _hold(config: dict[str, Any]) -> None:
     os.close(os.open(config["go"], os.O_RDONLY))
 
 
+def _hold_later(config: dict[str, Any]) -> None:
+    """The same at a second gate."""
+    os.close(os.open(config["later"], os.O_RDONLY))
+
+
 def _die_while_staging(config: dict[str, Any]) -> None:
     from holdfast.worker import session
 
@@ -237,6 +251,7 @@ _FATES = {
     "deadlock": _deadlock,
     "barrier": _wait_for_others,
     "hold": _hold,
+    "hold-later": _hold_later,
     "staging": _die_while_staging,
     "uploading": _die_after_report,
 }

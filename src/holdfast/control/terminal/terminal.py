@@ -130,6 +130,8 @@ class Terminal:
                 where = place(self._uri, record.name)
                 text = f"WARNING: the checkpoint {where} is DAMAGED and is no longer used: {printable(record.why)}"
                 self._outlet.line(text, f"{_BOLD};{_RED}")
+            case r.RemovalFailed():
+                self._warn(f"{record.name} could not be removed, which is tried again later: {record.why}")
             case r.RanksLagging():
                 who = name_ranks(record.ranks)
                 self._warn(f"a checkpoint waits for {who}, which called report() fewer than {record.number} times")

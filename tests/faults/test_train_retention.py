@@ -1,0 +1,132 @@
+"""Retention while users, rivals and full disks interfere: no run ends of it, and nothing goes that must stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs import jobs, kin
+from tests.faults.programs.driver import Driver
+from tests.faults.programs.place import Place
+
+from holdfast.cli.main import main
+from holdfast.core import records as r
+
+_STEPS = 8
+
+
+def _held(place: Place, at: int, keep: int = 1, **config: Any) -> Driver:
+    """A driver whose run stands still before step `at`, with the checkpoints of all steps before it committed."""
+    config = {"steps": _STEPS, "faults": {f"*:0:{at}": "hold", f"*:1:{at}": "hold"}, **config}
+    driver = place.drive(config, run={"checkpoint_config": {"num_to_keep": keep}})
+    driver.expect("CheckpointCommitted", iteration=at)
+    return driver
+
+
+def _names(place: Place) -> list[str]:
+    return sorted(path.name for path in (place.storage / "run").glob("checkpoint_*"))
+
+
+def _deleted(place: Place) -> list[str]:
+    return [record.name for record in place.records() if isinstance(record, r.CheckpointDeleted)]
+
+
+def test_a_pin_and_its_end_during_a_run_are_heeded(place: Place) -> None:
+    later = place.gate("later")
+    faults = {f"*:{rank}:{step}": fate for rank in (0, 1) for step, fate in ((2, "hold"), (4, "hold-later"))}
+    driver = _held(place, 2, faults=faults, later=later)
+    driver.expect("CheckpointDeleted", name="checkpoint_000000")
+    pinned = str(place.storage / "run" / "checkpoint_000001")
+    assert main(["ckpt", "pin", pinned]) == 0
+    place.let_go()
+    driver.expect("CheckpointDeleted", name="checkpoint_000002")
+    assert _names(place) == ["checkpoint_000001", "checkpoint_000003"]
+    assert main(["ckpt", "unpin", pinned]) == 0
+    place.let_go(later)
+    assert driver.value() == jobs.undisturbed(_STEPS)[-1]
+    assert _names(place) == [f"checkpoint_{_STEPS - 1:06d}"]
+    assert "Traceback" not in driver.errors
+    place.check_stored()
+
+
+def test_a_checkpoint_that_is_removed_during_a_run_is_not_missed(place: Place) -> None:
+    driver = _held(place, 3, keep=2)
+    driver.expect("CheckpointDeleted", name="checkpoint_000000")
+    assert main(["ckpt", "rm", str(place.storage / "run" / "checkpoint_000001")]) == 0
+    place.let_go()
+    assert driver.value() == jobs.undisturbed(_STEPS)[-1]
+    assert driver.expect("CheckpointDeleted", name="checkpoint_000001")["why"] == "somebody else removed it"
+    assert _names(place) == [f"checkpoint_{_STEPS - 2:06d}", f"checkpoint_{_STEPS - 1:06d}"]
+    assert "Traceback" not in driver.errors
+
+
+def test_two_names_in_turn_are_used_again_as_soon_as_retention_has_freed_them(place: Place) -> None:
+    config = {"steps": 6, "names": ["even", "odd"], "files": 40}
+    result = place.fit(config, run=_config(num_to_keep=1))
+    assert result.return_value == jobs.undisturbed(6)[-1]
+    assert place.check_stored() == ["odd"]
+    assert _deleted(place) == ["even", "odd"] * 2 + ["even"]
+
+
+def _config(**settings: Any) -> dict[str, Any]:
+    return {"checkpoint_config": settings}
+
+
+def test_a_controller_that_was_paused_in_a_removal_leaves_its_successors_checkpoint_alone(place: Place) -> None:
+    """The first stops itself while it removes the first checkpoint of a name that its successor uses again."""
+    names = ["even", "odd"]
+    faults = {f"*:{rank}:4": "hold" for rank in (0, 1)}
+    config = {"steps": _STEPS, "names": names, "faults": faults}
+    first = place.drive(config, {"HOLDFAST_TEST_STOP_IN_REMOVAL": "even"}, run=_config(num_to_keep=1))
+    first.expect("CheckpointCommitted", iteration=2)
+    kin.until(lambda: kin.condition_of(first.pid).split("state ")[1][0] == "T", "the first driver is stopped")
+    second = place.drive(config, run={**_config(num_to_keep=1), "takeover": True})
+    second.expect("CheckpointCommitted", iteration=3, name="even")
+    second.expect("CheckpointCommitted", iteration=4, name="odd")
+    second.expect("CheckpointDeleted", after=_after(second, "CheckpointCommitted", 3), name="even")
+    place.let_go()
+    second.expect("CheckpointCommitted", iteration=5, name="even")
+    first.kill(signal.SIGCONT)
+    assert first.raised()["type"] == "Fenced"
+    assert second.value() == jobs.undisturbed(_STEPS)[-1]
+    assert place.check_stored() == ["odd"]
+
+
+def _after(driver: Driver, kind: str, iteration: int) -> int:
+    return next(
+        at for at, line in enumerate(driver.told) if (line.get("kind"), line.get("iteration")) == (kind, iteration)
+    )
+
+
+@contextmanager
+def _read_only(directory: Path) -> Iterator[None]:
+    """Nothing in the directory can be deleted, by root neither."""
+    subprocess.run(["mount", "--bind", directory, directory], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", directory], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a directory read-only")
+def test_a_removal_that_fails_is_told_once_tried_again_and_written_down_when_it_is_done(place: Place) -> None:
+    later = place.gate("later")
+    faults = {f"*:{rank}:{step}": fate for rank in (0, 1) for step, fate in ((2, "hold"), (6, "hold-later"))}
+    driver = _held(place, 2, keep=2, faults=faults, later=later)
+    with _read_only(place.storage / "run" / "checkpoint_000000"):
+        place.let_go()
+        assert "read-only" in driver.expect("RemovalFailed", name="checkpoint_000000")["why"]
+        driver.expect("CheckpointDeleted", name="checkpoint_000003")
+        assert "checkpoint_000000" not in _deleted(place)
+    driver.expect("CheckpointDeleted", name="checkpoint_000000")
+    place.let_go(later)
+    assert driver.value() == jobs.undisturbed(_STEPS)[-1]
+    assert len(driver.all("RemovalFailed")) == 1
+    assert place.check_stored() == _names(place) == [f"checkpoint_{_STEPS - 2:06d}", f"checkpoint_{_STEPS - 1:06d}"]
