@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,14 @@ from tests.unit.outputs.shown import T0, CountingStore, begin, commit, generatio
 
 from holdfast.control.journal import Journal
 from holdfast.control.journal_reader import JournalReader
+from holdfast.control.lease import Lease, acquire
 from holdfast.control.outputs import results as module
 from holdfast.control.outputs.results import ResultFiles
 from holdfast.core import records as r
+from holdfast.errors import Unavailable
 from holdfast.storage.posix import PosixStore
+from holdfast.storage.retry import RetryingStore
+from holdfast.storage.store import Digest, Entry, OnBytes, Source
 
 LEASES = ("", "0123456789abcdef", "fedcba9876543210", "00ff00ff00ff00ff")
 Make = Callable[[Path], PosixStore]
@@ -249,3 +253,85 @@ def test_a_file_that_the_user_removes_comes_back(tmp_path: Path) -> None:
     files.close()
     assert shown(tmp_path / "run")["result.json"].count(b"\n") == 7
     assert shown(tmp_path / "run")["progress.csv"].count(b"\n") == 8
+
+
+def test_a_line_that_is_cut_and_mended_lets_no_old_request_through(tmp_path: Path) -> None:
+    """The old controller's storage does not answer for longer than its lease lasts; a successor, whose does, takes
+    over and finishes; then the line is mended while the old one is trying again."""
+    direct = CountingStore(tmp_path / "run")
+    line = CutLine(tmp_path / "run")
+    old_lease = acquire(direct)
+    now = [0.0]
+    mended: list[dict[str, bytes]] = []
+
+    def wait(_: float) -> None:
+        line.failures += 1
+        if line.failures < 30 or mended:
+            return
+        second = [begin(2, T0 + 50), *generation(2, 5, T0 + 51), *reports(6, 8, T0 + 51, 2)]
+        lease = acquire(direct, takeover=True)
+        new = files_of(direct, 2, fenced=lease.is_fenced)
+        for record in second:
+            new.record(record)
+        new.flush(final=True)
+        new.close()
+        mended.append(shown(tmp_path / "run"))
+        line.cut = False
+
+    far = RetryingStore(line, sleep=wait, uniform=lambda low, high: 0.0)
+    lease = Lease(far, old_lease._own, old_lease.floor)
+    first = [begin(), *generation(1), *reports(1, 5)]
+    journal(direct, 1, first)
+    old = ResultFiles(
+        far, JournalReader(direct), epoch=1, lease=LEASES[1], fenced=lease.is_fenced, clock=lambda: now[0]
+    )
+    for record in first:
+        old.record(record)
+    old.flush()
+    line.cut = True
+    for record in [*reports(6, 7), r.RunFailed(at=T0 + 9, error="bad")]:
+        old.record(record)
+    while not mended:
+        now[0] += 100.0
+        old.flush()
+    for _ in range(3):
+        now[0] += 100.0
+        old.flush(final=True)
+    old.close()
+    assert shown(tmp_path / "run") == mended[0]
+    assert not (tmp_path / "run" / "error.txt").exists()
+
+
+class CutLine(CountingStore):
+    """A bucket behind a line that can be cut."""
+
+    cut = False
+    failures = 0
+
+    def _check(self) -> None:
+        if self.cut:
+            raise Unavailable("no answer came")
+
+    def size(self, key: str) -> int:
+        self._check()
+        return super().size(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._check()
+        super().put(key, data)
+
+    def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
+        self._check()
+        return super().upload(key, source, on_bytes)
+
+    def version(self, key: str) -> str | None:
+        self._check()
+        return super().version(key)
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        self._check()
+        return super().list(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._check()
+        super().delete(keys)
