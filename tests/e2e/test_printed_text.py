@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.e2e.small import fit
+from tests.e2e.small import fit, save
 from tests.faults.programs.place import Place
 
 from holdfast.checkpoint import manifest as manifests
@@ -88,6 +88,22 @@ def test_a_failed_run_tells_its_error_without_escapes(
     assert "bad batch \\u001b]0;owned" in out and _is_safe(out)
     ours = [line for line in err.splitlines() if not line.startswith("(rank ")]
     assert "bad batch \\u001b]0;owned" in "\n".join(ours) and all(map(_is_safe, ours)), err
+
+
+def _saves() -> None:
+    save(1)
+
+
+def test_warnings_of_a_driver_show_no_escape_of_a_file_name(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    fit(place, _saves)
+    run = place.storage / "run"
+    (run / "journal" / f"stray{_ESCAPE}.jsonl").write_text("nonsense\n")
+    (run / f"copy{_ESCAPE}").mkdir()
+    (run / f"copy{_ESCAPE}" / ".manifest.json").write_bytes((run / "checkpoint_000000" / ".manifest.json").read_bytes())
+    (run / "checkpoint_000000" / "value.json").write_text("2")
+    fit(place, _saves, resume="restart")
+    assert "\\u001b]0;owned" in caplog.text
+    assert all(_is_safe(record.getMessage()) for record in caplog.records), caplog.text
 
 
 def _texts(shape: Any) -> list[str]:

@@ -44,6 +44,7 @@ from holdfast.engines.engine import Engine, Meeting, OnGone
 from holdfast.engines.inline import InlineEngine
 from holdfast.engines.local import LocalEngine
 from holdfast.errors import ConfigError
+from holdfast.printable import printable
 from holdfast.storage.locate import join, local_cache_dir
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Prepare
@@ -111,7 +112,7 @@ def _warn_of_changes(request: TrainRequest, store: Store, history: History) -> N
         _log.warning(
             "%s continues, but not as it was started: %s. If this is another run, give it another name.",
             store.uri,
-            "; ".join(changes[:8]),
+            printable("; ".join(changes[:8])),
         )
 
 
@@ -150,7 +151,7 @@ def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBeg
 
     def note(manifest: Manifest, why: str) -> None:
         damaged[manifest.name] = why
-        _log.error("%s", why)
+        _log.error("%s", printable(why))
 
     restore.newest_intact(store, deep=store.local_root is not None, on_damage=note)
     manifests = [manifest for manifest in catalog.committed() if manifest.name not in damaged]

@@ -22,6 +22,7 @@ from holdfast.core.floats import tag_floats, untag_floats
 from holdfast.core.records import CheckpointCommitted, Record
 from holdfast.core.summary import Summary
 from holdfast.errors import NotFound, StorageError
+from holdfast.printable import printable
 from holdfast.storage.store import Store
 from holdfast.wire.messages import LogLine
 
@@ -94,7 +95,9 @@ def read_fold(store: Store, reader: JournalReader, run: str) -> Fold | None:
                     key,
                 )
             return fold
-        _log.warning("%s/%s is not used, and the journal is read instead: %s.", store.uri, key, why)
+        _log.warning(
+            "%s/%s is not used, and the journal is read instead: %s.", store.uri, printable(key), printable(why)
+        )
     return None
 
 

@@ -31,6 +31,7 @@ from holdfast.control.journal_format import (
 )
 from holdfast.core.records import Record
 from holdfast.errors import NotFound
+from holdfast.printable import printable
 from holdfast.storage.store import Store
 
 __all__ = ["START", "JournalReader", "Mark", "OnDamage", "Position", "position", "read_records"]
@@ -362,7 +363,7 @@ class JournalReader:
     def _tell(self, sentence: str) -> None:
         if sentence not in self._told:
             self._told.add(sentence)
-            _log.warning("%s/%s", self._store.uri, sentence)
+            _log.warning("%s/%s", self._store.uri, printable(sentence))
             if self._on_damage is not None:
                 self._on_damage(sentence)
 
