@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from tests.faults.programs.place import Place
 
 from holdfast.cli.main import main
 from holdfast.core import records as r
+from holdfast.errors import OutOfSpace, Unavailable
+from holdfast.storage.posix import PosixStore
 
 _STEPS = 8
 
@@ -130,3 +132,49 @@ def test_a_removal_that_fails_is_told_once_tried_again_and_written_down_when_it_
     assert driver.value() == jobs.undisturbed(_STEPS)[-1]
     assert len(driver.all("RemovalFailed")) == 1
     assert place.check_stored() == _names(place) == [f"checkpoint_{_STEPS - 2:06d}", f"checkpoint_{_STEPS - 1:06d}"]
+
+
+def test_a_lost_answer_and_an_outage_do_not_make_a_name_taken_by_ourselves(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reservation is made, its answer is lost, and storage is away for longer than one call is patient."""
+    create, lost = PosixStore.create, ["best/.reserved.json"]
+
+    def deaf(self: PosixStore, key: str, data: bytes) -> None:
+        create(self, key, data)
+        if key in lost:
+            lost.remove(key)
+            raise Unavailable("no answer")
+
+    monkeypatch.setattr(PosixStore, "create", deaf)
+    result = place.fit({"steps": 1, "names": ["best"]})
+    assert lost == []
+    assert result.return_value == jobs.undisturbed(1)[-1]
+    assert place.check_stored() == ["best"]
+
+
+def test_a_disk_that_fills_up_right_after_the_manifest_was_linked_harms_no_file(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its fsync nor a tombstone finds space, until the run has no patience left."""
+    create, delete = PosixStore.create, PosixStore.delete
+    linked: list[str] = []
+
+    def full(self: PosixStore, key: str, data: bytes) -> None:
+        if not linked:
+            create(self, key, data)
+        if key.endswith("checkpoint_000001/.manifest.json") or linked:
+            linked.append(key)
+            raise OutOfSpace("No space is left.")
+
+    def unsynced(self: PosixStore, keys: Iterable[str]) -> None:
+        delete(self, keys)
+        if linked:
+            raise OutOfSpace("No space is left.")
+
+    with monkeypatch.context() as patch, pytest.raises(OutOfSpace):
+        patch.setattr(PosixStore, "create", full)
+        patch.setattr(PosixStore, "delete", unsynced)
+        patch.setenv("HOLDFAST_STORAGE_PATIENCE_S", "0.5")
+        place.fit({"steps": 2})
+    assert place.check_stored() == ["checkpoint_000000", "checkpoint_000001"]
