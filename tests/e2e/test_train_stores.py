@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.contract import servers
-from tests.faults.programs import jobs
+from tests.faults.programs import jobs, kin
 from tests.faults.programs.drive import trainer
 from tests.faults.programs.place import Place
 from tests.faults.programs.proxy import line_to
@@ -34,7 +34,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
         yield server
 
 
-def _check(result: Result, filesystem: object | None, path: str) -> None:
+def _check(result: Result, filesystem: object | None, path: str, logs_of: int = 1) -> None:
     assert result.return_value == jobs.undisturbed(_STEPS)[-1]
     frame = result.metrics_dataframe
     assert frame is not None
@@ -48,7 +48,7 @@ def _check(result: Result, filesystem: object | None, path: str) -> None:
     assert report.intact and len(report.ok) == _STEPS // 3
     lines = store.get("result.json").splitlines()
     assert [json.loads(line)["loss"] for line in lines] == jobs.losses(_STEPS)
-    assert {entry.key for entry in store.list("logs")} >= {"logs/generation_000001/rank_1.log"}
+    assert {entry.key for entry in store.list("logs")} >= {f"logs/generation_{logs_of:06d}/rank_1.log"}
     store.close()
 
 
@@ -86,6 +86,33 @@ def test_a_run_on_s3_waits_for_an_outage_to_end(
         driver.value()
         run = join(uri, "run")
         _check(Result.from_path(run), None, run)
+
+
+@pytest.mark.parametrize("kind", ["moto", "rclone"])
+def test_a_driver_that_is_killed_during_an_upload_to_s3_resumes_from_that_checkpoint(
+    moto: servers.Server, rclone: servers.Server, place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = moto if kind == "moto" else rclone
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    with line_to(server.endpoint) as (endpoint, line):
+        near = servers.Server("s3", endpoint, server.environment, server.make_bucket)
+        uri = near.uri(near.new_bucket(), "runs")
+        line.hold(b"checkpoint_000001/rank_1.json")
+        config: dict[str, Any] = {"steps": _STEPS, "every": 3}
+        first = place.drive(config, storage=uri)
+        assert line.held.wait(60)
+        agents = first.agents()
+        first.kill()
+        first.end()
+        second = place.drive(config, storage=uri)
+        kin.until(lambda: "checkpoint_000001 is still being stored" in second.errors, "a driver that waits")
+        line.let_go()
+        second.value()
+        assert second.expect("GenerationStarted")["iteration"] == 6
+        kin.gone(*agents)
+        run = join(uri, "run")
+        _check(Result.from_path(run), None, run, logs_of=2)
 
 
 @pytest.mark.parametrize("kind", ["subtree", "fsspec"])

@@ -67,6 +67,7 @@ async def _run(options: argparse.Namespace, token: str) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, agent.shut_down)
     loop.add_signal_handler(signal.SIGINT, agent.shut_down)
+    loop.add_signal_handler(signal.SIGHUP, agent.parent_died)
     await agent.run()
 
 

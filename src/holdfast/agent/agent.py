@@ -2,7 +2,8 @@
 
 Dials the controller, obeys its orders, and tells it what happens. Decides nothing: orders come from the
 controller's core. `nursery` makes processes, `generation` cares for them, `parts` for what they hand over,
-`mirror` for logs and artifacts. When the controller is gone, so is everything here, at once.
+`mirror` for logs and artifacts. When the controller is gone, so are the workers, at once. Uploads that it had ordered
+are finished first (`finish_uploads`), for at most HOLDFAST_LINGER_S; with none of them the agent goes at once, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,8 +21,10 @@ from typing import Any
 from holdfast.agent.assigning import assign
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.depot import Depot
+from holdfast.agent.finish_uploads import linger_s
 from holdfast.agent.generation import Generation
 from holdfast.agent.nursery import Nursery
+from holdfast.agent.parts import Answer
 from holdfast.agent.session_dir import SessionDir
 from holdfast.agent.spawner import Parent, Spawner
 from holdfast.wire.channel import Channel, connect
@@ -42,11 +46,13 @@ from holdfast.wire.messages import (
     Stopped,
     Upload,
 )
-from holdfast.worker.kinship import live_without_parent
+from holdfast.worker.kinship import change_death_signal, live_without_parent
+from holdfast.worker.stdio import let_go_of_output
 
 __all__ = ["Agent"]
 
 _SYNC_EVERY_S = 30.0
+_LAST_WORD_S = 1.0
 _PAUSE_BACKLOG_BYTES = 32 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
@@ -81,6 +87,9 @@ class Agent:
         self._channel: Channel[ControllerMessage] | None = None
         self._end = asyncio.Event()
         self._error: BaseException | None = None
+        self._told_to_end = asyncio.Event()
+        self._controller_died = False
+        self._linger_s = linger_s()
         self._flush_s = 0.0
         self._generation: Generation | None = None
         self._prepare_order: Prepare | None = None
@@ -93,7 +102,7 @@ class Agent:
     async def run(self) -> None:
         self._session = SessionDir(self._id, self._root)
         self._buffers = Buffers(self._slots)
-        self._depot = Depot(self._session.path / "logs", self._buffers)
+        self._depot = Depot(self._session.path, self._buffers)
         self._spawner = self._make_spawner(self, self._session)
         try:
             channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
@@ -102,6 +111,8 @@ class Agent:
                 await self._serve(channel)
             finally:
                 await channel.close()
+            if self._lingers:
+                await self._linger()
         finally:
             await self._spawner.close()
             await self._depot.close(self._flush_s)
@@ -113,7 +124,13 @@ class Agent:
     def shut_down(self, flush_s: float = 30.0) -> None:
         """Ask `run` to end: kill everything now, then take up to `flush_s` to store logs and artifacts."""
         self._flush_s = max(self._flush_s, flush_s)
+        self._told_to_end.set()
         self._end.set()
+
+    def parent_died(self) -> None:
+        """For SIGHUP, which the kernel sends when the thread that started this process ends. The connection ends with
+        the last thread, and may have more to say until then."""
+        asyncio.get_running_loop().call_later(_LAST_WORD_S, self._lose_controller)
 
     async def _serve(self, channel: Channel[ControllerMessage]) -> None:
         self._address = channel.local_host
@@ -139,11 +156,38 @@ class Agent:
     async def _obey_all(self, channel: Channel[ControllerMessage]) -> None:
         while (message := await channel.recv()) is not None:
             self._obey(message)
+        self._lose_controller()
+
+    def _lose_controller(self) -> None:
+        """It is gone without a word. What it had ordered may still be finished; all else ends."""
         if self._own_process:
             # A dying controller hangs up first and may have this process killed a moment later, when the zygote was
             # told that this process tidies up itself.
             live_without_parent()
+        self._controller_died = True
         self._end.set()
+
+    @property
+    def _lingers(self) -> bool:
+        """Whether uploads must be finished for a controller that died."""
+        return (
+            self._controller_died
+            and self._linger_s > 0
+            and not self._told_to_end.is_set()
+            and bool(self._depot.parts.ordered)
+        )
+
+    async def _linger(self) -> None:
+        """Finish the uploads that were ordered, within the time limit, unless told to end."""
+        if self._own_process:
+            let_go_of_output()
+        finishing = asyncio.ensure_future(self._depot.finish_uploads())
+        told = asyncio.ensure_future(self._told_to_end.wait())
+        both: set[asyncio.Future[Any]] = {finishing, told}
+        await asyncio.wait(both, timeout=self._linger_s, return_when=asyncio.FIRST_COMPLETED)
+        for one in both:
+            one.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
 
     def _obey(self, message: ControllerMessage) -> None:
         if isinstance(message, Prepare):
@@ -154,7 +198,9 @@ class Agent:
         elif isinstance(message, Stop):
             self._do(self._stop(message))
         elif isinstance(message, Upload):
-            self._do(self._upload(message))
+            uploading = self._depot.start_upload(message)
+            self._choose_death_signal()
+            self._do(self._answer(uploading))
         elif isinstance(message, Settled):
             self._settle(message)
         elif isinstance(message, Collected):
@@ -241,11 +287,17 @@ class Agent:
 
     # ------------------------------------------------------------------ storage
 
-    async def _upload(self, order: Upload) -> None:
-        self._send(await self._depot.upload(order))
+    async def _answer(self, uploading: asyncio.Task[Answer]) -> None:
+        self._send(await asyncio.shield(uploading))
+
+    def _choose_death_signal(self) -> None:
+        """With the controller's process the kernel ends this one, too, by force unless uploads must be finished."""
+        if self._own_process and self._linger_s > 0:
+            change_death_signal(signal.SIGHUP if self._depot.parts.ordered else signal.SIGKILL)
 
     def _settle(self, message: Settled) -> None:
         self._depot.settle(message)
+        self._choose_death_signal()
         if self._generation is not None and self._generation.number == message.generation:
             self._generation.settled(message)
 
@@ -296,7 +348,11 @@ class Agent:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._spawner.close()
+        if self._lingers:
+            # The zygote stays: should this process be killed, it removes what that leaves.
+            await self._spawner.clear(0 if self._generation is None else self._generation.number)
+        else:
+            await self._spawner.close()
         if self._generation is not None:
             self._generation.release()
         self._listener.close()

@@ -15,11 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.agent.buffers import Buffers
+from holdfast.agent.finish_uploads import finish_uploads
 from holdfast.agent.mirror import Mirror
-from holdfast.agent.parts import Parts
+from holdfast.agent.parts import Answer, Parts
 from holdfast.storage.private_directory import make_private_directory
 from holdfast.storage.store import Store
-from holdfast.wire.messages import Prepare, Settled, Upload, Uploaded, UploadFailed
+from holdfast.wire.messages import Prepare, Settled, Upload
 
 __all__ = ["Depot"]
 
@@ -32,14 +33,15 @@ _log = logging.getLogger(__name__)
 class Depot:
     """Storage work of one agent. All methods are called from its event loop; what blocks runs in threads."""
 
-    def __init__(self, logs: Path, buffers: Buffers) -> None:
+    def __init__(self, session: Path, buffers: Buffers) -> None:
+        """`session` is the agent's directory (see `session_dir`)."""
         self._executor = ThreadPoolExecutor(_THREADS, "holdfast-agent", _give_way)
-        self._logs = logs
+        self._logs = session / "logs"
         self._order: Prepare | None = None
         self._mirror: Mirror | None = None
         self._store: Store | None = None
         self._store_lock = threading.Lock()
-        self.parts = Parts(self._executor, buffers)
+        self.parts = Parts(self._executor, buffers, session)
         self._executor.submit(_sweep_cache)
 
     def prepare(self, order: Prepare) -> None:
@@ -49,8 +51,12 @@ class Depot:
         self._store = None
         self._mirror = Mirror(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
 
-    async def upload(self, order: Upload) -> Uploaded | UploadFailed:
-        return await self.parts.upload(order, self._open_store, _UPLOAD_THREADS)
+    def start_upload(self, order: Upload) -> asyncio.Task[Answer]:
+        return self.parts.start_upload(order, self._open_store, _UPLOAD_THREADS)
+
+    async def finish_uploads(self) -> None:
+        """The controller is gone: bring what it had ordered to its end, for the next one to commit."""
+        await finish_uploads(self.parts, self._open_store, self._executor, _UPLOAD_THREADS)
 
     def settle(self, message: Settled) -> None:
         """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored."""

@@ -4,6 +4,7 @@ settled them.
 A part is a directory, or a snapshot in memory (`buffers`). It outlives its worker and its generation: it goes when
 the controller says that the checkpoint is committed or given up. Uploads run in threads (`checkpoint.upload` does the
 work); removing a part abandons an upload of it that is still going on.
+When the controller dies, `finish_uploads` brings the uploads that it had ordered to their end.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.buffers import Buffers, warm_up
+from holdfast.checkpoint.upload_locks import UploadLock
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.parts import FileEntry, Snapshot
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError, NotFound, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
 
-__all__ = ["Parts"]
+__all__ = ["Answer", "OpenStore", "Ordered", "Parts"]
+
+OpenStore = Callable[[], Store]
+"""Opens the run's storage, or gives the one that is open; may block."""
+Answer = Uploaded | UploadFailed
 
 
 @dataclass(slots=True)
@@ -40,6 +46,14 @@ class _Part:
     abandoned: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(slots=True)
+class Ordered:
+    """An upload that the controller ordered and whose checkpoint is not settled yet."""
+
+    order: Upload
+    work: asyncio.Task[Answer]
+
+
 class _Abandoned(HoldfastError):
     """Nobody wants this upload any more."""
 
@@ -47,9 +61,14 @@ class _Abandoned(HoldfastError):
 class Parts:
     """All parts on this node, by generation, report number and rank."""
 
-    def __init__(self, executor: ThreadPoolExecutor, buffers: Buffers) -> None:
+    def __init__(self, executor: ThreadPoolExecutor, buffers: Buffers, session: Path | None = None) -> None:
+        """`session` is the agent's directory: others find the locks of its uploads there."""
         self._executor = executor
         self._buffers = buffers
+        self._session = session
+        self._ordered: dict[tuple[int, int, int], Ordered] = {}
+        self._locks: dict[str, UploadLock] = {}
+        """By the token of the draft."""
         self._parts: dict[tuple[int, int, int], _Part] = {}
         self._samples: dict[int, dict[str, str]] = {}
         """What `upload_memory` keeps from one checkpoint to the next, for each rank."""
@@ -65,8 +84,28 @@ class Parts:
             staged = Path(message.staged) if message.staged is not None else None
             self._parts[generation, number, rank] = _Part(staged, message.existing, snapshot)
 
-    async def upload(self, order: Upload, store: Callable[[], Store], threads: int) -> Uploaded | UploadFailed:
-        """Store one part; the answer says how that went. `store` may block: it is called in the thread."""
+    @property
+    def ordered(self) -> list[Ordered]:
+        """The uploads that were ordered and must come to their end even if the controller dies."""
+        return [one for one in self._ordered.values() if one.order.info is not None]
+
+    async def upload(self, order: Upload, store: OpenStore, threads: int) -> Answer:
+        """Store one part; the answer says how that went. The upload goes on if the caller is cancelled."""
+        return await asyncio.shield(self.start_upload(order, store, threads))
+
+    def start_upload(self, order: Upload, store: OpenStore, threads: int) -> asyncio.Task[Answer]:
+        """Begin to store one part; it is among those `ordered` from here on, until it is settled. `store` may block: it
+        is called in the thread."""
+        key = (order.generation, order.number, order.rank)
+        work = asyncio.get_running_loop().create_task(self._upload(order, store, threads))
+        if key in self._parts:
+            self._ordered[key] = Ordered(order, work)
+            token = order.draft.token
+            if self._session is not None and order.info is not None and token not in self._locks:
+                self._locks[token] = UploadLock(self._session, token)
+        return work
+
+    async def _upload(self, order: Upload, store: OpenStore, threads: int) -> Answer:
         part = self._parts.get((order.generation, order.number, order.rank))
         began = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -94,8 +133,12 @@ class Parts:
         for key in [key for key in self._parts if key[:2] == (generation, number)]:
             part = self._parts.pop(key)
             part.abandoned.set()
+            self._ordered.pop(key, None)
             if part.staged is not None:
                 self._executor.submit(shutil.rmtree, part.staged, ignore_errors=True)
+        tokens = {one.order.draft.token for one in self._ordered.values()}
+        for token in [token for token in self._locks if token not in tokens]:
+            self._locks.pop(token).release()
 
     def remove_unreported(self, staging: Path) -> None:
         """Remove what killed workers were still copying when they died; their agent never heard of it."""
@@ -108,6 +151,14 @@ class Parts:
         """The end: let every upload stop at its next block."""
         for part in self._parts.values():
             part.abandoned.set()
+        for one in self._ordered.values():
+            one.work.cancel()
+
+    def abandon_draft(self, token: str) -> None:
+        """Let the uploads to one draft stop at their next block."""
+        for key, one in self._ordered.items():
+            if one.order.draft.token == token:
+                self._parts[key].abandoned.set()
 
 
 def _store_part(

@@ -18,7 +18,8 @@ from holdfast.checkpoint import layout
 from holdfast.checkpoint.epochs import Fences, read_fences
 from holdfast.checkpoint.erase import erase_files
 from holdfast.checkpoint.manifest import Manifest, decode, is_torn
-from holdfast.checkpoint.reservation import Reservation, decode_reservation, entomb
+from holdfast.checkpoint.part_records import complete_draft
+from holdfast.checkpoint.reservation import Reservation, decode_reservation, entomb, writer_is_gone
 from holdfast.checkpoint.writer import is_dead
 from holdfast.errors import Damaged, NotCommitted, NotFound
 from holdfast.storage.store import Entry, Store
@@ -52,6 +53,12 @@ class Leftover:
     @property
     def size_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def has_part_records(self) -> bool:
+        """Whether agents have finished parts of it for a controller that died: the next one may commit it."""
+        prefix = layout.key_of(self.name, "")
+        return any(layout.is_part_record(entry.key.removeprefix(prefix)) for entry in self.entries)
 
     @property
     def index(self) -> int | None:
@@ -162,16 +169,23 @@ class Catalog:
             return None  # it was withdrawn, or removed, while we looked
         return Leftover(name, reservation, tuple(entries))
 
-    def seal(self, epoch: int, floor: int) -> list[str]:
-        """Shut every unfinished reservation of earlier controllers below `floor`, so that no late writer can
-        commit there, and delete what it had uploaded. The index stays burnt. Returns the names that were
-        shut."""
+    def seal(self, epoch: int, floor: int, wait_for_uploads: Callable[[Leftover], None] | None = None) -> list[str]:
+        """Bring every unfinished reservation of earlier controllers below `floor` to its end.
+
+        Where all ranks have left their part records, the checkpoint is committed for its dead controller. Any other
+        is shut, so that no late writer can commit there, and what was uploaded is deleted; the index stays burnt.
+        `wait_for_uploads` is called first for drafts whose controller died on this machine: its agents may still be
+        at work. Returns the names that were shut."""
         shut: list[str] = []
         for found in self.leftovers():
             owner = found.reservation
             if found.index is None or found.index >= floor or owner is None or owner.epoch >= epoch:
                 continue
-            dead = is_dead(owner.writer) is True
+            if wait_for_uploads is not None and is_dead(owner.writer) is True:
+                wait_for_uploads(found)
+            dead = writer_is_gone(owner)
+            if complete_draft(self._store, found.name, owner) is not None:
+                continue
             if not entomb(self._store, found.name, index=found.index, epoch=epoch, token=owner.token):
                 continue
             shut.append(found.name)

@@ -20,9 +20,11 @@ __all__ = [
     "check_name",
     "checkpoint_name",
     "is_checkpoint_like",
+    "is_part_record",
     "is_sidecar",
     "key_of",
     "parse_index",
+    "part_name",
 ]
 
 RESERVED = ".reserved.json"
@@ -35,6 +37,7 @@ OWN_NAMES = frozenset({EPOCHS, "journal", "logs", "artifacts"})
 
 _SIDECARS = frozenset({RESERVED, MANIFEST, METADATA, PINNED})
 _GENERATED = re.compile(r"checkpoint_([0-9]{6,18})\Z")
+_PART = re.compile(r"\.part-[0-9]{1,9}\.json\Z")
 _MAX_NAME_BYTES = 200
 
 
@@ -80,7 +83,16 @@ def is_checkpoint_like(name: str) -> bool:
 
 def is_sidecar(path: str) -> bool:
     """Whether a path below a checkpoint's directory is ours rather than the user's."""
-    return path in _SIDECARS or (path.startswith(CLAIM_PREFIX) and "/" not in path)
+    return path in _SIDECARS or (path.startswith(CLAIM_PREFIX) and "/" not in path) or is_part_record(path)
+
+
+def part_name(rank: int) -> str:
+    """The file in a draft that says that all files of `rank` are there (see `part_records`)."""
+    return f".part-{rank}.json"
+
+
+def is_part_record(path: str) -> bool:
+    return _PART.match(path) is not None
 
 
 def key_of(name: str, path: str) -> str:

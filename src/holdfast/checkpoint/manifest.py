@@ -22,7 +22,17 @@ from holdfast.core.parts import FileEntry
 from holdfast.errors import ConfigError, Damaged, InvalidURI, UnsupportedFormat
 from holdfast.storage.keys import check_key
 
-__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "Manifest", "check_metrics", "decode", "encode", "is_torn"]
+__all__ = [
+    "FORMAT_MAJOR",
+    "FORMAT_MINOR",
+    "Manifest",
+    "check_metrics",
+    "decode",
+    "encode",
+    "has_valid_seal",
+    "is_torn",
+    "sealed",
+]
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
@@ -66,15 +76,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def encode(manifest: Manifest) -> bytes:
     """The manifest's bytes as they lie in storage."""
     plain = msgspec.structs.replace(manifest, metrics=tag_floats(manifest.metrics))
-    body = msgspec.json.encode(plain)
+    return sealed(msgspec.json.encode(plain))
+
+
+def sealed(body: bytes) -> bytes:
+    """A JSON object with its own hash as the last member, and a line feed."""
     return body[:-1] + b',"self":"' + blake3(body).hexdigest().encode() + b'"}\n'
+
+
+def has_valid_seal(data: bytes) -> bool:
+    """Whether these bytes are what `sealed` gave: not torn, not altered."""
+    seal = _SEAL.search(data)
+    return seal is not None and blake3(data[: seal.start()] + b"}").hexdigest().encode() == seal[1]
 
 
 def decode(data: bytes, where: str) -> Manifest:
     """Read a manifest; `where` names it in errors. Raises `Damaged` or `UnsupportedFormat`, never anything
     else."""
-    seal = _SEAL.search(data)
-    if seal is None or blake3(data[: seal.start()] + b"}").hexdigest().encode() != seal[1]:
+    if not has_valid_seal(data):
         raise Damaged(f"{where}: the manifest is torn or altered (its seal does not match).")
     try:
         _check_version(msgspec.json.decode(data, type=_Header).format, where)

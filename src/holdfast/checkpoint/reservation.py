@@ -13,11 +13,21 @@ import msgspec
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.claims import create_by_claim
 from holdfast.checkpoint.manifest import Manifest, encode
-from holdfast.checkpoint.writer import Writer, describe, this_process
+from holdfast.checkpoint.upload_locks import is_uploading
+from holdfast.checkpoint.writer import Writer, describe, is_dead, this_process
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.storage.store import Store
 
-__all__ = ["Reservation", "age_s", "decode_reservation", "entomb", "now_text", "place", "read_reservation"]
+__all__ = [
+    "Reservation",
+    "age_s",
+    "decode_reservation",
+    "entomb",
+    "now_text",
+    "place",
+    "read_reservation",
+    "writer_is_gone",
+]
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +55,12 @@ def read_reservation(store: Store, name: str) -> Reservation | None:
         return decode_reservation(store.get(layout.key_of(name, layout.RESERVED)))
     except NotFound:
         return None
+
+
+def writer_is_gone(reservation: Reservation) -> bool:
+    """Whether certainly nobody writes to this draft any more: neither who reserved it, nor an agent that finishes the
+    uploads of a dead controller."""
+    return is_dead(reservation.writer) is True and not is_uploading(reservation.token)
 
 
 def entomb(store: Store, name: str, *, index: int, epoch: int, token: str) -> bool:

@@ -24,6 +24,7 @@ from holdfast.checkpoint.reservation import (
     entomb,
     now_text,
     read_reservation,
+    writer_is_gone,
 )
 from holdfast.checkpoint.writer import describe, is_dead, this_process
 from holdfast.core.parts import Draft
@@ -187,8 +188,7 @@ def _reclaim(store: Store, catalog: Catalog, draft: Draft) -> bool:
     owner = read_reservation(store, draft.name)
     if owner is None:
         return look.manifest is None and look.problem is None  # it was being removed: try again
-    dead = is_dead(owner.writer) is True
-    if not dead and owner.epoch >= draft.epoch:
+    if not writer_is_gone(owner) and owner.epoch >= draft.epoch:
         return False
     if look.manifest is None and not look.torn:
         if not entomb(store, draft.name, index=owner.index, epoch=draft.epoch, token=owner.token):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.known_files import process_wide
-from holdfast.checkpoint.manifest import decode
+from holdfast.checkpoint.manifest import decode, has_valid_seal
 from holdfast.checkpoint.reservation import decode_reservation
 from holdfast.core.parts import Draft, FileEntry
 from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
@@ -288,6 +288,8 @@ def _is_ours(path: str, source: Path) -> bool:
         layout.MANIFEST: lambda data: decode(data, path),
         layout.PINNED: lambda data: True,
     }
+    if layout.is_part_record(path):
+        return has_valid_seal(source.read_bytes())
     try:
         return bool(checks.get(path, decode_reservation)(source.read_bytes()))
     except Damaged:

@@ -16,8 +16,8 @@ from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.epochs import Fences
 from holdfast.checkpoint.erase import erase, erase_files, erase_sealed, erase_temporaries
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.reservation import age_s, entomb, read_reservation
-from holdfast.checkpoint.writer import is_dead
+from holdfast.checkpoint.reservation import age_s, entomb, read_reservation, writer_is_gone
+from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.errors import NotCommitted
 from holdfast.storage.store import OnBytes, Store
 
@@ -103,10 +103,11 @@ def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s:
             return False
         erase(store, found.name)
         return True
-    if is_dead(owner.writer) is True:
+    if writer_is_gone(owner) and not found.has_part_records:
         erase(store, found.name)
         return True
-    if owner.epoch >= fences.highest and age_s(owner.created_at) < older_than_s:
+    wanted = owner.epoch >= fences.highest or found.has_part_records or is_uploading(owner.token)
+    if wanted and age_s(owner.created_at) < older_than_s:
         return False
     if look.torn:
         store.delete([layout.key_of(found.name, layout.MANIFEST)])
@@ -118,7 +119,7 @@ def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s:
 
 def _repair_void(store: Store, seen: Manifest, older_than_s: float) -> bool:
     owner = read_reservation(store, seen.name)
-    gone = owner is not None and is_dead(owner.writer) is True
+    gone = owner is not None and writer_is_gone(owner)
     if not gone and age_s(seen.created_at) < older_than_s:
         return False
     now = Catalog(store).look(seen.name).manifest

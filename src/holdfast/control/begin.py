@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pickle
@@ -36,6 +37,7 @@ from holdfast.control.observer import Observer
 from holdfast.control.outputs.results import ResultFiles
 from holdfast.control.request import TrainRequest
 from holdfast.control.terminal.terminal import Terminal
+from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core import events as e
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
@@ -146,7 +148,7 @@ def _settings() -> Settings:
 def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBegan:
     """Look at what storage really holds: shut what earlier controllers left open, and check the newest commit."""
     catalog = Catalog(store)
-    catalog.seal(lease.epoch, lease.floor)
+    catalog.seal(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease))
     damaged: dict[str, str] = {}
 
     def note(manifest: Manifest, why: str) -> None:

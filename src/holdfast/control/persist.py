@@ -22,7 +22,7 @@ from holdfast.control.roster import Roster
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.parts import Draft, FileEntry
+from holdfast.core.parts import CheckpointInfo, Draft, FileEntry
 from holdfast.errors import HoldfastError, OutOfSpace, StorageError, Unavailable
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed
@@ -128,6 +128,12 @@ class Persister:
                     rank=rank,
                     draft=draft,
                     parent_files=parent_files,
+                    info=CheckpointInfo(
+                        ranks=tuple(rank for rank, _ in command.parts),
+                        world_size=command.world_size,
+                        iteration=command.iteration,
+                        metrics=command.metrics,
+                    ),
                 )
             )
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Draft", "FileEntry", "MemoryFile", "Report", "Snapshot"]
+__all__ = ["CheckpointInfo", "Draft", "FileEntry", "MemoryFile", "Report", "Snapshot"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,15 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     token: str
     parent: str | None = None
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says of a checkpoint besides its files, and which ranks give files."""
+
+    ranks: tuple[int, ...]
+    world_size: int
+    iteration: int
+    metrics: dict[str, Any] = {}
 
 
 class MemoryFile(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.parts import Draft, FileEntry, Report, Snapshot
+from holdfast.core.parts import CheckpointInfo, Draft, FileEntry, Report, Snapshot
 
 __all__ = [
     "PROTOCOL",
@@ -264,6 +264,8 @@ class Upload(_Message, frozen=True, kw_only=True):
     rank: int
     draft: Draft
     parent_files: list[FileEntry] = []
+    info: CheckpointInfo | None = None
+    """What the agent must know to leave a part record, should this controller die before it can commit."""
 
 
 class Settled(_Message, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 __all__ = [
     "become_subreaper",
+    "change_death_signal",
     "children",
     "die_with_parent",
     "is_exiting",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4
@@ -46,6 +48,14 @@ def die_with_parent(parent_pid: int | None = None, sig: int = signal.SIGKILL) ->
 def live_without_parent() -> None:
     """Take `die_with_parent` back: this process is about to end by itself, and shall come to its end."""
     _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def change_death_signal(sig: int) -> None:
+    """What the kernel sends when the parent ends, where `die_with_parent` was called; nothing otherwise."""
+    current = ctypes.c_int(0)
+    _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(current), 0, 0, 0)
+    if current.value not in (0, sig):
+        _prctl(_PR_SET_PDEATHSIG, sig)
 
 
 def name_process(name: str) -> None:

@@ -15,7 +15,7 @@ import signal
 import sys
 from dataclasses import dataclass
 
-__all__ = ["DUMP_SIGNAL", "Wires", "buffer_lines", "take_output", "watch_for_crashes"]
+__all__ = ["DUMP_SIGNAL", "Wires", "buffer_lines", "let_go_of_output", "take_output", "watch_for_crashes"]
 
 DUMP_SIGNAL = signal.SIGRTMIN + 8
 """A real-time signal: people and schedulers use SIGUSR1 and SIGUSR2 for themselves."""
@@ -49,6 +49,14 @@ def take_output(wires: Wires) -> None:
     os.close(wires.stdout)
     os.close(wires.stderr)
     buffer_lines()
+
+
+def let_go_of_output() -> None:
+    """Give up standard output and error: whoever reads them shall not wait for this process."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
 
 
 def buffer_lines() -> None:

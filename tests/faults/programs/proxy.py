@@ -6,7 +6,7 @@ import selectors
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 __all__ = ["Line", "line_to"]
@@ -22,6 +22,10 @@ class Line:
         self._open: set[socket.socket] = set()
         self.refused = threading.Event()
         """Set once somebody has met the cut line."""
+        self._hold: bytes | None = None
+        self._let_go = threading.Event()
+        self.held = threading.Event()
+        """Set once somebody has sent what the line is to hold."""
 
     def cut(self) -> None:
         self.refused.clear()
@@ -34,6 +38,20 @@ class Line:
     def mend(self) -> None:
         self._whole = True
 
+    def hold(self, text: bytes) -> None:
+        """Keep back each connection that sends these bytes, until `let_go`."""
+        self._hold = text
+
+    def let_go(self) -> None:
+        self._hold = None
+        self._let_go.set()
+
+    def _pass(self, data: bytes) -> bytes:
+        if self._hold is not None and self._hold in data:
+            self.held.set()
+            self._let_go.wait()
+        return data
+
     def serve(self, client: socket.socket) -> None:
         """One connection, to its end."""
         with socket.create_connection(self._target) as server:
@@ -45,13 +63,13 @@ class Line:
                 self._open |= ends
             try:
                 with suppress(OSError):
-                    _pass_on(client, server)
+                    _pass_on(client, server, self._pass)
             finally:
                 with self._lock:
                     self._open -= ends
 
 
-def _pass_on(one: socket.socket, other: socket.socket) -> None:
+def _pass_on(one: socket.socket, other: socket.socket, look: Callable[[bytes], bytes]) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(one, selectors.EVENT_READ, other)
         selector.register(other, selectors.EVENT_READ, one)
@@ -62,7 +80,7 @@ def _pass_on(one: socket.socket, other: socket.socket) -> None:
                 data = source.recv(1 << 16)
                 if not data:
                     return
-                key.data.sendall(data)
+                key.data.sendall(look(data))
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -87,5 +105,6 @@ def line_to(endpoint: str) -> Iterator[tuple[str, Line]]:
             yield f"http://127.0.0.1:{server.server_address[1]}", line
         finally:
             server.shutdown()
+            line.let_go()
             line.cut()
             thread.join()

@@ -1,0 +1,120 @@
+"""What an agent does when its controller has died: finish the uploads that were ordered, so that nothing that `report`
+accepted is lost with the driver.
+
+When all files of a rank are in storage, a part record of it is left in the draft (`checkpoint.part_records`); the next
+controller commits from these. It may also shut the draft, on this machine or another, and so may a controller that is
+alive after all and has given the checkpoint up. So the draft is looked at from time to time, and uploads to one that is
+not open any more stop. `agent` sets the time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from holdfast.agent.parts import OpenStore, Ordered, Parts
+from holdfast.core.parts import Draft
+from holdfast.errors import HoldfastError, OutOfSpace, Unavailable
+from holdfast.storage.store import Store
+from holdfast.wire.messages import Uploaded
+
+__all__ = ["finish_uploads", "linger_s"]
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_LOOK_S = 1.0
+"""How often the draft is looked at."""
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def linger_s() -> float:
+    """How long an agent may take to finish uploads when its controller has died (HOLDFAST_LINGER_S)."""
+    return float(os.environ.get("HOLDFAST_LINGER_S", "60"))
+
+
+async def finish_uploads(parts: Parts, open_store: OpenStore, executor: Executor, threads: int) -> None:
+    """Returns when each upload that was ordered is recorded, or has failed for good, or is not wanted any more."""
+    work = _Finishing(parts, open_store, executor, threads)
+    drafts = {one.order.draft.token: one.order.draft for one in parts.ordered}
+    looking = [asyncio.ensure_future(work.watch(draft)) for draft in drafts.values()]
+    try:
+        await asyncio.gather(*(work.finish(one) for one in parts.ordered))
+    finally:
+        for one in looking:
+            one.cancel()
+        await asyncio.gather(*looking, return_exceptions=True)
+    for draft in work.shut:
+        await work.remove_files(draft)
+
+
+class _Finishing:
+    def __init__(self, parts: Parts, open_store: OpenStore, executor: Executor, threads: int) -> None:
+        self._parts = parts
+        self._open_store = open_store
+        self._executor = executor
+        self._threads = threads
+        self.shut: list[Draft] = []
+        """The drafts that were found not to be open any more."""
+
+    async def finish(self, one: Ordered) -> None:
+        """Wait for one upload, try it again while storage may come back, and leave its record."""
+        from holdfast.checkpoint.part_records import write_part_record
+
+        order = one.order
+        info = order.info
+        assert info is not None
+        answer = await asyncio.shield(one.work)
+        pause_s = _FIRST_PAUSE_S
+        while not isinstance(answer, Uploaded):
+            if not answer.retryable or order.draft in self.shut:
+                _log.warning("The part of rank %d of %s is lost: %s", order.rank, order.draft.name, answer.error)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            answer = await self._parts.upload(order, self._open_store, self._threads)
+        files = answer.files
+
+        def write(store: Store) -> bool:
+            return write_part_record(store, order.draft, info, order.rank, files, generation=order.generation)
+
+        await self._patiently(write)
+
+    async def watch(self, draft: Draft) -> None:
+        """Until the draft is not open any more; its uploads are then abandoned."""
+        from holdfast.checkpoint.part_records import is_open
+
+        while await self._patiently(lambda store: is_open(store, draft)):
+            await asyncio.sleep(_LOOK_S)
+        self.shut.append(draft)
+        self._parts.abandon_draft(draft.token)
+
+    async def remove_files(self, draft: Draft) -> None:
+        """Remove what was uploaded after a tombstone had shut the draft: whoever made that has cleared up already."""
+        from holdfast.checkpoint.catalog import Catalog
+        from holdfast.checkpoint.erase import erase_files
+
+        def remove(store: Store) -> None:
+            found = Catalog(store).look(draft.name).manifest
+            if found is not None and found.void and found.token == draft.token:
+                erase_files(store, draft.name)
+
+        await self._patiently(remove)
+
+    async def _patiently(self, action: Callable[[Store], _T]) -> _T | None:
+        """Do it in a thread, again and again while storage may come back; None if it will not."""
+        loop = asyncio.get_running_loop()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await loop.run_in_executor(self._executor, lambda: action(self._open_store()))
+            except (Unavailable, OutOfSpace):
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            except HoldfastError as error:
+                _log.warning("%s", error)
+                return None

@@ -1,0 +1,148 @@
+"""Part records: how a checkpoint is committed whose controller died while its ranks' files were being uploaded.
+
+An agent that has lost its controller finishes the uploads that were ordered (`agent.parts`) and then writes
+`.part-<rank>.json` into the draft, last of all: what the rank's files hash to, and everything else that the manifest
+must say. Each record names all ranks that gave files, so one record tells whether the set is complete. The next
+controller (`Catalog.seal`) creates the manifest from a complete set, and a tombstone otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.digest import check_files
+from holdfast.checkpoint.manifest import Manifest, decode, encode, has_valid_seal, sealed
+from holdfast.checkpoint.reservation import Reservation, now_text, place, read_reservation
+from holdfast.checkpoint.upload import merge_parts
+from holdfast.checkpoint.writer import describe, this_process
+from holdfast.core.floats import tag_floats, untag_floats
+from holdfast.core.parts import CheckpointInfo, Draft, FileEntry
+from holdfast.errors import Damaged, DuplicateFile, NotFound, StorageError
+from holdfast.storage.store import Store
+
+__all__ = ["PartRecord", "complete_draft", "decode_part_record", "is_open", "write_part_record"]
+
+
+class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of a draft, whole in storage."""
+
+    format: str = "holdfast.part/1.0"
+    token: str
+    """The reservation's."""
+    rank: int
+    ranks: tuple[int, ...]
+    """Every rank that gave files: the checkpoint is complete with a record of each."""
+    world_size: int
+    generation: int
+    iteration: int
+    parent: str | None = None
+    metrics: dict[str, Any] = {}
+    files: tuple[FileEntry, ...] = ()
+
+    def agrees_with(self, other: PartRecord) -> bool:
+        """Whether both say the same of the checkpoint as a whole."""
+        mine, theirs = (msgspec.structs.replace(one, rank=0, files=(), metrics={}) for one in (self, other))
+        return mine == theirs
+
+
+def write_part_record(
+    store: Store, draft: Draft, info: CheckpointInfo, rank: int, files: Sequence[FileEntry], *, generation: int
+) -> bool:
+    """Leave the record of a rank whose files are all in storage. False if the draft is not open any more."""
+    if not is_open(store, draft):
+        return False
+    record = PartRecord(
+        token=draft.token,
+        rank=rank,
+        ranks=tuple(sorted(info.ranks)),
+        world_size=info.world_size,
+        generation=generation,
+        iteration=info.iteration,
+        parent=draft.parent,
+        metrics=tag_floats(info.metrics),
+        files=tuple(files),
+    )
+    store.put(layout.key_of(draft.name, layout.part_name(rank)), sealed(msgspec.json.encode(record)))
+    return True
+
+
+def is_open(store: Store, draft: Draft) -> bool:
+    """Whether the draft is still reserved by the same token, and neither committed nor shut by a tombstone."""
+    owner = read_reservation(store, draft.name)
+    if owner is None or owner.token != draft.token:
+        return False
+    try:
+        store.size(layout.key_of(draft.name, layout.MANIFEST))
+    except NotFound:
+        return True
+    return False
+
+
+def decode_part_record(data: bytes) -> PartRecord | None:
+    """Read a part record; None if it is torn, altered, or somebody else's file."""
+    if not has_valid_seal(data):
+        return None
+    try:
+        record = msgspec.json.decode(data, type=PartRecord)
+        if not record.format.startswith("holdfast.part/1."):
+            return None
+        return msgspec.structs.replace(record, metrics=untag_floats(record.metrics))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | None:
+    """Create the manifest of a draft whose ranks have all left their records. None if records or files are missing,
+    or a manifest is there already; the draft is then as it was."""
+    records = _read_records(store, name, owner.token)
+    if not records or set(records) != set(next(iter(records.values())).ranks):
+        return None
+    first = records[min(records)]
+    if not all(record.agrees_with(first) for record in records.values()):
+        return None
+    try:
+        manifest = Manifest(
+            name=name,
+            index=owner.index,
+            epoch=owner.epoch,
+            token=owner.token,
+            created_at=now_text(),
+            writer=describe(this_process()),
+            world_size=first.world_size,
+            generation=first.generation,
+            iteration=first.iteration,
+            parent=first.parent,
+            metrics=first.metrics,
+            files=merge_parts({rank: record.files for rank, record in records.items()}),
+        )
+        data = encode(manifest)
+        decode(data, name)  # what it says comes from storage: names outside the directory are refused here
+    except (Damaged, DuplicateFile):
+        return None
+    if check_files(store, manifest, name=name, deep=False):
+        return None
+    still = read_reservation(store, name)
+    if still is None or still.token != owner.token:
+        return None
+    if not place(store, layout.key_of(name, layout.MANIFEST), data):
+        return None
+    with suppress(StorageError):  # they do no harm where they stay: nobody lists them, and they go with the checkpoint
+        store.delete([layout.key_of(name, layout.part_name(rank)) for rank in records])
+    return manifest
+
+
+def _read_records(store: Store, name: str, token: str) -> dict[int, PartRecord]:
+    found: dict[int, PartRecord] = {}
+    prefix = layout.key_of(name, "")
+    for entry in store.list(name):
+        if layout.is_part_record(entry.key.removeprefix(prefix)):
+            with suppress(NotFound):
+                record = decode_part_record(store.get(entry.key))
+                if record is not None and record.token == token:
+                    found[record.rank] = record
+    return found

@@ -1,0 +1,60 @@
+"""Which drafts a process on this node still uploads to, known by locks that the kernel drops with their holder.
+
+An agent holds a lock on `<cache>/agents/<agent>/uploads/<token>` from the order to upload until the checkpoint is
+settled. So the next controller can wait for an agent that finishes the uploads of a dead one (`control.begin`), and
+nobody clears a draft away that is being written to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from holdfast.storage.locate import local_cache_dir
+
+__all__ = ["UploadLock", "is_uploading"]
+
+_DIRECTORY = "uploads"
+
+
+class UploadLock:
+    """A held lock: this process uploads to the draft of `token`, until `release`."""
+
+    def __init__(self, session: Path, token: str) -> None:
+        """`session` is the agent's directory, `<cache>/agents/<agent>`."""
+        directory = session / _DIRECTORY
+        directory.mkdir(exist_ok=True)
+        self._path = directory / token
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # a filesystem without locks: then nobody waits for this upload
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def is_uploading(token: str, cache: Path | None = None) -> bool:
+    """Whether a living process of this node uploads to the draft of this token. Other nodes are not known."""
+    if not token.isalnum():
+        return False
+    return any(_is_locked(path) for path in (cache or local_cache_dir()).glob(f"agents/*/{_DIRECTORY}/{token}"))
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,199 @@
+"""The driver is killed while a checkpoint that `report` accepted is on its way to storage: its agents finish the
+uploads, the next driver commits the checkpoint, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.faults.programs import jobs, kin
+from tests.faults.programs.driver import Driver
+from tests.faults.programs.place import Place
+
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.storage.locate import open_store
+
+_STEPS = 8
+_CONFIG = {"steps": _STEPS, "every": 2}
+_GATED = "checkpoint_000001/rank_1.json"
+
+_GATE = """
+import sys
+if "holdfast.agent" in sys.orig_argv:
+    from pathlib import Path
+    from holdfast.storage.posix import PosixStore
+    upload = PosixStore.upload
+    def gated(self, key, *arguments, **options):
+        if key == {key!r}:
+            Path({arrived!r}).touch()
+            open({gate!r}).close()
+        return upload(self, key, *arguments, **options)
+    PosixStore.upload = gated
+"""
+
+
+class _Gate:
+    """Agents wait before they upload one file of the second checkpoint, until `open`."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._fifo = place.gate("upload")
+        self._arrived = place.root / "arrived"
+        site = place.root / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(_GATE.format(key=_GATED, arrived=str(self._arrived), gate=self._fifo))
+        paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._environment = {"PYTHONPATH": os.pathsep.join(paths)}
+
+    def drive(self, **environment: str) -> Driver:
+        """A driver whose agent stands before the gate: the first checkpoint is committed, half of the second is up."""
+        driver = self._place.drive(_CONFIG, {**self._environment, **environment})
+        kin.until(self._arrived.exists, "the upload of the second checkpoint")
+        other = self._place.storage / "run" / "checkpoint_000001" / "rank_0.json"
+        kin.until(other.exists, "the upload of rank 0's file")
+        return driver
+
+    def open(self) -> None:
+        self._place.let_go(self._fifo)
+
+
+@pytest.fixture
+def gate(place: Place) -> Iterator[_Gate]:
+    made = _Gate(place)
+    yield made
+    for path in place.root.glob("upload"):
+        path.unlink()
+
+
+def _kill(driver: Driver) -> list[int]:
+    """Kill the driver; its workers are gone. Gives its agents."""
+    agents = driver.agents()
+    workers = driver.workers()
+    assert len(workers) >= 2  # and perhaps a trial import
+    driver.kill()
+    driver.process.wait()
+    kin.gone(*workers, within_s=10)
+    return agents
+
+
+def _second(place: Place, **environment: str) -> Driver:
+    """The next driver, which waits for the agents of the one before."""
+    driver = place.drive(_CONFIG, environment)
+    kin.until(lambda: "checkpoint_000001 is still being stored" in driver.errors, "a driver that waits")
+    return driver
+
+
+def _check(place: Place, driver: Driver, *, resumed_from: int) -> None:
+    assert driver.value() == jobs.undisturbed(_STEPS)[-1]
+    assert driver.expect("GenerationStarted")["iteration"] == resumed_from
+    place.check_stored()
+    assert list(place.storage.rglob(".part-*")) == []
+    catalog = Catalog(open_store(place.storage / "run"))
+    assert catalog.leftovers() == []
+    iterations = [manifest.iteration for manifest in catalog.committed()]
+    assert iterations == [2, 4, 6, 8]
+    found = next(manifest for manifest in catalog.committed() if manifest.iteration == 4)
+    assert (found.world_size, found.generation) == (2, 1 if resumed_from == 4 else 2)
+    assert found.metrics["step"] == 3
+    assert [(entry.path, entry.rank) for entry in found.files] == [("rank_0.json", 0), ("rank_1.json", 1)]
+
+
+def test_a_driver_that_is_killed_and_started_again_at_once_resumes_from_the_upload_in_flight(
+    place: Place, gate: _Gate
+) -> None:
+    agents = _kill(gate.drive())
+    second = _second(place)
+    gate.open()
+    _check(place, second, resumed_from=4)
+    kin.gone(*agents)
+
+
+def test_agents_finish_the_uploads_and_go_before_the_next_driver_starts(place: Place, gate: _Gate) -> None:
+    first = gate.drive()
+    agents = _kill(first)
+    first.end()  # whoever reads the driver's output is not kept waiting by its agent
+    gate.open()
+    kin.gone(*agents)
+    place.check_nothing_left()
+    records = sorted(path.name for path in (place.storage / "run" / "checkpoint_000001").glob(".part-*"))
+    assert records == [".part-0.json", ".part-1.json"]
+    _check(place, place.drive(_CONFIG), resumed_from=4)
+
+
+def test_the_next_driver_is_killed_too_while_it_waits(place: Place, gate: _Gate) -> None:
+    agents = _kill(gate.drive())
+    second = _second(place)
+    second.kill()
+    second.end()
+    third = _second(place)
+    gate.open()
+    _check(place, third, resumed_from=4)
+    kin.gone(*agents)
+
+
+def test_the_agents_of_two_nodes_finish_their_parts(place: Place, gate: _Gate) -> None:
+    agents = _kill(gate.drive(HOLDFAST_LOCAL_NODES="2"))
+    assert len(agents) == 2
+    second = _second(place, HOLDFAST_LOCAL_NODES="2")
+    gate.open()
+    _check(place, second, resumed_from=4)
+    kin.gone(*agents)
+
+
+def test_a_driver_that_is_killed_between_the_uploads_and_the_manifest(place: Place, gate: _Gate) -> None:
+    driver = gate.drive()
+    driver.kill(signal.SIGSTOP)
+    gate.open()
+    kin.until((place.storage / "run" / _GATED).exists, "the upload of rank 1's file")
+    agents = _kill(driver)
+    kin.gone(*agents)
+    place.check_nothing_left()
+    _check(place, place.drive(_CONFIG), resumed_from=4)
+
+
+def test_the_agent_that_finishes_the_uploads_is_killed_too(place: Place, gate: _Gate) -> None:
+    first = gate.drive()
+    below = kin.descendants(first.pid)
+    (agent,) = _kill(first)
+    os.kill(agent, signal.SIGKILL)
+    kin.gone(*below)
+    place.check_nothing_left()
+    second = place.drive(_CONFIG)
+    _check(place, second, resumed_from=2)
+    assert "still being stored" not in second.errors
+    assert [path.name for path in Path(place.storage / "run" / "checkpoint_000001").iterdir()] == [
+        ".manifest.json",
+        ".reserved.json",
+    ]
+
+
+def test_agents_take_no_longer_than_they_may(place: Place, gate: _Gate) -> None:
+    """The storage never answers: the agent gives up at its time limit, and the next driver shuts the draft."""
+    agents = _kill(gate.drive(HOLDFAST_LINGER_S="0.5"))
+    kin.gone(*agents, within_s=20)
+    place.check_nothing_left()
+    _check(place, place.drive(_CONFIG), resumed_from=2)
+
+
+def test_a_sigterm_ends_an_agent_that_finishes_uploads(place: Place, gate: _Gate) -> None:
+    (agent,) = _kill(gate.drive())
+    os.kill(agent, signal.SIGTERM)
+    kin.gone(agent, within_s=20)
+    place.check_nothing_left()
+    _check(place, place.drive(_CONFIG), resumed_from=2)
+
+
+def test_an_agent_stops_when_the_next_driver_has_shut_its_draft(place: Place, gate: _Gate) -> None:
+    """A driver that does not know of the agent, as on another machine, does not wait for it."""
+    (agent,) = _kill(gate.drive())
+    elsewhere = place.root / "elsewhere"
+    second = place.drive(_CONFIG, {"HOLDFAST_LOCAL_CACHE_DIR": str(elsewhere)})
+    second.expect("GenerationStarted")
+    gate.open()
+    kin.gone(agent)
+    _check(place, second, resumed_from=2)
+    files = sorted(path.name for path in (place.storage / "run" / "checkpoint_000001").iterdir())
+    assert files == [".manifest.json", ".reserved.json"]
