@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from holdfast.control.journal_format import DIRECTORY, encode_header, encode_lin
 from holdfast.core.records import CheckpointCommitted, Record
 from holdfast.errors import StorageError
 from holdfast.storage.failures import translated
-from holdfast.storage.files import mount_kind, write_all
+from holdfast.storage.files import mount_kind, preallocate, write_all
 from holdfast.storage.store import Store
 
 __all__ = ["FILE_SEGMENT_BYTES", "SEGMENT_BYTES", "Journal"]
@@ -29,6 +30,8 @@ FILE_SEGMENT_BYTES = 4 * 1024 * 1024
 _MERGE_AT_COMMIT = 8
 _MERGE_ALWAYS = 64
 """So many small segments are merged at a commit, or whenever there are."""
+_SPARE_BYTES = 32 * 1024
+"""So much room is set aside for records, where files are appended to."""
 _log = logging.getLogger(__name__)
 
 
@@ -113,6 +116,8 @@ class _FileWriter:
         self._key = ""
         self._fd: int | None = None
         self._size_bytes = 0
+        self._allocated_bytes = 0
+        """How far blocks are set aside; beyond the size, as far as that worked."""
         self._before: Path | None = None
         """The segment that was filled before this one."""
         self._lost = False
@@ -137,8 +142,10 @@ class _FileWriter:
                 os.fdatasync(self._fd)
             except OSError:
                 os.ftruncate(self._fd, self._size_bytes)  # no torn line in the middle when this is tried again
+                self._allocated_bytes = 0
                 raise
         self._size_bytes += len(data)
+        self._allocate()
         if self._size_bytes >= FILE_SEGMENT_BYTES:
             self._before = self._root / self._key
             self.close()
@@ -153,14 +160,25 @@ class _FileWriter:
 
     def close(self) -> None:
         if self._fd is not None:
+            with suppress(OSError):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size)  # gives back what was set aside and not needed
             os.close(self._fd)
             self._fd = None
+
+    def _allocate(self) -> None:
+        """Keep room for the next records. On a disk that is full retention can make room, but only what is durable is
+        acted upon."""
+        assert self._fd is not None
+        if self._allocated_bytes < self._size_bytes + _SPARE_BYTES // 2:
+            wanted_bytes = self._size_bytes + _SPARE_BYTES
+            self._allocated_bytes = wanted_bytes if preallocate(self._fd, wanted_bytes) else 0
 
     def _open(self, size_bytes: int) -> None:
         path = self._root / self._key
         with translated(path):
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        self._size_bytes = size_bytes
+        self._size_bytes, self._allocated_bytes = size_bytes, 0
+        self._allocate()
 
     def _is_gone(self) -> bool:
         """Whether the open file is no longer what lies under its name: somebody removed or replaced it."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -17,11 +18,16 @@ from typing import BinaryIO
 from holdfast.storage.failures import translated
 from holdfast.storage.keys import new_temporary
 
-__all__ = ["copy_bytes", "has_shared_locks", "landing", "mount_kind", "reflink", "write_all"]
+__all__ = ["copy_bytes", "has_shared_locks", "landing", "mount_kind", "preallocate", "reflink", "write_all"]
 
 _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF, errno.EIO}
 _FICLONE = 0x40049409
 _LOCAL_MOUNTS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay"}
+
+
+_KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE of fallocate(2)."""
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
@@ -93,6 +99,15 @@ def copy_bytes(source: int, target: int) -> None:
     while block := os.pread(source, 1 << 20, start):
         write_all(target, block)
         start += len(block)
+
+
+def preallocate(fd: int, size_bytes: int) -> bool:
+    """Set blocks aside for the first `size_bytes` of a file without changing its size; False where that is not to be
+    had (no room, or a filesystem that cannot)."""
+    fallocate = getattr(_libc, "fallocate", None)
+    if fallocate is None:
+        return False
+    return bool(fallocate(fd, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size_bytes)) == 0)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -495,3 +497,38 @@ def test_the_lines_in_the_format_description_are_what_is_written() -> None:
     line = encode_line(Reported(at=1763294400.5, generation=1, iteration=12, metrics={"loss": 0.25}), 17, "1a2b3c4d")
     assert encode_header(2, "5f2b0c1d9e8a4773") in text
     assert line in text
+
+
+def test_records_are_written_for_a_while_on_a_disk_that_is_full(tmp_path: Path) -> None:
+    """Or retention, which acts upon durable records only, could not make room."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts a small file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], check=True)
+    try:
+        _fill_and_append(place)
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def _fill_and_append(place: Path) -> None:
+    store = PosixStore(place / "run")
+    journal = Journal(store, 1, LEASE)
+    try:
+        written = [report(1)]
+        journal.append(written)
+        journal.flush()
+        with (place / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
+            while True:
+                ballast.write(bytes(4096))
+        while sum(entry.size_bytes for entry in store.list("journal")) < 12_000:
+            more = [report(len(written) + 1)]
+            journal.append(more)
+            journal.flush()
+            written += more
+        assert list(read_records(store)) == written
+    finally:
+        journal.close()
+    (segment,) = (place / "run" / "journal").iterdir()
+    assert segment.stat().st_blocks * 512 < segment.stat().st_size + 8192, "what was set aside is given back"
