@@ -12,10 +12,9 @@ import pickle
 import platform
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import msgspec
@@ -39,6 +38,7 @@ from holdfast.control.request import TrainRequest
 from holdfast.control.terminal.terminal import Terminal
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core import events as e
+from holdfast.core.records import RunFinished
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
@@ -51,8 +51,9 @@ from holdfast.storage.locate import join, local_cache_dir
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Prepare
 
-__all__ = ["check_resume", "make_plan", "make_prepare"]
+__all__ = ["changes_of", "check_resume", "make_plan", "make_prepare"]
 
+_CHANGES_TOLD = 8
 _log = logging.getLogger("holdfast")
 
 
@@ -61,13 +62,14 @@ def make_plan(
 ) -> Plan:
     """Everything that `Controller` needs, once the lease is held."""
     identity = _write_run_file(request, store)
-    _warn_of_changes(request, store, history)
+    changes = changes_of(request, history)
+    _warn_of_changes(request, store, history, changes)
     fold_writer = FoldWriter(store, lease.epoch, lease.id, identity, deepcopy(history.summary))
     return Plan(
         store=store,
         run_id=identity,
         state=State(_spec(request), history.durable),
-        began=_begin(request, store, lease),
+        began=_begin(request, store, lease, history, changes),
         prepare=prepare,
         make_engine=_engine_maker(request, run_in_main),
         observers=_observers(request, store, history, lease, fold_writer),
@@ -104,26 +106,32 @@ def _write_run_file(request: TrainRequest, store: Store) -> str:
     return run_id(store.get(RUN_FILE))
 
 
-def _warn_of_changes(request: TrainRequest, store: Store, history: History) -> None:
-    """A name that is used again with something else in it is more often a mistake than not."""
+def changes_of(request: TrainRequest, history: History) -> list[str]:
+    """What differs from the script and the configuration with which the run was started last, for a person."""
     before = history.durable.fingerprint
-    if not before:
+    return request.fingerprint.changes_since(before) if before else []
+
+
+def _warn_of_changes(request: TrainRequest, store: Store, history: History, changes: Sequence[str]) -> None:
+    """A name that is used again with something else in it may be a mistake; and who waits for a complete run must know
+    why it is not."""
+    if not changes or request.resume == "restart":
         return
-    changes = list(_differences(before, dict(request.fingerprint), ""))
-    if changes:
+    told = "; ".join(changes[:_CHANGES_TOLD])
+    if len(changes) > _CHANGES_TOLD:
+        told += f"; and {len(changes) - _CHANGES_TOLD} more"
+    if isinstance(history.durable.outcome, RunFinished):
+        newest = history.durable.resume_point()
+        source = f"from {newest.name}" if newest else "from the beginning, for it has no checkpoint"
+        _log.warning(
+            "%s was complete, and is called again %s, since it differs: %s.", store.uri, source, printable(told)
+        )
+    else:
         _log.warning(
             "%s continues, but not as it was started: %s. If this is another run, give it another name.",
             store.uri,
-            printable("; ".join(changes[:8])),
+            printable(told),
         )
-
-
-def _differences(before: Any, after: Any, path: str) -> Iterator[str]:
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key in sorted(before.keys() | after.keys()):
-            yield from _differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
-    elif before != after:
-        yield f"{path} was {before!r} and is {after!r}"
 
 
 def _spec(request: TrainRequest) -> RunSpec:
@@ -145,7 +153,9 @@ def _settings() -> Settings:
     )
 
 
-def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBegan:
+def _begin(
+    request: TrainRequest, store: Store, lease: Lease, history: History, changes: Sequence[str]
+) -> e.ControllerBegan:
     """Look at what storage really holds: shut what earlier controllers left open, and check the newest commit."""
     catalog = Catalog(store)
     catalog.seal(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease))
@@ -175,11 +185,12 @@ def _begin(request: TrainRequest, store: Store, lease: Lease) -> e.ControllerBeg
         epoch=lease.epoch,
         host=me.host,
         pid=me.pid,
-        fingerprint=dict(request.fingerprint),
+        fingerprint=request.fingerprint.stored(history.durable.fingerprint),
         stored=stored,
         damaged=tuple(damaged.items()),
         pinned=tuple(one.name for one in manifests if may_remove and expire.is_pinned(store, one.name)),
         next_index=lease.floor,
+        changes=tuple(changes[:_CHANGES_TOLD]),
         restart=request.resume == "restart",
     )
 

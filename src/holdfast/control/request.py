@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from holdfast.control.fingerprint import Fingerprint
 from holdfast.errors import HoldfastError
 from holdfast.storage.store import Store
 from holdfast.worker.job import Job
@@ -78,11 +79,11 @@ class TrainRequest:
 
     preload: tuple[str, ...]
     """Modules that the zygote imports before it forks the first worker."""
-    fingerprint: Mapping[str, Any]
-    """Plain JSON: `function` (qualified name), `source` (hash or None), `config`, `num_workers`. Kept with
-    the run, and compared when the name is used again, to say what differs."""
+    fingerprint: Fingerprint
+    """Of the function and its configuration. Kept with the run, and compared when the name is used again: a run that
+    is complete is called again if something differs."""
     params: Mapping[str, Any]
-    """Plain JSON, for params.json."""
+    """Plain JSON, for params.json, with secrets masked."""
     verbose: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set in every worker besides torchrun's."""

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from holdfast.control.begin import check_resume, make_plan, make_prepare
+from holdfast.control.begin import changes_of, check_resume, make_plan, make_prepare
 from holdfast.control.failures import run_error
 from holdfast.control.foreground import Foreground
 from holdfast.control.history import read_history
@@ -34,7 +34,8 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     store = open_store(request.storage_path, request.filesystem).sub(request.name)
     history = read_history(store)
     check_resume(request, store, history)
-    if isinstance(history.durable.outcome, r.RunFinished) and request.resume != "restart":
+    is_same = request.resume != "restart" and not changes_of(request, history)
+    if isinstance(history.durable.outcome, r.RunFinished) and is_same:
         say_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)

@@ -1,23 +1,23 @@
 """From a trainer to the controller's `TrainRequest`: every default filled in, everything that can be wrong checked.
 
-This is the last stop before processes start. The fingerprint made here is what tells a user who reuses a run's name
-by mistake what differs.
+This is the last stop before processes start. The fingerprint (`code_fingerprint`) tells whether a run that is there
+already was made by the same script.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
-import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.control.request import RunContext, TrainRequest
+from holdfast.core.masking import masked
 from holdfast.errors import ConfigError
 from holdfast.train import checks
+from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import ScalingConfig
 from holdfast.train.paths import resolve_storage_path
 from holdfast.worker.job import Framework, Job
@@ -100,8 +100,8 @@ def build_request(
         callbacks=tuple(run.callbacks or ()),
         run_context=context,
         preload=preload,
-        fingerprint=_fingerprint(trainer.train_loop_per_worker, plain_config, scaling.num_workers),
-        params={"train_loop_config": plain_config or {}},
+        fingerprint=fingerprint(trainer.train_loop_per_worker, config),
+        params={"train_loop_config": masked("", plain_config or {})},
         verbose=1 if run.verbose is None else run.verbose,
         environment=_environment(trainer),
     )
@@ -164,19 +164,6 @@ def _local_nodes() -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"HOLDFAST_LOCAL_NODES must be a whole number of 1 or more, not {text!r}.")
     return int(text)
-
-
-def _fingerprint(function: Callable[..., Any], config: Any, num_workers: int) -> dict[str, Any]:
-    inner = getattr(function, "func", function)  # functools.partial
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    module = getattr(inner, "__module__", None) or type(inner).__module__
-    try:
-        source = textwrap.dedent(inspect.getsource(inner))
-    except (OSError, TypeError):  # Typed at a prompt, built in, or an object with __call__.
-        digest = None
-    else:
-        digest = hashlib.sha256(source.encode(errors="replace")).hexdigest()[:16]
-    return {"function": f"{module}.{name}", "source": digest, "config": config, "num_workers": num_workers}
 
 
 def _json(value: Any, depth: int = 0) -> Any:

@@ -34,8 +34,8 @@ class Tally:
 
     @property
     def newest(self) -> str | None:
-        """Name of the newest committed checkpoint."""
-        newest = self._summary.durable.newest()
+        """Name of the checkpoint from which the run would go on."""
+        newest = self._summary.durable.resume_point()
         return newest.name if newest is not None else None
 
     def take(self, record: r.Record) -> Row | None:
