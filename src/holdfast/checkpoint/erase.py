@@ -18,7 +18,7 @@ from holdfast.checkpoint import layout
 from holdfast.storage.keys import is_temporary
 from holdfast.storage.store import Store
 
-__all__ = ["StillOurs", "erase", "erase_files", "erase_rest", "erase_sealed", "erase_temporaries"]
+__all__ = ["StillOurs", "erase", "erase_files", "erase_part_records", "erase_rest", "erase_sealed", "erase_temporaries"]
 
 _BATCH = 100
 """So many keys are deleted between two questions whether the directory is still the caller's."""
@@ -30,6 +30,14 @@ def erase(store: Store, name: str) -> None:
     """Delete everything: the manifest, then the files, then the reservation."""
     store.delete([layout.key_of(name, layout.MANIFEST)])
     erase_rest(store, name)
+
+
+def erase_part_records(store: Store, name: str) -> None:
+    """Delete the part records that stayed in a committed checkpoint, before its manifest goes: what is left of an
+    interrupted removal must not be committed a second time."""
+    prefix = layout.key_of(name, "")
+    keys = [entry.key for entry in store.list(name)]
+    store.delete([key for key in keys if layout.is_part_record(key.removeprefix(prefix))])
 
 
 def erase_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) -> bool:

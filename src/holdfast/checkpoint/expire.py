@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.erase import erase_rest
+from holdfast.checkpoint.erase import erase_part_records, erase_rest
 from holdfast.checkpoint.reservation import Reservation, now_text, read_reservation
 from holdfast.checkpoint.writer import describe, is_dead, this_process
 from holdfast.errors import NotCommitted, NotFound, OutOfSpace, Pinned
@@ -41,6 +41,7 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
         raise Pinned(f"{store.uri}: {name} is pinned: `holdfast ckpt unpin` it before it is removed.")
     if check_lease is None and reservation is not None:
         _sign(store, name, reservation)
+    erase_part_records(store, name)
     look = Catalog(store).look(name)
     if look.manifest is not None or (look.problem is not None and not look.torn):
         found = owner if look.manifest is None else look.manifest.token

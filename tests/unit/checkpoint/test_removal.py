@@ -16,8 +16,10 @@ from holdfast.checkpoint.commit import commit, commit_directory, reserve, upload
 from holdfast.checkpoint.epochs import epoch_key, floor_key, read_fences
 from holdfast.checkpoint.expire import is_pinned, pin, remove
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.part_records import write_part_record
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.cli.main import main
+from holdfast.core.parts import CheckpointInfo
 from holdfast.errors import Fenced, NotCommitted, OutOfSpace, Pinned
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Entry, Store
@@ -133,6 +135,37 @@ def test_a_removal_that_was_interrupted_is_finished_by_its_token(source: Path, t
         remove(store, done.name, token="another")
     remove(store, done.name, token=done.token)
     assert store.list() == []
+
+
+def test_what_an_interrupted_removal_leaves_is_not_committed_again(source: Path, tmp_path: Path) -> None:
+    """Also where part records stayed in the directory when a dead controller's checkpoint was completed."""
+
+    class Died(BaseException):
+        pass
+
+    def die() -> None:
+        raise Died
+
+    store = PausedStore(tmp_path / "run")
+    draft = reserve(store, epoch=1)
+    files = upload_part(store, draft, source, rank=0, parent_files=None)
+    info = CheckpointInfo(ranks=(0,), world_size=1, iteration=1, metrics={})
+    write_part_record(store, draft, info, 0, files, generation=1)
+    done = commit(store, draft, files)
+    store.calls.clear()
+    store.action, store.pause_before = die, -1
+    for at in range(100):
+        store.pause_before = at
+        store.calls.clear()
+        try:
+            remove(store, done.name, token=done.token)
+            break
+        except Died:
+            if Catalog(store).look(done.name).manifest is None:
+                Catalog(store).seal(2, floor=100)
+                assert Catalog(store).committed() == []
+                return
+    raise AssertionError("it was never interrupted between the manifest and the rest")
 
 
 def test_a_pinned_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
