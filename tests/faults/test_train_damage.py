@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.faults.programs.altering import count_steps, keep_one_file
+from tests.faults.programs import jobs
+from tests.faults.programs.altering import count_steps, flip_byte, keep_one_file
 from tests.faults.programs.place import Place
 
 from holdfast import train
@@ -49,6 +50,27 @@ def test_a_worker_that_finds_a_remote_checkpoint_damaged_makes_the_run_fall_back
 
     filesystem = fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem()))
     _check_fallback(_fit(place, read, storage_filesystem=filesystem))
+
+
+@pytest.mark.parametrize("workers", [1, 0], ids=["processes", "inline"])
+@pytest.mark.parametrize("read", ["as_directory", "to_directory", "load_state"])
+def test_a_local_checkpoint_is_verified_before_a_generation_starts_from_it(
+    place: Place, read: str, workers: int
+) -> None:
+    records = _fit(place, read, workers)
+    _check_fallback(records)
+    ended = [record for record in records if isinstance(record, r.GenerationEnded)]
+    assert (ended[1].why, ended[1].failures) == ("checkpoint_000003 is damaged", ())
+
+
+def test_a_checkpoint_that_was_altered_between_two_drivers_is_not_used(place: Place) -> None:
+    with pytest.raises(train.TrainingFailedError):
+        place.fit({"steps": 6, "faults": {"1:0:4": "raise"}, "settled": True}, workers=1)
+    flip_byte(place.storage / "run" / "checkpoint_000003" / "rank_0.json")
+    result = place.fit({"steps": 6}, workers=1)
+    assert result.return_value == jobs.undisturbed(6)[-1]
+    started = [record.checkpoint for record in place.records() if isinstance(record, r.GenerationStarted)]
+    assert started == [None, "checkpoint_000003", "checkpoint_000002"]
 
 
 def test_a_file_that_was_altered_in_the_parent_is_stored_anew_and_not_linked(place: Place) -> None:

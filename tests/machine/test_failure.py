@@ -145,6 +145,34 @@ def test_a_damaged_checkpoint_is_nobodys_failure_and_is_not_used_again() -> None
     )
 
 
+def test_an_agent_that_finds_the_checkpoint_damaged_makes_the_next_group_start_from_the_one_before() -> None:
+    """Also with no budget for failures, and whether or not another agent's workers have started meanwhile."""
+    rig = Rig(workers_min=2, max_failures=0)
+    rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1), stored(1, 2))), 0.0)
+    for agent in ("a", "b"):
+        rig.feed(e.AgentJoined(agent=agent, host=f"host-{agent}", slots=1), 1.0)
+    for agent in ("a", "b"):
+        rig.feed(e.AgentPrepared(agent=agent), 2.0)
+    assert rig.state.group is not None and rig.state.group.checkpoint == "checkpoint_000001"
+    rig.feed(e.WorkersStarted(generation=1, agent="b"), 3.0)
+    found = e.DamageFound(generation=1, agent="a", checkpoint="checkpoint_000001", why="a hash differs")
+    assert rig.feed(found, 10.0) == Step([], [c.StopWorkers(generation=1, agents=("a", "b"))])
+    assert rig.feed(e.DamageFound(generation=1, agent="b", checkpoint="checkpoint_000001", why="x"), 10.1) == NOTHING
+    rig.feed(exited(died(1, "raised RuntimeError", agent="b")), 10.2)
+    rig.feed(e.WorkersStopped(generation=1, agent="b"), 10.3)
+    decided = rig.feed(STOPPED, 11.0)
+    assert decided.records == [
+        r.GenerationEnded(
+            at=11.0, generation=1, why="checkpoint_000001 is damaged", detected_at=10.0, iteration=2, counted=False
+        ),
+        r.CheckpointDamaged(at=11.0, name="checkpoint_000001", why="a hash differs"),
+        r.GenerationStarted(
+            at=11.0, generation=2, world_size=2, agents=("a", "b"), iteration=1, checkpoint="checkpoint_000000"
+        ),
+    ]
+    assert rig.feed(found, 12.0) == NOTHING, "news of a generation that is gone"
+
+
 @pytest.mark.parametrize("named", [None, "checkpoint_000007"])
 def test_damage_that_is_not_of_one_of_the_runs_checkpoints_counts_as_a_failure(named: str | None) -> None:
     """Pretrained weights, or a checkpoint that the run does not have (any more): trying again would change nothing."""

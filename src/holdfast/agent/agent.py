@@ -27,12 +27,15 @@ from holdfast.agent.nursery import Nursery
 from holdfast.agent.parts import Answer
 from holdfast.agent.session_dir import SessionDir
 from holdfast.agent.spawner import Parent, Spawner
+from holdfast.core.parts import VerifiedFile
+from holdfast.errors import Damaged, HoldfastError, NotCommitted
 from holdfast.wire.channel import Channel, connect
 from holdfast.wire.messages import (
     PROTOCOL,
     AgentHello,
     Collected,
     ControllerMessage,
+    DamageFound,
     LogLine,
     Logs,
     Ping,
@@ -226,14 +229,32 @@ class Agent:
             )
             await asyncio.shield(self._prepared)
             await self._end_generation()
+            verified = await self._verify(order)
+            if verified is None:
+                return
             await self._spawner.ready()
             generation = Generation(order.generation, self._spawner, self._depot.parts, self._send, self._backlog_bytes)
             self._generation = generation
             for local_rank, rank in enumerate(sorted(order.ranks)):
                 listen_fd = self._hand_over_listener(order.master_port) if rank == 0 else None
                 log_file = self._session.logs(order.generation) / f"rank_{rank}.log"
-                assignment = assign(self._prepare_order, order, rank, local_rank, self._session, self._buffers)
+                place = (rank, local_rank)
+                assignment = assign(self._prepare_order, order, place, self._session, self._buffers, verified)
                 generation.spawn(assignment, log_file, listen_fd)
+
+    async def _verify(self, order: Start) -> list[VerifiedFile] | None:
+        """Verify the checkpoint to start from; None if it is damaged, which the controller is told."""
+        if order.checkpoint is None:
+            return []
+        try:
+            return await self._depot.verify(order.checkpoint)
+        except (Damaged, NotCommitted) as error:
+            _log.error("%s", error)
+            self._send(DamageFound(generation=order.generation, checkpoint=order.checkpoint, why=str(error)))
+            return None
+        except HoldfastError as error:
+            _log.warning("%s could not be verified, its readers will: %s", order.checkpoint, error)
+            return []
 
     async def _stop(self, order: Stop) -> None:
         if self._starting is not None and self._starting[0] == order.generation:

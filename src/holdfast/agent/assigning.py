@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.session_dir import SessionDir
+from holdfast.core.parts import VerifiedFile
 from holdfast.wire.messages import Prepare, Start
 from holdfast.worker.job import Assignment
 
@@ -11,8 +12,15 @@ __all__ = ["assign"]
 
 
 def assign(
-    prepare: Prepare, start: Start, rank: int, local_rank: int, session: SessionDir, buffers: Buffers
+    prepare: Prepare,
+    start: Start,
+    place: tuple[int, int],
+    session: SessionDir,
+    buffers: Buffers,
+    verified: list[VerifiedFile],
 ) -> Assignment:
+    """The assignment of the worker with this (rank, local rank)."""
+    rank, local_rank = place
     return Assignment(
         generation=start.generation,
         rank=rank,
@@ -40,4 +48,5 @@ def assign(
         buffers=buffers.of_slot(local_rank),
         snapshot_limit_bytes=buffers.limit_bytes,
         snapshots=buffers.snapshots(start.checkpoint),
+        verified=verified,
     )

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +19,10 @@ from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import finish_uploads
 from holdfast.agent.mirror import Mirror
 from holdfast.agent.parts import Answer, Parts
+from holdfast.core.parts import VerifiedFile
+from holdfast.errors import CheckpointError
 from holdfast.storage.private_directory import make_private_directory
-from holdfast.storage.store import Store
+from holdfast.storage.store import OnBytes, Store
 from holdfast.wire.messages import Prepare, Settled, Upload
 
 __all__ = ["Depot"]
@@ -50,6 +53,21 @@ class Depot:
         self._order = order
         self._store = None
         self._mirror = Mirror(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
+
+    async def verify(self, name: str) -> list[VerifiedFile]:
+        """Verify the checkpoint that a generation is to start from, where workers read it in place; gives the versions
+        of its files for them. Raises `Damaged` or `NotCommitted`. Reading stops soon after this is cancelled."""
+        cancelled = threading.Event()
+
+        def on_bytes(count: int) -> None:
+            if cancelled.is_set():
+                raise CheckpointError(f"The verification of {name} was cancelled.")
+
+        try:
+            work = functools.partial(_verify, self._open_store, name, on_bytes)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            cancelled.set()
 
     def start_upload(self, order: Upload) -> asyncio.Task[Answer]:
         return self.parts.start_upload(order, self._open_store, _UPLOAD_THREADS)
@@ -108,6 +126,12 @@ def _give_way() -> None:
     """Training comes first: a thread that stores, and those that it starts, take what is left of the processors."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _verify(open_store: Callable[[], Store], name: str, on_bytes: OnBytes) -> list[VerifiedFile]:
+    from holdfast.checkpoint.restore import verify_in_place
+
+    return verify_in_place(open_store(), name, threads=_UPLOAD_THREADS, on_bytes=on_bytes)
 
 
 def _sweep_cache() -> None:

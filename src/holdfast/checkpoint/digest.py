@@ -7,7 +7,7 @@ were put there by others.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.checkpoint import layout
@@ -17,7 +17,10 @@ from holdfast.errors import NotFound
 from holdfast.storage.hashing import BLOCK_BYTES, blocks, new_hasher
 from holdfast.storage.store import Digest, OnBytes, Store
 
-__all__ = ["check_files", "digest_stored", "mismatch"]
+__all__ = ["DigestOf", "check_files", "digest_stored", "mismatch"]
+
+DigestOf = Callable[[Store, str, OnBytes | None], Digest]
+"""Gives the digest of a stored file."""
 
 _buffers = threading.local()
 
@@ -39,11 +42,19 @@ def digest_stored(store: Store, key: str, on_bytes: OnBytes | None = None) -> Di
 
 
 def check_files(
-    store: Store, manifest: Manifest, *, name: str, deep: bool, threads: int = 4, on_bytes: OnBytes | None = None
+    store: Store,
+    manifest: Manifest,
+    *,
+    name: str,
+    deep: bool,
+    threads: int = 4,
+    on_bytes: OnBytes | None = None,
+    digest_of: DigestOf | None = None,
 ) -> list[str]:
     """What is wrong with a committed checkpoint's files, one sentence each; empty if nothing is.
 
-    Presence and size always; the hash of every byte if `deep`.
+    Presence and size always; the hash of every byte if `deep`. `digest_of` may know what a file hashes to without
+    reading it (`KnownFiles.read_digest`); without it every file is read.
     """
     prefix = layout.key_of(name, "")
     sizes = {entry.key.removeprefix(prefix): entry.size_bytes for entry in store.list(name)}
@@ -62,7 +73,7 @@ def check_files(
 
     def check(entry: FileEntry) -> str | None:
         try:
-            return mismatch(entry, digest_stored(store, prefix + entry.path, on_bytes))
+            return mismatch(entry, (digest_of or digest_stored)(store, prefix + entry.path, on_bytes))
         except NotFound:
             return f"{entry.path} is missing"
 

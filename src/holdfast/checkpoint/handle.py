@@ -1,8 +1,8 @@
 """`Checkpoint`: what users hold in their hands. It names a directory, local or remote, and brings it here when asked.
 
 It is a name, not the bytes: making, pickling and comparing one touches no storage. A directory with a manifest is
-verified as it is read (`restore`, `cache`); any other one, a user's plain directory or another library's checkpoint, is
-taken as it is. `holdfast.train` shows this class to the world.
+verified before it is read (`restore`, `cache`), and one that is only reserved is refused; any other one, a user's plain
+directory or another library's checkpoint, is taken as it is. `holdfast.train` shows this class to the world.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blake3 import blake3
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.cache import shared_copy, shared_directory
 from holdfast.checkpoint.manifest import Manifest, decode
-from holdfast.checkpoint.restore import fetch_manifest
+from holdfast.checkpoint.restore import fetch_manifest, require_intact
 from holdfast.errors import ConfigError, Damaged, MissingExtra, NotCommitted, NotFound
 from holdfast.storage.locate import open_store, redact
 from holdfast.storage.store import Store
@@ -131,11 +131,18 @@ class Checkpoint:
     @contextmanager
     def as_directory(self) -> Iterator[str]:
         """The files in a local directory, to read, for as long as the block lasts. A local checkpoint is its own
-        directory; a remote one is downloaded once a node and shared by all who ask."""
+        directory; a remote one is downloaded once a node and shared by all who ask.
+
+        What was committed is verified first: `Damaged` says what is not what it was, `NotCommitted` that it never was
+        committed. Files that this process has verified and nobody has written to since are not read again."""
         store = self._open()
         if store.local_root is not None:
             if not store.local_root.is_dir():
                 raise NotFound(f"{self._path} does not exist: check the checkpoint's path.")
+            with self._naming_damage():
+                manifest = self._manifest(store)
+                if manifest is not None:
+                    require_intact(store, "", manifest)
             yield str(store.local_root)
             return
         with ExitStack() as held:

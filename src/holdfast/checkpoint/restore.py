@@ -16,12 +16,13 @@ from pathlib import Path
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.digest import check_files, mismatch
+from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.core.parts import FileEntry
+from holdfast.core.parts import FileEntry, VerifiedFile
 from holdfast.errors import Damaged, NotCommitted, NotFound
 from holdfast.storage.store import OnBytes, Store
 
-__all__ = ["fetch", "fetch_manifest", "newest_intact"]
+__all__ = ["fetch", "fetch_manifest", "newest_intact", "require_intact", "verify_in_place"]
 
 
 def fetch(
@@ -71,6 +72,45 @@ def fetch_manifest(
     return target
 
 
+def verify_in_place(
+    store: Store, name: str, *, threads: int = 4, on_bytes: OnBytes | None = None
+) -> list[VerifiedFile]:
+    """Verify a checkpoint of the run at the store's root that workers will read where it lies, without reading again
+    what this process wrote or hashed itself and has not changed since. Raises `Damaged` or `NotCommitted`.
+
+    Gives the files with the versions that were verified; none for a remote checkpoint, which is verified as it is
+    downloaded.
+    """
+    if store.local_root is None:
+        return []
+    manifest = Catalog(store).get(name)
+    require_intact(store, name, manifest, threads=threads, on_bytes=on_bytes)
+    found: list[VerifiedFile] = []
+    for entry in manifest.files:
+        key = layout.key_of(name, entry.path)
+        version, digest = store.version(key), process_wide.digest(store, key)
+        if version is not None and digest == (entry.size_bytes, entry.blake3):
+            found.append(VerifiedFile(entry.path, version, entry.size_bytes, entry.blake3))
+    return found
+
+
+def require_intact(
+    store: Store, name: str, manifest: Manifest, *, threads: int = 4, on_bytes: OnBytes | None = None
+) -> None:
+    """Raise `Damaged` unless every file of a stored checkpoint is what its manifest says. What this process knows of
+    files that have not changed is not read again."""
+    if manifest.void:
+        raise NotCommitted(f"{store.uri}: {manifest.name} was shut before it was committed; use another checkpoint.")
+    known = process_wide.read_digest
+    problems = check_files(store, manifest, name=name, deep=True, threads=threads, on_bytes=on_bytes, digest_of=known)
+    if not problems:
+        return
+    now = Catalog(store).look(name).manifest
+    if now is None or now.token != manifest.token:
+        raise NotCommitted(f"{store.uri}: {manifest.name} was removed while it was read; use another checkpoint.")
+    raise _damaged(store, name, manifest, "; ".join(problems))
+
+
 def newest_intact(
     store: Store, *, deep: bool, on_damage: Callable[[Manifest, str], None], threads: int = 4
 ) -> Manifest | None:
@@ -110,11 +150,11 @@ def _download(
         try:
             found = store.download(layout.key_of(name, entry.path), target / entry.path, on_bytes)
         except NotFound:
-            raise _damaged(store, manifest, f"{entry.path} is missing") from None
+            raise _damaged(store, name, manifest, f"{entry.path} is missing") from None
         problem = mismatch(entry, found) if verify else None
         if problem is not None:
             (target / entry.path).unlink(missing_ok=True)
-            raise _damaged(store, manifest, problem)
+            raise _damaged(store, name, manifest, problem)
 
     order = sorted(manifest.files, key=lambda entry: entry.size_bytes, reverse=True)
     with ThreadPoolExecutor(max(1, min(threads, len(order))), "fetch") as pool:
@@ -132,8 +172,9 @@ def _download(
     (target / layout.METADATA).write_bytes(metadata)
 
 
-def _damaged(store: Store, manifest: Manifest, problem: str) -> Damaged:
+def _damaged(store: Store, name: str, manifest: Manifest, problem: str) -> Damaged:
     return Damaged(
         f"{store.uri}: {manifest.name} is damaged: {problem}; use an earlier checkpoint"
-        f" (`holdfast ckpt ls {store.uri}`), or put the file back from a backup."
+        f" (`holdfast ckpt ls {store.uri}`), or put the file back from a backup.",
+        checkpoint=store.sub(name).uri if name else store.uri,
     )

@@ -44,6 +44,8 @@ def translate(message: Any, link: AgentLink) -> e.Event | None:
             return e.AgentPrepared(agent=link.name)
         case m.Started():
             return e.WorkersStarted(generation=message.generation, agent=link.name)
+        case m.DamageFound(generation=generation, checkpoint=checkpoint, why=why):
+            return e.DamageFound(generation=generation, agent=link.name, checkpoint=checkpoint, why=why)
         case m.Waiting():
             return e.WorkerWaited(generation=message.generation, rank=message.rank, waiting=message.waiting)
         case m.Finished(generation=generation, rank=rank, value=value, value_error=value_error):

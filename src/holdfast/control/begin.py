@@ -156,7 +156,8 @@ def _settings() -> Settings:
 def _begin(
     request: TrainRequest, store: Store, lease: Lease, history: History, changes: Sequence[str]
 ) -> e.ControllerBegan:
-    """Look at what storage really holds: shut what earlier controllers left open, and check the newest commit."""
+    """Look at what storage really holds: shut what earlier controllers left open, and look for the newest commit whose
+    files are all there. Their bytes are verified by the agents before workers start from them."""
     catalog = Catalog(store)
     catalog.seal(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease))
     damaged: dict[str, str] = {}
@@ -165,7 +166,7 @@ def _begin(
         damaged[manifest.name] = why
         _log.error("%s", printable(why))
 
-    restore.newest_intact(store, deep=store.local_root is not None, on_damage=note)
+    restore.newest_intact(store, deep=False, on_damage=note)
     manifests = [manifest for manifest in catalog.committed() if manifest.name not in damaged]
     may_remove = request.num_to_keep is not None
     stored = tuple(

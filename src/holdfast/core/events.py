@@ -21,6 +21,7 @@ __all__ = [
     "CheckpointStored",
     "ControllerBegan",
     "ControllerFenced",
+    "DamageFound",
     "Event",
     "PinsFound",
     "RankReported",
@@ -106,6 +107,15 @@ class AgentUnavailable(_Event, frozen=True, kw_only=True):
 class WorkersStarted(_Event, frozen=True, kw_only=True):
     generation: int
     agent: str
+
+
+class DamageFound(_Event, frozen=True, kw_only=True):
+    """An agent verified the checkpoint that its workers were to start from, and it is not what was committed."""
+
+    generation: int
+    agent: str
+    checkpoint: str
+    why: str
 
 
 class RankReported(_Event, frozen=True, kw_only=True):
@@ -223,6 +233,7 @@ Event = (
     | AgentLost
     | AgentUnavailable
     | WorkersStarted
+    | DamageFound
     | RankReported
     | WorkerWaited
     | WorkerFinished

@@ -135,6 +135,11 @@ def _take_in_worker(state: State, event: e.Event, now: float) -> None:
             if (group := _current(state, event.generation)) is not None:
                 group.starting.discard(event.agent)
                 group.saw_progress(now)
+        case e.DamageFound():
+            if (group := _current(state, event.generation)) is not None:
+                group.damaged.setdefault(event.checkpoint, event.why)
+                if group.ending is None:
+                    group.ending = Ending("damage", f"{event.checkpoint} is damaged", now)
         case e.WorkerWaited():
             if (group := _current(state, event.generation)) is not None:
                 (group.waiting.add if event.waiting else group.waiting.discard)(event.rank)

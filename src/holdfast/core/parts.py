@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["CheckpointInfo", "Draft", "FileEntry", "MemoryFile", "Report", "Snapshot"]
+__all__ = ["CheckpointInfo", "Draft", "FileEntry", "MemoryFile", "Report", "Snapshot", "VerifiedFile"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,15 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     blake3: str
     rank: int = 0
+
+
+class VerifiedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of a checkpoint that was hashed and found right while it had this version (see `Store.version`)."""
+
+    path: str
+    version: str
+    size_bytes: int
+    blake3: str
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ class Agent:
 
 @dataclass(slots=True)
 class Ending:
-    """Why a group is being stopped: `kind` is failure, stop or fatal."""
+    """Why a group is being stopped: `kind` is failure, damage (of the checkpoint to start from), stop or fatal."""
 
     kind: str
     why: str

@@ -23,6 +23,7 @@ __all__ = [
     "Collect",
     "Collected",
     "ControllerMessage",
+    "DamageFound",
     "Exited",
     "Finished",
     "Imported",
@@ -85,6 +86,14 @@ class Started(_Message, frozen=True, kw_only=True):
 
     generation: int
     pids: dict[int, int]
+
+
+class DamageFound(_Message, frozen=True, kw_only=True):
+    """The checkpoint that a generation was to start from is not what was committed; no worker was started here."""
+
+    generation: int
+    checkpoint: str
+    why: str
 
 
 class Reports(_Message, frozen=True, kw_only=True):
@@ -321,6 +330,7 @@ AgentMessage = (
     AgentHello
     | Prepared
     | Started
+    | DamageFound
     | Reports
     | Waiting
     | Finished

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.core.parts import Snapshot
+from holdfast.core.parts import Snapshot, VerifiedFile
 
 __all__ = ["Assignment", "Framework", "Job"]
 
@@ -50,6 +50,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """How large these buffers may be in all."""
     snapshots: list[Snapshot] = []
     """What lies in this node's memory of the `checkpoint` to resume from."""
+    verified: list[VerifiedFile] = []
+    """The files of that checkpoint in storage, as the agent verified them a moment ago."""
 
 
 class Framework(Protocol):

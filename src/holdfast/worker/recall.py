@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.digest import mismatch
 from holdfast.checkpoint.handle import Checkpoint
+from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.state.load import load_state
 from holdfast.core.parts import Snapshot
-from holdfast.errors import Damaged
+from holdfast.errors import Damaged, NotFound
 from holdfast.worker.sealed import SealedBuffer
 
 __all__ = ["RememberedCheckpoint"]
@@ -42,7 +44,7 @@ class RememberedCheckpoint(Checkpoint):
                 state = load_state(lambda name: self._open_file(memory, name), map_location, into)
                 if memory.is_intact():
                     return state
-        except (_Elsewhere, Damaged):
+        except (_Elsewhere, Damaged, NotFound):
             pass  # storage has the last word, also on damage: a buffer may have been written to while it was read
         finally:
             memory.close()
@@ -55,7 +57,17 @@ class RememberedCheckpoint(Checkpoint):
         directory = self._open().local_root
         if directory is None:
             raise _Elsewhere(name)
-        return directory / name  # another node's part
+        self._require_file(name)  # another node's part
+        return directory / name
+
+    def _require_file(self, name: str) -> None:
+        """Raise `Damaged` unless this file of the stored checkpoint is what its manifest says."""
+        store = self._open()
+        manifest = self._manifest(store)
+        entries = () if manifest is None else manifest.files
+        for entry in entries:
+            if entry.path == name and mismatch(entry, process_wide.read_digest(store, name)) is not None:
+                raise Damaged(f"{store.uri}: {name} is damaged.", checkpoint=store.uri)
 
 
 class _Memory:

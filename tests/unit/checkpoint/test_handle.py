@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.programs.altering import flip_byte
 from tests.unit.checkpoint.far_store import FarStore, write_source
 
 from holdfast.checkpoint.commit import commit_directory, reserve, upload_part
 from holdfast.checkpoint.handle import Checkpoint
+from holdfast.checkpoint.known_files import process_wide
+from holdfast.checkpoint.reservation import entomb
 from holdfast.errors import ConfigError, Damaged, InvalidURI, NotCommitted, NotFound
 from holdfast.storage.posix import PosixStore
 
@@ -100,16 +103,76 @@ def test_a_local_checkpoint_is_verified_as_it_is_copied(source: Path, tmp_path: 
         found.to_directory(tmp_path / "other")
     with pytest.raises(Damaged):
         found.to_directory()
+    with pytest.raises(Damaged, match="model") as caught, found.as_directory():
+        pytest.fail("damaged files were given out")
+    assert caught.value.checkpoint == found.path
+
+
+def test_a_local_checkpoint_is_verified_before_it_is_read_in_place(source: Path, tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "run")
+    found = Checkpoint._from_store(store, commit_directory(store, source).name)
+    process_wide.clear()
+    for _ in range(2):
+        with found.as_directory() as directory:
+            assert directory == found.path
+    flip_byte(Path(found.path, "model"))
+    with pytest.raises(Damaged, match=r"model holds other bytes than were committed"), found.as_directory():
+        pytest.fail("altered bytes were given out")
+    flip_byte(Path(found.path, "model"))
     with found.as_directory() as directory:
-        assert directory == found.path
+        assert Path(directory, "model").read_text() == "weights"
+    Path(found.path, "model").unlink()
+    with pytest.raises(Damaged, match="model is missing"), found.as_directory():
+        pytest.fail("a file is missing")
+
+
+def test_altered_state_files_are_not_loaded(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    source = Path(Checkpoint.from_state({"w": numpy.full(8, 999.0)}).to_directory(tmp_path / "state"))
+    store = PosixStore(tmp_path / "run")
+    found = Checkpoint._from_store(store, commit_directory(store, source).name)
+    assert found.load_state()["w"][0] == 999.0
+    [tensors] = Path(found.path).glob("*.safetensors")
+    data = bytearray(tensors.read_bytes())
+    data[-2:] = b"\xf0\x7f"  # inf
+    tensors.write_bytes(data)
+    with pytest.raises(Damaged, match=tensors.name):
+        found.load_state()
+
+
+@pytest.mark.parametrize("what", ["void", "torn", "altered"])
+def test_a_directory_without_a_valid_manifest_is_refused(source: Path, tmp_path: Path, what: str) -> None:
+    store = PosixStore(tmp_path / "run")
+    if what == "void":
+        draft = reserve(store)
+        upload_part(store, draft, source, rank=0, parent_files=None)
+        assert entomb(store, draft.name, index=draft.index, epoch=1, token=draft.token)
+        found = Checkpoint(tmp_path / "run" / draft.name)
+    else:
+        found = Checkpoint._from_store(store, commit_directory(store, source).name)
+        manifest = Path(found.path, ".manifest.json")
+        data = manifest.read_bytes()
+        manifest.write_bytes(data[:40] if what == "torn" else data.replace(b"model", b"MODEL"))
+    error = NotCommitted if what == "void" else Damaged
+    with pytest.raises(error), found.as_directory():
+        pytest.fail("it was given out")
+    with pytest.raises(error):
+        found.load_state()
+    with pytest.raises(error):
+        found.to_directory(tmp_path / "out")
 
 
 def test_what_was_never_committed_is_refused(source: Path, tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     draft = reserve(store)
     upload_part(store, draft, source, rank=0, parent_files=None)
+    found = Checkpoint(tmp_path / "run" / draft.name)
     with pytest.raises(NotCommitted):
-        Checkpoint(tmp_path / "run" / draft.name).to_directory(tmp_path / "out")
+        found.to_directory(tmp_path / "out")
+    with pytest.raises(NotCommitted, match="was never committed"), found.as_directory():
+        pytest.fail("a draft was given out")
+    with pytest.raises(NotCommitted):
+        found.load_state()
 
 
 def test_a_remote_checkpoint(far: tuple[FarStore, Checkpoint], tmp_path: Path) -> None:
