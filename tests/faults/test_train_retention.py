@@ -106,6 +106,20 @@ def _after(driver: Driver, kind: str, iteration: int) -> int:
     )
 
 
+def test_a_removal_that_a_killed_driver_had_begun_is_finished_by_the_next(place: Place) -> None:
+    """The manifest of a checkpoint that retention lets go is gone, and nothing else of it, when the driver dies."""
+    first = _held(place, 2, keep=2)
+    first.kill()
+    first.end()
+    (place.storage / "run" / "checkpoint_000000" / ".manifest.json").unlink()
+    place.let_go()
+    second = place.drive({"steps": _STEPS}, run=_config(num_to_keep=1))
+    assert second.value() == jobs.undisturbed(_STEPS)[-1]
+    assert _names(place) == [f"checkpoint_{_STEPS - 1:06d}"]
+    assert second.expect("CheckpointDeleted", name="checkpoint_000000").get("why") is None
+    assert second.all("CheckpointDamaged") == []
+
+
 @contextmanager
 def _read_only(directory: Path) -> Iterator[None]:
     """Nothing in the directory can be deleted, by root neither."""

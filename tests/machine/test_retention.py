@@ -234,7 +234,10 @@ def test_a_new_controller_does_not_miss_what_retention_removed_and_could_not_wri
     rig = two_with_one_to_go()
     after = rig.next_controller()
     found = began(stored(1, 2), epoch=2, next_index=2)
-    assert after.feed(found, 20.0).records == [started(after, 20.0, epoch=2), deleted(0, 20.0)]
+    decided = after.feed(found, 20.0)
+    assert decided.records == [started(after, 20.0, epoch=2), deleted(0, 20.0)]
+    assert delete(0) in decided.commands, "of what it had removed something may be left"
+    assert after.feed(removed(0, by_others=True), 21.0) == NOTHING
     after = rig.next_controller()
     missed = r.CheckpointDamaged(at=20.0, name="checkpoint_000001", why="it is not in storage any more")
     assert after.feed(began(stored(0, 1), epoch=2, next_index=2), 20.0).records[1:] == [missed]

@@ -91,7 +91,7 @@ class Disk:
         """Shut what earlier controllers reserved and have not committed."""
         for name, (index, owner) in self.reserved.items():
             if name not in self.manifests and owner < epoch and index < floor:
-                self.manifests[name] = Manifest(name, index, epoch, void=True)
+                self.manifests[name] = Manifest(name, index, epoch, void=True, token=self.tokens[name])
 
     def reserve(self, epoch: int, at_least: int, custom: str | None, token: str) -> tuple[str, int] | None:
         """A name and its index; None if the custom name is taken. What an earlier controller left unfinished under it

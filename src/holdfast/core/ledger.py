@@ -67,6 +67,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
     expired = removal.lets_go(state, pins=set())
     for name in [name for name in durable.checkpoints if name not in known]:
         if name in expired:
+            removal.finish(state, name)
             out.record(r.CheckpointDeleted(at=now, name=name))
         else:
             out.record(r.CheckpointDamaged(at=now, name=name, why="it is not in storage any more"))

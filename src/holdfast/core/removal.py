@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "apply_retention",
     "deadlines",
+    "finish",
     "forget",
     "holds_name",
     "is_under_way",
@@ -64,6 +65,12 @@ def remove_now(state: State, now: float, out: Output) -> None:
         removal = state.removals.setdefault(name, Removal(token=state.durable.checkpoints[name].token))
         if not removal.under_way and removal.not_before <= now:
             _start(name, removal, out)
+
+
+def finish(state: State, name: str) -> None:
+    """An earlier controller had begun to remove this checkpoint: have what may be left of it removed as well."""
+    if token := state.durable.checkpoints[name].token:
+        state.removals[name] = Removal(token=token, invisible=True)
 
 
 def take_pins(state: State, event: e.PinsFound, now: float, out: Output) -> None:
