@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +256,14 @@ sys.stdin.read()
 """
 
 
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[int]:
+    fd = os.memfd_create("test")
+    os.write(fd, data)
+    yield fd
+    os.close(fd)
+
+
 def test_an_agent_that_takes_long_to_die_is_tidied_up_after(tmp_path: Path) -> None:
     """The kernel tells of the death of its first thread; the connection ends with its last one, which is this test."""
     leftover = tmp_path / "leftover"
@@ -268,7 +278,6 @@ def test_an_agent_that_takes_long_to_die_is_tidied_up_after(tmp_path: Path) -> N
         agent = subprocess.Popen([sys.executable, "-c", _AGENT, str(fd)], stdin=subprocess.PIPE, pass_fds=[fd])
         try:
             load = Load(
-                function=job_of(function),
                 filesystem=None,
                 sys_path=sys.path,
                 environment={},
@@ -276,7 +285,8 @@ def test_an_agent_that_takes_long_to_die_is_tidied_up_after(tmp_path: Path) -> N
                 fork=True,
                 leftovers=[str(leftover)],
             )
-            ours.sendall(encode(load))
+            with _in_memory(job_of(function)) as job:
+                socket.send_fds(ours, [encode(load)], [job])
             warm = receive(ours, msgspec.msgpack.Decoder(Warm))
             assert warm is not None and warm.cold_reason is None
             zygotes = kin.children(agent.pid)

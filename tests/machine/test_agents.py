@@ -14,6 +14,7 @@ from tests.machine.rig import (
     persist,
     report,
     reported,
+    running,
     stored,
     two_nodes,
 )
@@ -158,3 +159,34 @@ def test_nor_is_a_run_finished_whose_last_upload_was_lost_with_a_node() -> None:
         counted=True,
         failures=(r.WorkerFailure(rank=1, cause=cause, agent="b"),),
     )
+
+
+def test_an_agent_that_is_lost_while_it_prepares_counts() -> None:
+    """Otherwise agents that die of the training function itself would be started for ever."""
+    rig = Rig(workers_min=1, max_failures=0)
+    rig.feed(began(), 0.0)
+    rig.feed(joined("a"), 1.0)
+    decided = rig.feed(e.AgentLost(agent="a", why="killed by SIGKILL"), 2.0)
+    gone = r.AgentGone(at=2.0, agent="a", host="host-a", why="killed by SIGKILL", counted=True)
+    error = "an agent was lost while it prepared the training function (killed by SIGKILL)"
+    assert decided == Step([gone, r.RunFailed(at=2.0, error=error)], [c.EndRun(status="failed")])
+
+
+def test_agents_that_are_lost_while_they_prepare_are_replaced_ever_more_slowly() -> None:
+    rig = Rig(workers_min=1, max_failures=2, backoff_base_s=1.0)
+    rig.feed(began(), 0.0)
+    rig.feed(joined("a"), 1.0)
+    assert rig.feed(e.AgentLost(agent="a", why="why"), 2.0).commands == [c.RequestAgents(slots=1)]
+    rig.feed(joined("b"), 3.0)
+    assert rig.feed(e.AgentLost(agent="b", why="why"), 4.0).commands == []
+    assert rig.deadline == 5.0
+    assert rig.feed(e.TimePassed(), 5.0).commands == [c.RequestAgents(slots=1)]
+    rig.feed(joined("c"), 6.0)
+    assert rig.feed(e.AgentLost(agent="c", why="why"), 7.0).commands == [c.EndRun(status="failed")]
+
+
+def test_an_agent_that_joins_a_running_group_may_die_while_it_prepares() -> None:
+    rig = running(max_failures=0)
+    rig.feed(joined("b"), 10.0)
+    decided = rig.feed(e.AgentLost(agent="b", why="why"), 11.0)
+    assert decided == Step([r.AgentGone(at=11.0, agent="b", host="host-b", why="why")], [])

@@ -22,6 +22,7 @@ from holdfast.agent.assigning import assign
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.depot import Depot
 from holdfast.agent.finish_uploads import linger_s
+from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.generation import Generation
 from holdfast.agent.nursery import Nursery
 from holdfast.agent.parts import Answer
@@ -36,6 +37,7 @@ from holdfast.wire.messages import (
     Collected,
     ControllerMessage,
     DamageFound,
+    FunctionPiece,
     LogLine,
     Logs,
     Ping,
@@ -96,6 +98,7 @@ class Agent:
         self._flush_s = 0.0
         self._generation: Generation | None = None
         self._prepare_order: Prepare | None = None
+        self._function: FunctionMemory | None = None
         self._prepared: asyncio.Task[None] | None = None
         self._starting: tuple[int, asyncio.Task[None]] | None = None
         self._lifecycle = asyncio.Lock()
@@ -195,7 +198,13 @@ class Agent:
     def _obey(self, message: ControllerMessage) -> None:
         if isinstance(message, Prepare):
             self._prepare_order = message
-            self._prepared = self._do(self._prepare(message))
+            if self._function is not None:
+                self._function.close()
+            self._function = FunctionMemory(message)
+            self._prepared = self._do(self._prepare(message, self._function))
+        elif isinstance(message, FunctionPiece):
+            if self._function is not None:
+                self._function.add(message.data)
         elif isinstance(message, Start):
             self._starting = (message.generation, self._do(self._start(message)))
         elif isinstance(message, Stop):
@@ -216,10 +225,11 @@ class Agent:
 
     # ------------------------------------------------------------------ generations
 
-    async def _prepare(self, order: Prepare) -> None:
+    async def _prepare(self, order: Prepare, function: FunctionMemory) -> None:
+        await function.whole
         async with self._lifecycle:
             self._depot.prepare(order)
-            cold_reason = await self._spawner.prepare(order)
+            cold_reason = await self._spawner.prepare(order, function.fd)
         self._send(Prepared(cold_reason=cold_reason))
 
     async def _start(self, order: Start) -> None:
@@ -374,6 +384,8 @@ class Agent:
             await self._spawner.clear(0 if self._generation is None else self._generation.number)
         else:
             await self._spawner.close()
+        if self._function is not None:
+            self._function.close()
         if self._generation is not None:
             self._generation.release()
         self._listener.close()

@@ -37,7 +37,7 @@ class InlineSpawner:
         self._ended = asyncio.Event()
         self._ended.set()
 
-    async def prepare(self, prepare: Prepare) -> str | None:
+    async def prepare(self, prepare: Prepare, function_fd: int) -> str | None:
         return None
 
     async def ready(self) -> None:

@@ -60,14 +60,15 @@ class Nursery:
         self._adopts_orphans = adopts_orphans
         self._leftovers = [str(path) for path in leftovers]
         self._load: Load | None = None
+        self._function_fd = -1
         self._zygote: _Zygote | None = None
         self._cold_reason: str | None = None
 
-    async def prepare(self, prepare: Prepare) -> str | None:
+    async def prepare(self, prepare: Prepare, function_fd: int) -> str | None:
         if self._zygote is not None and self._zygote.loaded:
             await self.close()
+        self._function_fd = function_fd
         self._load = Load(
-            function=prepare.function,
             filesystem=prepare.filesystem,
             sys_path=prepare.sys_path,
             environment=prepare.environment,
@@ -92,7 +93,7 @@ class Nursery:
             assert self._zygote is not None
             if not self._zygote.loaded:
                 self._zygote.loaded = True
-                self._zygote.say(self._load)
+                self._zygote.say(self._load, [os.dup(self._function_fd)])
             reason = await asyncio.shield(self._zygote.warm) or self._zygote.unsafe
             if reason is None:
                 return
@@ -137,7 +138,7 @@ class _Zygote:
         self.unsafe: str | None = None
         self._splitter = Splitter()
         self._lines = Lines()
-        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._cleared: asyncio.Future[None] | None = None
         self.warm: asyncio.Future[str | None] = self._loop.create_future()
         self.loaded = False
@@ -157,7 +158,7 @@ class _Zygote:
 
     def say(self, order: ToZygote, fds: list[int] | None = None) -> None:
         """Send one order; descriptors are closed here once they are on their way."""
-        self._unsent.append((encode(order), fds or []))
+        self._unsent.append((memoryview(encode(order)), fds or []))
         if len(self._unsent) == 1:
             self._pump()
 

@@ -36,8 +36,9 @@ class Parent(Protocol):
 class Spawner(Protocol):
     """Starts and ends workers. Used from one event loop."""
 
-    async def prepare(self, prepare: Prepare) -> str | None:
-        """Get ready for this job, replacing any earlier one; returns why workers will be started cold, or None."""
+    async def prepare(self, prepare: Prepare, function_fd: int) -> str | None:
+        """Get ready for this job, replacing any earlier one; returns why workers will be started cold, or None.
+        The memory behind `function_fd` holds the pickled function; the descriptor stays the caller's, and open."""
         ...
 
     async def ready(self) -> None:

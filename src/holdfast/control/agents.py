@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from holdfast.core import events as e
 from holdfast.core.records import WorkerFailure
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
 
-__all__ = ["AgentLink", "translate"]
+__all__ = ["FUNCTION_PIECE_BYTES", "AgentLink", "translate"]
+
+FUNCTION_PIECE_BYTES = 1024 * 1024
 
 
 class AgentLink:
@@ -29,6 +33,15 @@ class AgentLink:
 
     def send(self, message: m.ControllerMessage) -> None:
         self._channel.send_nowait(message)
+
+    async def send_job(self, prepare: m.Prepare) -> None:
+        """Send `prepare`, its function in pieces, no faster than the agent takes them: pings go in between."""
+        function = memoryview(prepare.function)
+        first = bytes(function[:FUNCTION_PIECE_BYTES])
+        await self._channel.send(msgspec.structs.replace(prepare, function=first))
+        for start in range(FUNCTION_PIECE_BYTES, len(function), FUNCTION_PIECE_BYTES):
+            piece = bytes(function[start : start + FUNCTION_PIECE_BYTES])
+            await self._channel.send(m.FunctionPiece(data=piece))
 
     def cut(self) -> None:
         """End the connection without another word."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import pickle
 import platform
 import secrets
 import sys
@@ -30,6 +29,7 @@ from holdfast.checkpoint.writer import this_process
 from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.fold import FoldWriter
 from holdfast.control.history import RUN_FILE, History, open_journal, run_id
+from holdfast.control.job_pickle import pickle_job
 from holdfast.control.lease import Lease
 from holdfast.control.loop import MakeEngine, Plan, Settings
 from holdfast.control.observer import Observer
@@ -198,17 +198,15 @@ def _begin(
 
 def make_prepare(request: TrainRequest) -> Prepare:
     """What agents are sent once; a function that cannot be sent is refused here."""
-    try:
-        function = cloudpickle.dumps(request.job)
-    except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError) as error:
-        raise ConfigError(
-            f"train_loop_per_worker or train_loop_config cannot be sent to the workers ({error}): "
-            "open files, locks, connections and the like inside the function instead."
-        ) from error
+    function = pickle_job(request.job)
+    if request.local_mode:
+        function = b""  # checked, but nobody will open it
     place = blake3(join(request.storage_path, request.name).encode()).hexdigest()[:8]
     work_dir = local_cache_dir() / "work" / f"{request.name}-{place}"
     return Prepare(
         function=function,
+        function_size_bytes=len(function),
+        function_hash=blake3(function).hexdigest(),
         storage=join(request.storage_path, request.name),
         filesystem=None if request.filesystem is None else cloudpickle.dumps(request.filesystem),
         experiment=request.name,

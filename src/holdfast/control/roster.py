@@ -63,7 +63,7 @@ class Roster:
         self.met.add(link.name)
         link.send(m.Welcome(protocol=m.PROTOCOL, run=self._prepare.experiment, epoch=self._epoch))
         self._post(e.AgentJoined(agent=link.name, host=link.host, slots=link.slots))
-        link.send(self._prepare)
+        sending = asyncio.ensure_future(link.send_job(self._prepare))
         try:
             while (message := await channel.recv()) is not None:
                 link.unanswered_pings = 0
@@ -72,6 +72,7 @@ class Roster:
                 async with asyncio.timeout(_LAST_WORD_S):
                     await link.gone.wait()
         finally:
+            sending.cancel()
             self.lose(link, "its connection closed")
 
     def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:

@@ -176,7 +176,11 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     agent = state.agents.pop(event.agent, None)
     if agent is None:
         return
-    out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why))
+    needed = state.group is None and state.stop is None and state.fatal is None
+    counted = needed and not agent.prepared and not _is_spent(state)
+    out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why, counted=counted))
+    if counted:
+        state.not_before = now + forming.backoff_s(state, state.durable.streak)
     bereft = ledger.lose_agent(state, agent.name, now, out)
     group = state.group
     if group is None or agent.name not in group.alive:
@@ -296,8 +300,11 @@ def _settle(state: State, now: float, out: Output) -> None:
     if state.fatal is not None:
         _fail(state, state.fatal, now, out)
     elif _is_spent(state):
-        cause = root_cause(durable.last_failures)
-        error = f"rank {cause.rank} {cause.cause}"
+        if durable.last_failures:
+            cause = root_cause(durable.last_failures)
+            error = f"rank {cause.rank} {cause.cause}"
+        else:
+            error = f"an agent was lost while it prepared the training function ({durable.lost_agent})"
         out.record(r.RunFailed(at=now, error=error, failures=durable.last_failures))
         _end(state, "failed", out)
     elif state.stop is not None:

@@ -91,6 +91,9 @@ class AgentGone(_Record, frozen=True, kw_only=True):
     agent: str
     host: str
     why: str
+    counted: bool = False
+    """It was lost while it prepared the training function, when the run could not go on without: that is a failure of
+    the run like a generation's."""
 
 
 class GenerationStarted(_Record, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ class Durable:
     streak_signature: str = ""
     progressed: bool = False
     last_failures: tuple[r.WorkerFailure, ...] = ()
+    lost_agent: str = ""
+    """Why the last agent that was lost while it prepared was, if the last failure was that."""
     fingerprint: dict[str, Any] = field(default_factory=dict)
     outcome: r.RunFinished | r.RunFailed | r.RunInterrupted | None = None
 
@@ -233,7 +235,11 @@ def fold(durable: Durable, record: r.Record) -> None:
             _fold_end(durable, record)
         case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
             durable.outcome = record
-        case r.AgentHere() | r.AgentGone() | r.GenerationRunning() | r.RanksLagging():
+        case r.AgentGone():
+            if record.counted:
+                durable.last_failures, durable.lost_agent = (), record.why
+                _count_failure(durable, f"agent: {record.why}")
+        case r.AgentHere() | r.GenerationRunning() | r.RanksLagging():
             return  # told for people's sake; nothing is decided by them
         case r.CheckpointAbandoned() | r.RemovalFailed():
             return  # likewise
@@ -242,9 +248,12 @@ def fold(durable: Durable, record: r.Record) -> None:
 def _fold_end(durable: Durable, record: r.GenerationEnded) -> None:
     if not record.counted:
         return
+    durable.last_failures, durable.lost_agent = record.failures, ""
+    _count_failure(durable, signature(root_cause(record.failures)) if record.failures else record.why)
+
+
+def _count_failure(durable: Durable, how: str) -> None:
     durable.failures += 1
-    durable.last_failures = record.failures
-    how = signature(root_cause(record.failures)) if record.failures else record.why
     durable.streak = durable.streak + 1 if how == durable.streak_signature and not durable.progressed else 1
     durable.streak_signature = how
     durable.progressed = False

@@ -26,6 +26,7 @@ __all__ = [
     "DamageFound",
     "Exited",
     "Finished",
+    "FunctionPiece",
     "Imported",
     "LogLine",
     "Logs",
@@ -220,7 +221,11 @@ class Prepare(_Message, frozen=True, kw_only=True):
     """Everything that does not change between generations."""
 
     function: bytes
-    """cloudpickle of (train function, config or None, framework setup)."""
+    """cloudpickle of the job (train function, configuration, framework setup): all of it, or its first piece."""
+    function_size_bytes: int | None = None
+    """Of the whole function; the other pieces follow as `FunctionPiece`. None: there are none."""
+    function_hash: str = ""
+    """BLAKE3 of the whole function."""
     storage: str
     """URI of the run's directory."""
     filesystem: bytes | None = None
@@ -236,6 +241,12 @@ class Prepare(_Message, frozen=True, kw_only=True):
     change_directory: bool = True
     sync_artifacts: bool = False
     fork: bool = True
+
+
+class FunctionPiece(_Message, frozen=True, kw_only=True):
+    """The next piece of the function that `Prepare` announced."""
+
+    data: bytes
 
 
 class Start(_Message, frozen=True, kw_only=True):
@@ -343,4 +354,4 @@ AgentMessage = (
     | Collect
     | Pong
 )
-ControllerMessage = Welcome | Prepare | Start | Stop | Upload | Settled | Collected | Ping | Shutdown
+ControllerMessage = Welcome | Prepare | FunctionPiece | Start | Stop | Upload | Settled | Collected | Ping | Shutdown

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import msgspec
+
 from holdfast.core.failure_kind import FailureKind
 from holdfast.errors import WireError
 from holdfast.wire import frames
@@ -40,7 +42,11 @@ from holdfast.worker.loading import Loaded
 from holdfast.worker.plain import plain_data
 from holdfast.worker.stdio import Wires, watch_for_crashes
 
-__all__ = ["Inheritance", "run_inline", "run_worker"]
+__all__ = ["RETURN_VALUE_LIMIT_BYTES", "Inheritance", "run_inline", "run_worker"]
+
+
+RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
+"""It is kept in the journal, which every later driver reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +176,15 @@ def _finished(assignment: Assignment, value: Any) -> Finished:
     if assignment.rank != 0:
         return Finished(**here)
     try:
-        return Finished(**here, value=plain_data(value, "The return value", binary=True))
+        finished = Finished(**here, value=plain_data(value, "The return value", binary=True))
     except (TypeError, ValueError) as error:
         return Finished(**here, value_error=str(error))
+    size_bytes = len(msgspec.msgpack.encode(finished))
+    if size_bytes <= RETURN_VALUE_LIMIT_BYTES:
+        return finished
+    limit_mib = RETURN_VALUE_LIMIT_BYTES >> 20
+    why = f"it has {size_bytes / (1 << 20):.1f} MiB, more than the {limit_mib} MiB that are kept"
+    return Finished(**here, value_error=f"The return value is None: {why}; report large results as a checkpoint.")
 
 
 def _make_session(

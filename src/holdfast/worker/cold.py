@@ -1,7 +1,7 @@
 """A worker as a fresh process: `python -m holdfast.worker.cold FD...`, where forking is unsafe or not wanted.
 
 The zygote starts it, so that it is reaped, killed and cleaned up like any forked worker. Its first descriptor
-holds the job and the assignment; the others are its wires.
+holds its orders and the assignment, the second the pickled function; the others are its wires.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def main() -> NoReturn:
     fds = [int(text) for text in sys.argv[1:]]
     for fd in fds:
         os.set_inheritable(fd, False)
-    parcel_fd, connection, dump, *listen = fds
+    parcel_fd, function_fd, connection, dump, *listen = fds
     parcel = msgspec.msgpack.decode(Path(f"/proc/self/fd/{parcel_fd}").read_bytes(), type=Parcel)
     os.close(parcel_fd)
     set_up_imports(parcel.load.sys_path, parcel.load.environment)
-    loaded = load_job(parcel.load.function, parcel.load.filesystem)
+    loaded = load_job(function_fd, parcel.load.filesystem)
+    os.close(function_fd)
     from holdfast.worker.bootstrap import run_worker
 
     buffer_lines()

@@ -9,10 +9,11 @@ afterwards.
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from holdfast.worker.failure import Failure, describe
@@ -38,12 +39,13 @@ def set_up_imports(sys_path: Sequence[str], environment: dict[str, str]) -> None
     sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path and entry != "")]
 
 
-def load_job(function: bytes, filesystem: bytes | None) -> Loaded:
-    """Unpickle the job. Whatever goes wrong is the answer, not an exception."""
+def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
+    """Unpickle the job from the memory behind a descriptor. Whatever goes wrong is the answer, not an exception."""
     import cloudpickle
 
     try:
-        job = cloudpickle.loads(function)
+        with _mapped(function_fd) as function:
+            job = cloudpickle.loads(function)
         if not isinstance(job, Job):
             raise TypeError(f"The training function arrived as {type(job).__qualname__}, not as a job.")
         return Loaded(job, filesystem)
@@ -52,6 +54,21 @@ def load_job(function: bytes, filesystem: bytes | None) -> Loaded:
         return Loaded(describe(error, 1, hint), filesystem)
     except BaseException as error:  # noqa: BLE001  unpickling runs the user's code, which may raise or exit at will
         return Loaded(describe(error, 1), filesystem)
+
+
+@contextmanager
+def _mapped(fd: int) -> Iterator[mmap.mmap | bytes]:
+    """What lies behind a descriptor, without a copy."""
+    size_bytes = os.fstat(fd).st_size
+    if not size_bytes:
+        yield b""
+        return
+    memory = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ)
+    try:
+        yield memory
+    finally:
+        with suppress(BufferError):  # an unpickling that failed may still hold it
+            memory.close()
 
 
 def import_quietly(name: str) -> bool:

@@ -31,9 +31,9 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Load(_Order, frozen=True, kw_only=True):
-    """First, and once: what workers will run. Without `fork`, nothing is imported and workers are fresh processes."""
+    """First, and once: what workers will run. Without `fork`, nothing is imported and workers are fresh processes.
+    Beside it travels the descriptor of the memory that holds the pickled function."""
 
-    function: bytes
     filesystem: bytes | None
     sys_path: list[str]
     environment: dict[str, str]

@@ -78,6 +78,7 @@ class Zygote:
         self._brood = Brood()
         self._apprentice = Apprentice()
         self._load: Load | None = None
+        self._function_fd = -1
         self._loaded: Loaded | None = None
         self._clearing: int | None = None
         self._unsettled = False
@@ -162,6 +163,7 @@ class Zygote:
 
     def _warm_up(self, load: Load) -> None:
         self._load = load
+        self._function_fd = self._fds.popleft()
         if not load.fork:
             self._say(Warm())
             return
@@ -173,7 +175,7 @@ class Zygote:
                 if (reason := unsafe_reason(f"Importing {name}")) is not None:
                     break
             else:
-                self._loaded = load_job(load.function, load.filesystem)
+                self._loaded = load_job(self._function_fd, load.filesystem)
                 reason = unsafe_reason("Opening the training function")
         self._apprentice.trust(load.preload)
         self._settle()
@@ -233,6 +235,7 @@ class Zygote:
             self._newborn()
             if self._loaded is None:
                 self._become_cold(here, wires)
+            os.close(self._function_fd)
             take_output(wires)
             self._birth = _Birth(self._loaded, here, wires)
             return
@@ -257,7 +260,13 @@ class Zygote:
         with os.fdopen(os.dup(parcel), "wb") as file:
             file.write(msgspec.msgpack.encode(Parcel(self._load, assignment)))
         take_output(wires)
-        fds = [parcel, wires.connection, wires.dump, *([] if wires.listen is None else [wires.listen])]
+        fds = [
+            parcel,
+            self._function_fd,
+            wires.connection,
+            wires.dump,
+            *([] if wires.listen is None else [wires.listen]),
+        ]
         for fd in fds:
             os.set_inheritable(fd, True)
         command = [sys.executable, "-m", "holdfast.worker.cold", *map(str, fds)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
+from holdfast.control.agents import FUNCTION_PIECE_BYTES
 from holdfast.control.publish import Publisher
 from holdfast.control.roster import Roster
 from holdfast.core import events as e
@@ -13,6 +16,7 @@ from holdfast.wire.messages import (
     PROTOCOL,
     AgentHello,
     ControllerMessage,
+    FunctionPiece,
     Prepare,
     Settled,
     Welcome,
@@ -115,5 +119,31 @@ def test_a_process_that_is_gone_is_lost_with_its_newest_connection() -> None:
         await agent.close()
         await controller.served.get()
         assert controller.events[1:] == [e.AgentLost(agent="a", why="its agent was killed by SIGKILL")]
+
+    _run(test)
+
+
+def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
+    """Its cost is linear: so many messages as it has pieces, and every byte once."""
+    function = bytes(range(256)) * (FUNCTION_PIECE_BYTES * 11 // 2 // 256)
+    prepare = msgspec.structs.replace(_PREPARE, function=function, function_size_bytes=len(function))
+
+    async def test(controller: _Controller, address: str) -> None:
+        controller.roster = Roster(prepare, 1, controller.events.append, Publisher([]), lambda kind, data: data)
+        channel = await connect(address, _TOKEN)
+        channel.send_nowait(
+            AgentHello(protocol=PROTOCOL, agent="a", host="h", address="127.0.0.1", pid=1, slots=2, master_port=1)
+        )
+        assert isinstance(await channel.recv(), Welcome)
+        first = await channel.recv()
+        assert isinstance(first, Prepare) and first.function_size_bytes == len(function)
+        pieces = [first.function]
+        for _ in range(5):
+            piece = await channel.recv()
+            assert isinstance(piece, FunctionPiece)
+            pieces.append(piece.data)
+        assert b"".join(pieces) == function
+        await channel.close()
+        await controller.served.get()
 
     _run(test)

@@ -206,6 +206,8 @@ class Terminal:
             self._outlet.line(
                 blocks.summary(self._name, self._uri, status, self._tally, width=width, fine=self._outlet.fine)
             )
+        if isinstance(record, r.RunFinished) and record.return_value_error:
+            self._outlet.line(f"Warning: {printable(record.return_value_error)}", _YELLOW)
         if isinstance(record, r.RunFailed):
             self._outlet.line(f"Error: {printable(record.error)}", _RED)
         if not isinstance(record, r.RunFinished):

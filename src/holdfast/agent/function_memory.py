@@ -1,0 +1,62 @@
+"""The pickled training function as it arrives at the agent: in pieces, into memory that zygotes and workers can map.
+
+The first piece comes with `Prepare`, the others follow as `FunctionPiece`. The agent never opens it: it hands the
+descriptor to the zygote, and to every zygote that replaces it, so that the bytes cross the network once and each
+process that unpickles reads them where they lie. The memory has no name and is freed with the last process that
+holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from blake3 import blake3
+
+from holdfast.agent.memory import available_bytes
+from holdfast.errors import WireError
+from holdfast.wire.messages import Prepare
+
+__all__ = ["FunctionMemory"]
+
+
+class FunctionMemory:
+    """One function. `whole` is done when all of it is here and its hash is right."""
+
+    def __init__(self, order: Prepare) -> None:
+        self._size_bytes = len(order.function) if order.function_size_bytes is None else order.function_size_bytes
+        self._expected = order.function_hash
+        self._hasher = blake3()
+        self._received_bytes = 0
+        self.whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.fd = os.memfd_create("holdfast-function", os.MFD_CLOEXEC)
+        if self._size_bytes > available_bytes() // 2:
+            self._fail(
+                f"The training function and what it captures have {self._size_bytes >> 20} MiB, more than half of the "
+                "memory that is free on this node: load large objects inside the function instead."
+            )
+        self.add(order.function)
+
+    def add(self, piece: bytes) -> None:
+        """The next piece; they come in order."""
+        if self.whole.done():
+            return
+        left = memoryview(piece)
+        while left:
+            left = left[os.write(self.fd, left) :]
+        self._hasher.update(piece)
+        self._received_bytes += len(piece)
+        if self._received_bytes < self._size_bytes:
+            return
+        if self._received_bytes > self._size_bytes or self._expected not in ("", self._hasher.hexdigest()):
+            self._fail("The training function arrived damaged: its hash is not the one that was announced.")
+        else:
+            self.whole.set_result(None)
+
+    def close(self) -> None:
+        self.whole.cancel()
+        os.close(self.fd)
+
+    def _fail(self, text: str) -> None:
+        self.whole.set_exception(WireError(text))
+        self.whole.exception()  # whoever waits for it gets it; nobody may

@@ -1,0 +1,145 @@
+"""Pickling the job for the workers, within a limit; and naming what is too large, where it is.
+
+A function drags along what it captures: variables of the functions around it, globals of its script, default values,
+and its configuration. `begin` calls this before anything is started.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+import cloudpickle
+
+from holdfast.agent.memory import available_bytes
+from holdfast.errors import ConfigError
+from holdfast.worker.job import Job
+
+__all__ = ["function_limit_bytes", "pickle_job"]
+
+_LIMIT_VARIABLE = "HOLDFAST_FUNCTION_LIMIT_BYTES"
+_MEMORY_SHARE = 4
+"""Of the memory that is free: the driver holds the pickle, the agent a copy, and the zygote the object itself."""
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Buffer(io.BytesIO):
+    """A file to pickle into, up to a limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self._limit_bytes = limit_bytes
+
+    def write(self, block: Any) -> int:
+        if self.tell() + memoryview(block).nbytes > self._limit_bytes:
+            raise _TooLarge
+        return super().write(block)
+
+
+class _Counter:
+    """A file to pickle into: counts only."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def write(self, block: Any) -> None:
+        self.size_bytes += memoryview(block).nbytes
+
+
+def function_limit_bytes() -> int:
+    """How large the pickled job may be: what the user says, or a quarter of the memory that is free."""
+    text = os.environ.get(_LIMIT_VARIABLE)
+    if text is None:
+        return available_bytes() // _MEMORY_SHARE
+    if not text.isdecimal():
+        raise ConfigError(f"{_LIMIT_VARIABLE} must be a whole number of bytes, not {text!r}.")
+    return int(text)
+
+
+def pickle_job(job: Job) -> bytes:
+    """The job as workers will get it; `ConfigError` where it cannot be pickled or is too large."""
+    buffer = _Buffer(function_limit_bytes())
+    try:
+        cloudpickle.dump(job, buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    except _TooLarge:
+        raise ConfigError(_describe_excess(job)) from None
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError) as error:
+        raise ConfigError(
+            f"train_loop_per_worker or train_loop_config cannot be sent to the workers ({error}): "
+            "open files, locks, connections and the like inside the function instead."
+        ) from error
+    return buffer.getvalue()
+
+
+def _describe_excess(job: Job) -> str:
+    limit = f"the {_size(function_limit_bytes())} that may be sent to workers ({_LIMIT_VARIABLE})"
+    found = [(_pickled_bytes(value), where, value) for where, value in _captured(job)]
+    if not found:
+        return f"train_loop_per_worker is larger than {limit}: load large objects inside the function instead."
+    size_bytes, where, value = max(found, key=lambda one: one[0])
+    kind = type(value)
+    return (
+        f"train_loop_per_worker with what it captures is larger than {limit}; the largest object is {where}, "
+        f"{kind.__module__}.{kind.__qualname__} of {_size(size_bytes)}: load it inside the function instead."
+    )
+
+
+def _captured(job: Job) -> Iterator[tuple[str, Any]]:
+    """Everything that travels with the job, with a name for it that the user knows."""
+    for key, value in (job.config or {}).items():
+        yield f"train_loop_config[{key!r}]", value
+    pending: list[Any] = [job.function]
+    seen: set[int] = set()
+    while pending:
+        function = pending.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        if isinstance(function, functools.partial):
+            pending.append(function.func)
+            for number, value in enumerate(function.args):
+                yield f"argument {number} of the functools.partial", value
+            for name, value in function.keywords.items():
+                yield f"the argument {name!r} of the functools.partial", value
+        elif isinstance(function, MethodType):
+            pending.append(function.__func__)
+            yield "the object that the method is bound to", function.__self__
+        elif isinstance(function, FunctionType):
+            for where, value in _variables(function):
+                if isinstance(value, FunctionType | functools.partial | MethodType):
+                    pending.append(value)
+                elif not inspect.ismodule(value):
+                    yield where, value
+
+
+def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    found = inspect.getclosurevars(function)
+    for name, value in found.nonlocals.items():
+        yield f"the captured variable {name!r} of {function.__qualname__}", value
+    for name, value in found.globals.items():
+        yield f"the global variable {name!r}", value
+    for value in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
+        yield f"a default value of {function.__qualname__}", value
+
+
+def _pickled_bytes(value: Any) -> int:
+    """The size of one object; 0 where it cannot be pickled on its own."""
+    counter = _Counter()
+    try:
+        cloudpickle.dump(value, counter, protocol=pickle.HIGHEST_PROTOCOL)
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError):
+        return 0
+    return counter.size_bytes
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MiB"

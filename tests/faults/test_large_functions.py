@@ -1,0 +1,146 @@
+"""Functions that capture large objects, and large return values: sent once, refused in one sentence, or left out."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from blake3 import blake3
+from tests.e2e.small import fit, make_trainer
+from tests.faults.desk import at_desk, hold, job_of
+from tests.faults.programs.place import Place
+
+from holdfast.control.agents import FUNCTION_PIECE_BYTES
+from holdfast.core import records as r
+from holdfast.errors import ConfigError, TrainingFailedError
+from holdfast.wire.messages import FunctionPiece, Prepared
+from holdfast.worker import bootstrap
+
+_MIB = 1 << 20
+_TABLE = numpy.arange(3 * _MIB // 8)
+
+
+def test_a_function_that_captures_more_than_100_megabytes_runs(place: Place) -> None:
+    captured: Any = numpy.full(128 * _MIB, 7, numpy.uint8)
+
+    def function() -> int:
+        return int(captured.sum(dtype=numpy.int64))
+
+    assert fit(place, function, workers=2).return_value == 7 * 128 * _MIB
+
+
+@pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
+def test_an_agent_puts_the_pieces_of_a_function_together(tmp_path: Path, fork: bool) -> None:
+    captured = numpy.arange(5 * _MIB // 8)
+
+    def function() -> int:
+        return int(captured.sum())
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            data = job_of(function)
+            first, rest = data[:FUNCTION_PIECE_BYTES], data[FUNCTION_PIECE_BYTES:]
+            sizes: dict[str, Any] = {"function_size_bytes": len(data), "function_hash": blake3(data).hexdigest()}
+            desk.send(desk.prepare_order(first, fork=fork, **sizes))
+            while rest:
+                desk.send(FunctionPiece(data=rest[:FUNCTION_PIECE_BYTES]))
+                rest = rest[FUNCTION_PIECE_BYTES:]
+            await desk.expect(Prepared)
+            await desk.started(ranks=2)
+            assert (await desk.finished()).value == int(captured.sum())
+            os.kill(desk.zygote(), signal.SIGKILL)  # the next one gets the same memory
+            await desk.stop()
+            await desk.started(generation=2)
+            assert (await desk.finished()).value == int(captured.sum())
+
+    hold(test)
+
+
+def test_a_function_that_arrives_damaged_is_not_opened(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            desk.send(desk.prepare_order(job_of(print), function_hash="0" * 64))
+            assert await desk.agent_ended() == 1
+
+    hold(test)
+
+
+def _cases() -> dict[str, tuple[Any, dict[str, Any] | None, str]]:
+    local_table = _TABLE.copy()
+
+    def with_closure() -> int:
+        return int(local_table.sum())
+
+    def outer() -> int:
+        return with_closure()
+
+    def plain(config: Any) -> int:
+        return 0
+
+    return {
+        "captured": (with_closure, None, r"variable 'local_table' of .*with_closure, numpy.ndarray of 3.0 MiB"),
+        "captured further down": (outer, None, r"the captured variable 'local_table'"),
+        "configuration": (plain, {"table": _TABLE, "small": 1}, r"train_loop_config\['table'\]"),
+        "partial": (functools.partial(plain, _TABLE), None, r"argument 0 of the functools.partial"),
+    }
+
+
+@pytest.mark.parametrize("case", list(_cases()))
+def test_what_is_too_large_is_named_before_anything_starts(
+    place: Place, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    function, config, named = _cases()[case]
+    monkeypatch.setenv("HOLDFAST_FUNCTION_LIMIT_BYTES", str(_MIB))
+    with pytest.raises(ConfigError, match=named) as raised:
+        make_trainer(place, function, config=config).fit()
+    assert "larger than the 1.0 MiB" in str(raised.value)
+    assert "HOLDFAST_FUNCTION_LIMIT_BYTES" in str(raised.value)
+    assert not place.storage.exists()
+
+
+def test_a_limit_that_is_no_number_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_FUNCTION_LIMIT_BYTES", "1 GiB")
+    with pytest.raises(ConfigError, match="HOLDFAST_FUNCTION_LIMIT_BYTES must be a whole number"):
+        fit(place, lambda: None)
+
+
+def test_a_return_value_that_is_too_large_does_not_fail_a_finished_run(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    size_mib = (bootstrap.RETURN_VALUE_LIMIT_BYTES >> 20) + 1
+
+    def function() -> bytes:
+        return b"x" * (size_mib << 20)
+
+    result = fit(place, function)
+    assert result.return_value is None and result.error is None
+    (finished,) = [record for record in place.records() if isinstance(record, r.RunFinished)]
+    assert finished.return_value_error is not None and f"it has {size_mib}.0 MiB" in finished.return_value_error
+    assert capfd.readouterr().err.count(f"Warning: The return value is None: it has {size_mib}.0 MiB") == 1
+
+
+class _KillsAgent:
+    """The zygote that unpickles it kills its parent, the agent."""
+
+    def __reduce__(self) -> Any:
+        def kill() -> None:
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+
+        return (kill, ())
+
+
+def test_agents_that_die_of_the_function_end_the_run(place: Place) -> None:
+    bomb = _KillsAgent()
+
+    def function() -> Any:
+        return bomb
+
+    with pytest.raises(TrainingFailedError, match=r"lost while it prepared the training function.*SIGKILL"):
+        fit(place, function)
+    assert len([record for record in place.records() if isinstance(record, r.AgentGone)]) == 1
