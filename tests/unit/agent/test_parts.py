@@ -57,13 +57,13 @@ def test_an_upload_can_be_repeated_until_it_is_settled(tmp_path: Path) -> None:
 
 def test_files_that_are_in_storage_already_are_only_looked_at(tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
-    store.put("mine/model.pt", b"weights")
+    store.put(f"{ORDER.draft.name}/model.pt", b"weights")
 
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
             parts = Parts(executor, Buffers(1))
             report = Report(number=1, at=0.0, checkpoint=True)
-            parts.take(1, 0, WorkerReport(report=report, existing="mine"))
+            parts.take(1, 0, WorkerReport(report=report, existing=ORDER.draft.name))
             answer = await parts.upload(ORDER, lambda: store, 2)
             assert isinstance(answer, Uploaded)
             assert [(entry.path, entry.size_bytes) for entry in answer.files] == [("model.pt", 7)]
