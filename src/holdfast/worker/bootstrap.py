@@ -39,6 +39,7 @@ from holdfast.worker.job import Assignment, Job
 from holdfast.worker.kinship import name_process, prefer_for_oom_kill
 from holdfast.worker.learning import LearningSession
 from holdfast.worker.loading import Loaded
+from holdfast.worker.main_module import send_main_by_value
 from holdfast.worker.plain import plain_data
 from holdfast.worker.stdio import Wires, watch_for_crashes
 
@@ -77,6 +78,7 @@ def run_worker(
             set_thread_counts(assignment, inheritance.openblas)
         session = _make_session(loaded, assignment, connection, known)
         if session is not None and not isinstance(loaded.job, Failure):
+            send_main_by_value()
             code = _live(loaded.job, session, connection, wires.listen)
             _exit_like_python(code)
     except BaseException:  # noqa: BLE001  ours, or of something that runs at exit: the last words go to the log

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from holdfast.worker.failure import Failure, describe
 from holdfast.worker.job import Job
 from holdfast.worker.kinship import thread_names
+from holdfast.worker.main_module import show_main
 
 __all__ = ["Loaded", "import_quietly", "load_job", "one_thread_each", "set_up_imports", "unsafe_reason"]
 
@@ -48,6 +49,7 @@ def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
             job = cloudpickle.loads(function)
         if not isinstance(job, Job):
             raise TypeError(f"The training function arrived as {type(job).__qualname__}, not as a job.")
+        show_main(job)
         return Loaded(job, filesystem)
     except ModuleNotFoundError as error:
         hint = ": import it in the function, or install it on the node"
