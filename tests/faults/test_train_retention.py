@@ -26,7 +26,7 @@ _STEPS = 8
 def _held(place: Place, at: int, keep: int = 1, **config: Any) -> Driver:
     """A driver whose run stands still before step `at`, with the checkpoints of all steps before it committed."""
     config = {"steps": _STEPS, "faults": {f"*:0:{at}": "hold", f"*:1:{at}": "hold"}, **config}
-    driver = place.drive(config, run={"checkpoint_config": {"num_to_keep": keep}})
+    driver = place.drive(config, run=_config(num_to_keep=keep), failure={"max_failures": 1})
     driver.expect("CheckpointCommitted", iteration=at)
     return driver
 
@@ -66,6 +66,16 @@ def test_a_checkpoint_that_is_removed_during_a_run_is_not_missed(place: Place) -
     assert driver.expect("CheckpointDeleted", name="checkpoint_000001")["why"] == "somebody else removed it"
     assert _names(place) == [f"checkpoint_{_STEPS - 2:06d}", f"checkpoint_{_STEPS - 1:06d}"]
     assert "Traceback" not in driver.errors
+
+
+def test_a_newest_checkpoint_that_is_removed_by_force_costs_the_steps_since_the_one_before(place: Place) -> None:
+    driver = _held(place, 3, keep=2)
+    driver.expect("CheckpointDeleted", name="checkpoint_000000")
+    assert main(["ckpt", "rm", "--force", str(place.storage / "run" / "checkpoint_000002")]) == 0
+    os.kill(driver.workers()[0], signal.SIGKILL)
+    driver.expect("GenerationStarted", checkpoint="checkpoint_000001")
+    place.let_go()
+    assert driver.value() == jobs.undisturbed(_STEPS)[-1]
 
 
 def test_two_names_in_turn_are_used_again_as_soon_as_retention_has_freed_them(place: Place) -> None:
