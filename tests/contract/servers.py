@@ -299,8 +299,9 @@ def gcs() -> Iterator[Server]:
 
 
 @contextmanager
-def fuse_mount(backing: Path, mountpoint: Path) -> Iterator[Path]:
-    """A FUSE mount of the directory `backing`, by rclone; a file is stored when `close` returns.
+def fuse_mount(backing: Path, mountpoint: Path, cache_time: str = "1s") -> Iterator[Path]:
+    """A FUSE mount of the directory `backing`, by rclone; a file is stored when `close` returns. What others do in
+    `backing` is seen after `cache_time` at the latest.
 
     rclone tells the socket of `NOTIFY_SOCKET` when the mount is there, so nothing has to poll for it. The socket's
     name is one that the kernel makes up: a path may be too long for a socket.
@@ -311,7 +312,7 @@ def fuse_mount(backing: Path, mountpoint: Path) -> Iterator[Path]:
         directory.mkdir(parents=True, exist_ok=True)
     command = [
         *(_script("rclone"), "mount", str(backing), str(mountpoint), "--config", os.devnull),
-        *("--vfs-cache-mode", "off", "--dir-cache-time", "1s"),
+        *("--vfs-cache-mode", "off", "--dir-cache-time", cache_time, "--attr-timeout", cache_time),
         *("--cache-dir", str(mountpoint.with_name(mountpoint.name + ".cache")), "--verbose"),
     ]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:

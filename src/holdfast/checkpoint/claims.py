@@ -97,15 +97,18 @@ class _Contender:
         if self._key in found:
             return False
         if not any(_is_lasting(one) for one in found):
-            # Some servers forget a file that is made in a directory which they are just removing as empty.
-            self._store.put(f"{self._below}{_KEEP}", b"")
+            # Some servers forget a file that is made in a directory which they are just removing as empty. Several
+            # writers may make this one at once; if it fails, the claim itself is looked for below.
+            with suppress(StorageError):
+                self._store.create(f"{self._below}{_KEEP}", b"")
         if self._live_claims(found):
             return None
         claim = Claim(key=self._key, token=secrets.token_hex(8), writer=this_process())
         own = f"{self._prefix}{claim.token}.json"
         began_s = self._clock()
         try:
-            self._store.put(own, msgspec.json.encode(claim))
+            # Not `put`: a mount may have to copy what is put in the place of something.
+            self._store.create(own, msgspec.json.encode(claim))
             return self._contend(own, began_s)
         finally:
             # After the key: whoever sees no claim any more must see the key. `create` looks at it last of all.

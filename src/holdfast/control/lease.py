@@ -8,25 +8,31 @@ few seconds: a beat that does not change for the time-to-live, by the clock of w
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.claims import create_by_claim
 from holdfast.checkpoint.epochs import Settlement, epoch_key, floor_key, list_epochs, read_settlement
 from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import Writer, is_dead, this_process
 from holdfast.control.journal_reader import Position, position
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
+from holdfast.storage.mount_cache import find_mount_cache
 from holdfast.storage.store import Store
 
 __all__ = ["TIME_TO_LIVE_S", "EpochFile", "Lease", "acquire", "read_cuts"]
 
 TIME_TO_LIVE_S = 15.0
+_MAX_CACHE_WAIT_S = 5.0
+"""A mount that shows names for longer than this is waited for no longer, but the user is told."""
 _log = logging.getLogger(__name__)
 _held: set[str] = set()
 """The ids of the leases of this process: one that could not be released in storage is released here."""
@@ -124,6 +130,7 @@ def acquire(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
     """Become the run's controller; `RunBusy` names who holds it otherwise."""
+    mount = _find_mount(store, sleep)
     highest = max(list_epochs(store), default=0)
     if highest and not takeover:
         holder = _read(store, highest)
@@ -142,9 +149,9 @@ def acquire(
     )
     _held.add(own.id)  # before others can see the epoch file: they are to find its holder alive
     try:
-        if not place(store, epoch_key(epoch), msgspec.json.encode(own)):
+        if not _create(store, epoch_key(epoch), msgspec.json.encode(own), mount):
             raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
-        lease = Lease(store, own, _settle(store, epoch))
+        lease = Lease(store, own, _settle(store, epoch, mount))
         lease.beat()
     except BaseException:
         _held.discard(own.id)
@@ -162,7 +169,43 @@ def read_cuts(store: Store) -> list[tuple[int, Position]]:
     ]
 
 
-def _settle(store: Store, epoch: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A FUSE mount: creation is exclusive among its own processes only, and names are seen late."""
+
+    cache_s: float
+    sleep: Callable[[float], None]
+
+
+def _find_mount(store: Store, sleep: Callable[[float], None]) -> _Mount | None:
+    cache = find_mount_cache(store.local_root) if store.local_root is not None else None
+    if cache is None:
+        return None
+    if cache.time_s is None or cache.time_s > _MAX_CACHE_WAIT_S:
+        _warn_of_cache(cache.kind, cache.time_s)
+    return _Mount(min(cache.time_s or 0.0, _MAX_CACHE_WAIT_S), sleep)
+
+
+@functools.cache
+def _warn_of_cache(kind: str, time_s: float | None) -> None:
+    """Once a process."""
+    told = "does not say for how long it does so" if time_s is None else f"says it does so for {time_s:g} s"
+    _log.warning(
+        "The storage is a %s mount, which may show what other machines wrote too late, and %s: start one driver at a "
+        "time for each run, mount it with short caches, or set HOLDFAST_MOUNT_CACHE_S (docs/storage.md).",
+        kind,
+        told,
+    )
+
+
+def _create(store: Store, key: str, data: bytes, mount: _Mount | None) -> bool:
+    """Create a file that only one controller may create, on whatever machine; False if it is there."""
+    if mount is None:
+        return place(store, key, data)
+    return create_by_claim(store, key, data, cache_s=mount.cache_s, sleep=mount.sleep)
+
+
+def _settle(store: Store, epoch: int, mount: _Mount | None = None) -> int:
     """The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
 
     Whoever stands below and has not settled its own floor never will: it could only void what counts by then. Indices
@@ -170,7 +213,10 @@ def _settle(store: Store, epoch: int) -> int:
     """
     for number in (number for number, has_floor in list_epochs(store).items() if number < epoch and not has_floor):
         overtaken = Settlement(epoch=number, floor=None)
-        place(store, floor_key(number), msgspec.json.encode(overtaken))
+        _create(store, floor_key(number), msgspec.json.encode(overtaken), mount)
+    if mount is not None and mount.cache_s and epoch > 1:
+        # Once until the one before sees the fence, once until this controller sees what that had committed by then.
+        mount.sleep(2 * mount.cache_s)
     floor = Catalog(store).survey().next_index()
     end = position(store)
     settled = Settlement(
@@ -180,7 +226,7 @@ def _settle(store: Store, epoch: int) -> int:
         journal_bytes=end.size_bytes,
         journal_record=end.number,
     )
-    if not place(store, floor_key(epoch), msgspec.json.encode(settled)):
+    if not _create(store, floor_key(epoch), msgspec.json.encode(settled), mount):
         raise Fenced(f"{store.uri} was taken over by another controller this very moment.")
     return floor
 

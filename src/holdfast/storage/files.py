@@ -10,19 +10,31 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from holdfast.storage.failures import translated
 from holdfast.storage.keys import new_temporary
 
-__all__ = ["copy_bytes", "has_shared_locks", "landing", "mount_kind", "preallocate", "reflink", "write_all"]
+__all__ = [
+    "Mount",
+    "copy_bytes",
+    "has_shared_locks",
+    "landing",
+    "mount_kind",
+    "mount_of",
+    "preallocate",
+    "reflink",
+    "write_all",
+]
 
 _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF, errno.EIO}
 _FICLONE = 0x40049409
 _LOCAL_MOUNTS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay"}
+_OCTAL = re.compile(r"\\([0-7]{3})")  # blanks and the like in /proc/self/mountinfo
 
 
 _KEEP_SIZE = 1
@@ -51,23 +63,37 @@ def landing(target: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
-def mount_kind(directory: Path) -> str:
-    """The type of the filesystem (ext4, nfs4, fuse.rclone ...) that holds this directory, or the nearest one above it
-    that exists; empty where the kernel does not tell."""
+class Mount(NamedTuple):
+    """A mounted filesystem: its type (ext4, nfs4, fuse.rclone ...) and the directory where it is mounted."""
+
+    kind: str
+    point: str
+
+
+def mount_of(directory: Path) -> Mount | None:
+    """The mount that holds this directory, or the nearest one above it that exists; None where the kernel does not
+    tell."""
     while not os.path.exists(directory) and directory != directory.parent:  # noqa: PTH110  pathlib raises EACCES
         directory = directory.parent
     try:
         device = directory.stat().st_dev
         mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
-        return ""
+        return None
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():
         # 36 35 98:0 /root /mount/point options... - type source options
         place, _, kind = line.partition(" - ")
-        if place.split(" ")[2] == wanted:
-            return kind.partition(" ")[0]
-    return ""
+        fields = place.split(" ")
+        if fields[2] == wanted:
+            return Mount(kind.partition(" ")[0], _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4]))
+    return None
+
+
+def mount_kind(directory: Path) -> str:
+    """The type of the filesystem that holds this directory; empty where the kernel does not tell."""
+    mount = mount_of(directory)
+    return mount.kind if mount is not None else ""
 
 
 def has_shared_locks(directory: Path) -> bool:

@@ -197,9 +197,7 @@ class PosixStore:
                         raise
                     self._shared.links = False
         with translated(path):
-            fd = os.open(path.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=directory)
-        with _in_place(fd, path, directory), translated(path):
-            write_all(fd, data)
+            _create_in_place(directory, path, data)
 
     def _fuse(self) -> bool:
         if self._shared.fuse is None:
@@ -217,6 +215,39 @@ class PosixStore:
             with suppress(OSError):
                 path.unlink()
         return False
+
+
+def _create_in_place(directory: int, path: Path, data: bytes) -> None:
+    """Create a file at its final name, which on FUSE only close finishes.
+
+    Another mount of the same bucket may have created the name since: then writing, fsync or close fails (gcsfuse says
+    ESTALE, rclone EPERM), and what is there is the other's, who won.
+    """
+    fd = os.open(path.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    closed = False
+    try:
+        write_all(fd, data)
+        sync(fd)
+        closed = True
+        os.close(fd)
+        sync(directory)
+    except OSError as error:
+        if not closed:
+            with suppress(OSError):
+                os.close(fd)
+        found = _read_whole(path)
+        if found is not None and not data.startswith(found):
+            raise FileExistsError(errno.EEXIST, "another mount was faster", path) from error
+        if error.errno != errno.ESTALE:  # stale: whatever is there, this process did not put it there
+            discard(path.name, directory)
+        raise
+
+
+def _read_whole(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 @contextmanager

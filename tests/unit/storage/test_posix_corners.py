@@ -265,3 +265,45 @@ def test_somebody_elses_directory(tmp_path: Path) -> None:
         code = 0
     finally:
         os._exit(code)
+
+
+@pytest.mark.parametrize("call", ["fsync", "close"])
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EPERM])
+def test_a_creation_that_fails_because_another_mount_was_faster_is_a_lost_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    """gcsfuse answers ESTALE to fsync or close when another mount has created the object meanwhile; rclone EPERM."""
+    store = PosixStore(tmp_path)
+    store.put("other", b"")
+    store._shared.links = False
+    real = getattr(os, call)
+
+    def fail(fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        real(fd)
+        if path.name == "k":
+            path.write_bytes(b"theirs")
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(AlreadyExists):
+        store.create("k", b"ours")
+    assert store.get("k") == b"theirs", "the winner's file must stay"
+
+
+def test_a_creation_whose_close_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PosixStore(tmp_path)
+    store.put("other", b"")
+    store._shared.links = False
+    real = os.close
+
+    def fail(fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        real(fd)
+        if path.name == "k":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", fail)
+    with pytest.raises(Unavailable):
+        store.create("k", b"ours")
+    assert [entry.key for entry in store.list()] == ["other"]
