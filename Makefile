@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 TORCH := torch==2.13.0
 SEEDS ?= 2000
 
-.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint counts clean
+.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint counts test-as-user clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -33,6 +33,10 @@ demo: $(VENV)/.base
 
 ## test          lint, types, layers, and the whole suite
 test: lint types imports unit
+
+## test-as-user  the same in a fresh clone, as an ordinary user with a home directory of 60 characters (needs root)
+test-as-user:
+	tools/test-as-user.sh
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
