@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.private_directory import make_private_directory
 
 __all__ = ["UploadLock", "is_uploading"]
 
@@ -23,9 +24,7 @@ class UploadLock:
 
     def __init__(self, session: Path, token: str) -> None:
         """`session` is the agent's directory, `<cache>/agents/<agent>`."""
-        directory = session / _DIRECTORY
-        directory.mkdir(exist_ok=True)
-        self._path = directory / token
+        self._path = make_private_directory(session / _DIRECTORY) / token
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
