@@ -124,3 +124,23 @@ def test_files_that_lie_under_another_name_are_refused(place: Place) -> None:
 
     with pytest.raises(ConfigError, match=r"rank 1 lie in 'own-1'.*'own-0'"):
         fit(place, function, workers=2)
+
+
+@pytest.mark.parametrize("let_go", [False, True])
+def test_modes_and_empty_directories_survive_a_report(place: Place, let_go: bool) -> None:
+    def function() -> None:
+        directory = Path("made")
+        (directory / "empty").mkdir(parents=True)
+        for name, mode in (("run.sh", 0o750), ("secret", 0o600)):
+            (directory / name).write_text(name)
+            (directory / name).chmod(mode)
+        checkpoint = Checkpoint.from_directory(directory)
+        train.report({}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=let_go)
+
+    result = fit(place, function)
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as stored:
+        copied = result.checkpoint.to_directory(place.root / "copied")
+        for root in (Path(stored), Path(copied)):
+            assert [(root / name).stat().st_mode & 0o777 for name in ("run.sh", "secret")] == [0o750, 0o600]
+            assert (root / "empty").is_dir()

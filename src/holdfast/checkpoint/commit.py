@@ -17,7 +17,7 @@ from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.epochs import read_fences
 from holdfast.checkpoint.erase import erase_files, erase_sealed
-from holdfast.checkpoint.manifest import Manifest, check_metrics, encode
+from holdfast.checkpoint.manifest import Manifest, check_metrics, encode, split_entries
 from holdfast.checkpoint.reservation import entomb, now_text, place, read_reservation
 from holdfast.checkpoint.reserve import reserve as reserve
 from holdfast.checkpoint.upload import merge_parts as merge_parts
@@ -60,7 +60,8 @@ def commit(
         iteration=iteration,
         parent=draft.parent,
         metrics=check_metrics(metrics),
-        files=tuple(sorted(files, key=lambda entry: entry.path)),
+        files=split_entries(files)[0],
+        directories=split_entries(files)[1],
     )
     reservation = read_reservation(store, draft.name)
     if reservation is None or reservation.token != draft.token:

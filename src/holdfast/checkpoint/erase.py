@@ -55,6 +55,7 @@ def erase_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) ->
     if not still_ours():
         return False
     erase_temporaries(store, name)
+    _remove_empty_directories(store, name)
     store.delete([reserved])
     return True
 
@@ -71,6 +72,7 @@ def erase_files(store: Store, name: str) -> None:
     keep = {layout.key_of(name, layout.RESERVED), layout.key_of(name, layout.MANIFEST)}
     store.delete([entry.key for entry in store.list(name) if entry.key not in keep])
     erase_temporaries(store, name)
+    _remove_empty_directories(store, name)
 
 
 def erase_temporaries(store: Store, name: str, older_than_s: float = 0.0, now_s: float = 0.0) -> list[str]:
@@ -94,6 +96,16 @@ def erase_temporaries(store: Store, name: str, older_than_s: float = 0.0, now_s:
                 gone.append(str(path.relative_to(store.local_root)))
                 _prune(path.parent, store.local_root)
     return gone
+
+
+def _remove_empty_directories(store: Store, name: str) -> None:
+    """Remove the empty directories that a checkpoint was committed with: no deletion of a file removes these."""
+    if store.local_root is not None:
+        top = store.local_root / name
+        for folder, _, _ in os.walk(top, topdown=False):
+            if Path(folder) != top:
+                with suppress(OSError):
+                    Path(folder).rmdir()
 
 
 def _prune(folder: Path, root: Path) -> None:

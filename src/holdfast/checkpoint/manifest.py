@@ -10,7 +10,7 @@ checked here before anyone joins its paths to a directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1
 
 _SEAL = re.compile(rb',"self":"([0-9a-f]{64})"\}\n\Z')
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
@@ -61,6 +61,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     metrics: dict[str, Any] = {}
     files: tuple[FileEntry, ...] = ()
+    directories: tuple[str, ...] = ()
+    """The empty directories; since format 1.1, as are the modes of files."""
     void: bool = False
 
     @property
@@ -71,6 +73,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def order(self) -> tuple[int, str]:
         """Sorts checkpoints of one run from the oldest to the newest."""
         return self.index, self.name
+
+
+def split_entries(entries: Iterable[FileEntry]) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
+    """The files and the empty directories among the entries of parts, each sorted by path, as a manifest lists them."""
+    files = sorted((entry for entry in entries if entry.directory is not True), key=lambda entry: entry.path)
+    directories = sorted(entry.path for entry in entries if entry.directory is True)
+    return tuple(files), tuple(directories)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -99,6 +108,7 @@ def decode(data: bytes, where: str) -> Manifest:
         _check_version(msgspec.json.decode(data, type=_Header).format, where)
         manifest = msgspec.json.decode(data, type=Manifest)
         _check_files(manifest.files)
+        _check_directories(manifest)
         return msgspec.structs.replace(manifest, metrics=untag_floats(manifest.metrics))
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise Damaged(f"{where}: the manifest does not follow the format ({error}).") from error
@@ -152,4 +162,17 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
             raise ValueError(f"path {entry.path!r} is reserved or listed twice")
         if entry.size_bytes < 0 or not _HASH.match(entry.blake3):
             raise ValueError(f"size or hash of {entry.path!r}")
+        if entry.mode is not msgspec.UNSET and not 0 <= entry.mode <= 0o777:
+            raise ValueError(f"mode of {entry.path!r}")
         seen.add(entry.path)
+
+
+def _check_directories(manifest: Manifest) -> None:
+    files = {entry.path for entry in manifest.files}
+    for path in manifest.directories:
+        try:
+            check_key(path)
+        except InvalidURI:
+            raise ValueError(f"directory {path!r} leaves the directory") from None
+        if is_sidecar(path) or path in files:
+            raise ValueError(f"directory {path!r} is reserved or a file")

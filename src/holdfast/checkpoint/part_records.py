@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.digest import check_files
-from holdfast.checkpoint.manifest import Manifest, decode, encode, has_valid_seal, sealed
+from holdfast.checkpoint.manifest import Manifest, decode, encode, has_valid_seal, sealed, split_entries
 from holdfast.checkpoint.reservation import Reservation, now_text, place, read_reservation
 from holdfast.checkpoint.upload import merge_parts
 from holdfast.checkpoint.writer import describe, this_process
@@ -106,6 +106,7 @@ def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | No
     if not all(record.agrees_with(first) for record in records.values()):
         return None
     try:
+        files, directories = split_entries(merge_parts({rank: record.files for rank, record in records.items()}))
         manifest = Manifest(
             name=name,
             index=owner.index,
@@ -118,7 +119,8 @@ def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | No
             iteration=first.iteration,
             parent=first.parent,
             metrics=first.metrics,
-            files=merge_parts({rank: record.files for rank, record in records.items()}),
+            files=files,
+            directories=directories,
         )
         data = encode(manifest)
         decode(data, name)  # what it says comes from storage: names outside the directory are refused here

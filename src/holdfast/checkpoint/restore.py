@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+
+from msgspec import UnsetType
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
@@ -155,7 +158,11 @@ def _download(
         if problem is not None:
             (target / entry.path).unlink(missing_ok=True)
             raise _damaged(store, name, manifest, problem)
+        if not isinstance(entry.mode, UnsetType):
+            (target / entry.path).chmod(entry.mode | stat.S_IRUSR)
 
+    for path in manifest.directories:
+        (target / path).mkdir(parents=True, exist_ok=True)
     order = sorted(manifest.files, key=lambda entry: entry.size_bytes, reverse=True)
     with ThreadPoolExecutor(max(1, min(threads, len(order))), "fetch") as pool:
         futures = [pool.submit(one, entry) for entry in order]

@@ -14,7 +14,10 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+
+from msgspec import UNSET, UnsetType
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.known_files import process_wide
@@ -22,7 +25,8 @@ from holdfast.checkpoint.manifest import decode, has_valid_seal
 from holdfast.checkpoint.reservation import decode_reservation
 from holdfast.core.parts import Draft, FileEntry
 from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
-from holdfast.storage.hashing import digest_file, digest_memory, sample_memory, size_of
+from holdfast.storage.failures import translated
+from holdfast.storage.hashing import digest_file, digest_memory, new_hasher, sample_memory, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source, Store
 
 __all__ = ["merge_parts", "reference_existing", "upload_memory", "upload_part"]
@@ -45,15 +49,17 @@ def upload_part(
     `parent_files` are those of the checkpoint `draft.parent`, `only` limits the upload to these paths.
     `on_bytes` is told of copied bytes too, since they count as done; `on_sent` only of what was really sent.
     """
-    files = _files_below(directory)
+    files, empty = _files_below(directory)
     metadata = files.pop(layout.METADATA, None)
     if only is not None:
         wanted = set(only)
         if missing := sorted(wanted - files.keys()):
             raise ConfigError(f"{directory} has no file {missing[0]!r}: check what the checkpoint should hold.")
         files = {path: source for path, source in files.items() if path in wanted}
+        empty = []
     part = _Part(store, draft, rank, parent_files or (), on_bytes, on_sent)
     entries = part.run(files, threads)
+    entries += part.add_directories(empty)
     if metadata is not None:
         _carry_metadata(store, draft, metadata, rank)
     return entries
@@ -87,7 +93,8 @@ def merge_parts(parts: Mapping[int, Sequence[FileEntry]]) -> tuple[FileEntry, ..
     merged: dict[str, FileEntry] = {}
     for rank in sorted(parts):
         for entry in parts[rank]:
-            if (other := merged.get(entry.path)) is not None:
+            other = merged.get(entry.path)
+            if other is not None and not (entry.directory is True and other.directory is True):
                 raise DuplicateFile(
                     f"Ranks {other.rank} and {entry.rank} both reported a file {entry.path!r}: give each rank's file"
                     " a name of its own, for example with the rank in it."
@@ -104,7 +111,8 @@ def reference_existing(store: Store, name: str, *, on_bytes: OnBytes | None = No
         path = entry.key.removeprefix(prefix)
         if not layout.is_sidecar(path):
             found = process_wide.read_digest(store, entry.key, on_bytes)
-            entries.append(FileEntry(path=path, size_bytes=found.size_bytes, blake3=found.blake3))
+            mode = UNSET if store.local_root is None else _mode_of(store.local_root / entry.key)
+            entries.append(FileEntry(path=path, size_bytes=found.size_bytes, blake3=found.blake3, mode=mode))
     return entries
 
 
@@ -151,6 +159,17 @@ class _Part:
                 raise
         return sorted(entries, key=lambda entry: entry.path)
 
+    def add_directories(self, paths: Sequence[str]) -> list[FileEntry]:
+        """The entries of empty directories, which are made where the storage has such things."""
+        root = self._store.local_root
+        for path in paths:
+            if root is not None:
+                stored = root / self._draft.name / path
+                with translated(stored):
+                    stored.mkdir(parents=True, exist_ok=True)
+        empty = new_hasher().hexdigest()
+        return [FileEntry(path=path, size_bytes=0, blake3=empty, rank=self._rank, directory=True) for path in paths]
+
     def _guarded(self, path: str, source: Source) -> FileEntry:
         try:
             return self._one(path, source)
@@ -161,19 +180,21 @@ class _Part:
     def _one(self, path: str, source: Source) -> FileEntry:
         key = layout.key_of(self._draft.name, path)
         try:
+            mode = UNSET if isinstance(source, InMemory) else _mode_of(source)
             found = self._digest_if_worth_while(path, source)
-            if found is not None and self._copied(key, found):
+            if found is not None and self._copied(key, found, mode):
                 digest = found
             else:
                 if isinstance(source, InMemory):
                     source = InMemory(source.view, found)
                 digest = self._store.upload(key, source, self._sent)
+                self._set_mode(key, mode)
                 self._files.wrote(self._store, key, digest)
         except OSError as error:
             raise CheckpointError(
                 f"{source} could not be read ({error.strerror}): keep it until report returns."
             ) from error
-        return FileEntry(path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, rank=self._rank)
+        return FileEntry(path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, rank=self._rank, mode=mode)
 
     def _digest_if_worth_while(self, path: str, source: Source) -> Digest | None:
         """What the source hashes to, if the parent may have the same bytes; None where it cannot."""
@@ -186,13 +207,20 @@ class _Part:
             return digest_file(source)
         return None if seen is not None and seen != sample else digest_memory(source.view, self._look)
 
-    def _copied(self, key: str, digest: Digest) -> bool:
+    def _set_mode(self, key: str, mode: int | UnsetType) -> None:
+        """Give a stored file the permissions of the user's, where files have any: it is read in place."""
+        root = self._store.local_root
+        if root is not None and not isinstance(mode, UnsetType) and _mode_of(root / key) != mode:
+            with suppress(PermissionError, NotImplementedError):  # some mounts have one mode for all files
+                (root / key).chmod(mode)
+
+    def _copied(self, key: str, digest: Digest, mode: int | UnsetType) -> bool:
         """Whether the parent had the same bytes and they are under `key` now."""
         origin = self._known.get(digest)
         if origin is None:
             return False
         try:
-            if not self._holds(origin, digest):
+            if not self._has_mode(origin, mode) or not self._holds(origin, digest):
                 return False  # the parent's file may be damaged; what we hold is not
             self._store.copy(origin, key)
         except NotFound:
@@ -201,6 +229,11 @@ class _Part:
             self._files.wrote(self._store, stored, digest)
         self._progress(digest.size_bytes)
         return True
+
+    def _has_mode(self, origin: str, mode: int | UnsetType) -> bool:
+        """Whether the parent's file has the permissions of ours: a hard link shares them."""
+        root = self._store.local_root
+        return root is None or isinstance(mode, UnsetType) or _mode_of(root / origin) == mode
 
     def _holds(self, origin: str, digest: Digest) -> bool:
         """Whether the parent's file surely holds these bytes, whatever its manifest says of it.
@@ -240,25 +273,36 @@ def _carry_metadata(store: Store, draft: Draft, source: Path, rank: int) -> None
         return
 
 
-def _files_below(directory: Path) -> dict[str, Path]:
-    """Every file below a directory by its `/`-separated path. Symlinks are followed."""
+def _mode_of(path: Path) -> int:
+    """The permission bits that are kept: the file's own, and that its owner may read it back."""
+    return stat.S_IMODE(path.stat().st_mode) & 0o777 | stat.S_IRUSR
+
+
+def _files_below(directory: Path) -> tuple[dict[str, Path], list[str]]:
+    """Every file below a directory by its `/`-separated path, and every empty directory. Symlinks are followed."""
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory: give one that holds the checkpoint's files.")
     found: dict[str, Path] = {}
-    _walk(directory, "", (), found)
+    empty: list[str] = []
+    _walk(directory, "", (), found, empty)
     for path in [path for path in found if layout.is_sidecar(path) and path != layout.METADATA]:
         if not _is_ours(path, found[path]):
             raise ConfigError(f"{found[path]} has a name that holdfast keeps for itself: rename the file.")
         del found[path]  # the directory is itself a checkpoint, or a copy of one: the new one gets its own
-    return found
+    return found, empty
 
 
-def _walk(directory: Path, prefix: str, above: tuple[tuple[int, int], ...], found: dict[str, Path]) -> None:
+def _walk(
+    directory: Path, prefix: str, above: tuple[tuple[int, int], ...], found: dict[str, Path], empty: list[str]
+) -> None:
     here = directory.stat()
     identity = (here.st_dev, here.st_ino)
     if identity in above:
         raise ConfigError(f"{directory} is a symbolic link to a directory above it: remove the link.")
-    for entry in _entries(directory):
+    entries = list(_entries(directory))
+    if not entries and prefix:
+        empty.append(prefix.rstrip("/"))
+    for entry in entries:
         path = prefix + entry.name
         try:
             path.encode()
@@ -268,7 +312,7 @@ def _walk(directory: Path, prefix: str, above: tuple[tuple[int, int], ...], foun
         except FileNotFoundError:
             raise ConfigError(f"{entry.path} is a symbolic link to nothing: remove it, or mend its target.") from None
         if stat.S_ISDIR(mode):
-            _walk(Path(entry.path), path + "/", (*above, identity), found)
+            _walk(Path(entry.path), path + "/", (*above, identity), found, empty)
         elif stat.S_ISREG(mode):
             found[path] = Path(entry.path)
         else:

@@ -19,6 +19,10 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     blake3: str
     rank: int = 0
+    mode: int | msgspec.UnsetType = msgspec.UNSET
+    """Its permission bits (0o777), where they are known: files that came from memory have none of their own."""
+    directory: bool | msgspec.UnsetType = msgspec.UNSET
+    """True for an empty directory of a part on its way to the manifest, which lists these apart from files."""
 
 
 class VerifiedFile(msgspec.Struct, frozen=True, array_like=True):
