@@ -135,6 +135,16 @@ def _seal(text: bytes) -> bytes:
     return body[:-1] + b',"self":"' + blake3(body).hexdigest().encode() + b'"}\n'
 
 
+@pytest.mark.parametrize("content", [b'{"format":"\xff","id":"\xb2","epoch":1,"token":"\xff"}', b"[" * 100_000])
+def test_readers_survive_what_is_not_utf_8_and_what_is_nested_too_deep(original: Path, content: bytes) -> None:
+    with _copy_of(original) as storage:
+        for path in _ours(storage / "run"):
+            kept = (storage / "run" / path).read_bytes()
+            (storage / "run" / path).write_bytes(content)
+            _read_everything(storage / "run")
+            (storage / "run" / path).write_bytes(kept)
+
+
 @settings(max_examples=_EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), how=st.sampled_from(["bytes", "cut", "flip", "field", "field", "field", "other", "deep"]))
 def test_readers_survive_any_content_of_any_file(original: Path, data: st.DataObject, how: str) -> None:

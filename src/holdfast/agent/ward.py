@@ -18,6 +18,7 @@ import msgspec
 from holdfast.agent import stacks
 from holdfast.agent.exits import ending_of
 from holdfast.agent.output import RankLog
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import WireError
 from holdfast.wire.frames import Decoder, Splitter, encode
 from holdfast.wire.messages import Exited, Finished, ToWorker, WorkerMessage
@@ -175,7 +176,7 @@ class Ward:
         try:
             for body in self._splitter.feed(data):
                 self._hear(_decoder.decode(body))
-        except (WireError, msgspec.DecodeError) as error:
+        except (WireError, *DECODE_ERRORS) as error:
             # Someone in that process wrote to our descriptor; what follows cannot be trusted.
             self.log.note(f"holdfast: rank {self.rank} broke its connection to the agent: {error}")
             self._loop.remove_reader(self._connection)

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.checkpoint.layout import CLAIM_PREFIX
 from holdfast.checkpoint.writer import Writer, is_dead, this_process
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.store import Store
 
@@ -159,7 +160,7 @@ class _Contender:
     def _is_dead(self, claim: str) -> bool:
         try:
             found = msgspec.json.decode(self._store.get(claim), type=Claim)
-        except (NotFound, msgspec.MsgspecError):
+        except (NotFound, *DECODE_ERRORS):
             return False  # withdrawn meanwhile, or torn: it counts as seen
         return is_dead(found.writer) is True
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.checkpoint.layout import EPOCHS
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Damaged, NotFound
 from holdfast.storage.store import Store
 
@@ -88,7 +89,7 @@ def read_settlement(store: Store, epoch: int) -> Settlement | None:
         return None
     try:
         return msgspec.json.decode(data, type=Settlement)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         if not data.rstrip().endswith(b"}"):
             return None  # its controller died while creating it, where that is not atomic, and declared nothing
         raise Damaged(

@@ -24,6 +24,7 @@ from holdfast.checkpoint import layout
 from holdfast.checkpoint.cache import shared_copy, shared_directory
 from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.checkpoint.restore import fetch_manifest, require_intact
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import ConfigError, Damaged, MissingExtra, NotCommitted, NotFound
 from holdfast.storage.locate import open_store, redact
 from holdfast.storage.store import Store
@@ -169,7 +170,7 @@ class Checkpoint:
             found = msgspec.json.decode(store.get(layout.METADATA))
         except NotFound:
             return {}
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise Damaged(f"{store.uri}: {layout.METADATA} is not JSON ({error}): set the metadata again.") from error
         return dict(found)
 

@@ -17,6 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from holdfast.checkpoint.layout import is_sidecar
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.floats import tag_floats, untag_floats
 from holdfast.core.parts import FileEntry
 from holdfast.errors import ConfigError, Damaged, InvalidURI, UnsupportedFormat
@@ -110,7 +111,7 @@ def decode(data: bytes, where: str) -> Manifest:
         _check_files(manifest.files)
         _check_directories(manifest)
         return msgspec.structs.replace(manifest, metrics=untag_floats(manifest.metrics))
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise Damaged(f"{where}: the manifest does not follow the format ({error}).") from error
 
 

@@ -20,6 +20,7 @@ from holdfast.checkpoint.manifest import Manifest, decode, encode, has_valid_sea
 from holdfast.checkpoint.reservation import Reservation, now_text, place, read_reservation
 from holdfast.checkpoint.upload import merge_parts
 from holdfast.checkpoint.writer import describe, this_process
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.floats import tag_floats, untag_floats
 from holdfast.core.parts import CheckpointInfo, Draft, FileEntry
 from holdfast.errors import Damaged, DuplicateFile, NotFound, StorageError
@@ -92,7 +93,7 @@ def decode_part_record(data: bytes) -> PartRecord | None:
         if not record.format.startswith("holdfast.part/1."):
             return None
         return msgspec.structs.replace(record, metrics=untag_floats(record.metrics))
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+    except DECODE_ERRORS:
         return None
 
 

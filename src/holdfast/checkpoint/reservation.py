@@ -15,6 +15,7 @@ from holdfast.checkpoint.claims import create_by_claim
 from holdfast.checkpoint.manifest import Manifest, encode
 from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.checkpoint.writer import Writer, describe, is_dead, this_process
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.storage.store import Store
 
@@ -45,7 +46,7 @@ def decode_reservation(data: bytes) -> Reservation | None:
     """Read a reservation or a claim; None if it is torn or somebody else's file."""
     try:
         return msgspec.json.decode(data, type=Reservation)
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return None
 
 

@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from holdfast.control.journal_format import DIRECTORY, encode_line, fold_key
 from holdfast.control.journal_reader import JournalReader, Mark
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.floats import tag_floats, untag_floats
 from holdfast.core.records import CheckpointCommitted, Record
 from holdfast.core.summary import Summary
@@ -58,7 +59,7 @@ def decode_sealed(data: bytes, kind: type[_T]) -> _T | None:
         return None
     try:
         return msgspec.convert(untag_floats(msgspec.json.decode(data)), kind)
-    except (msgspec.MsgspecError, ValueError, TypeError):
+    except DECODE_ERRORS:
         return None
 
 

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.control.fold import read_fold
 from holdfast.control.journal_reader import START, JournalReader, Mark, OnDamage
 from holdfast.control.lease import read_cuts
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.records import Record
 from holdfast.core.state import Durable
 from holdfast.core.summary import Summary
@@ -70,7 +71,7 @@ def run_id(identity: bytes) -> str:
     """The id that the records of this run carry, from run.json; "" if it has none, or cannot be read."""
     try:
         return msgspec.json.decode(identity, type=_Identity).id
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return ""
 
 

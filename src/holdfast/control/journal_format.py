@@ -15,6 +15,7 @@ from zlib import crc32
 
 import msgspec
 
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.floats import tag_floats, untag_floats
 from holdfast.core.records import CheckpointCommitted, Record, Reported, RunFinished
 
@@ -138,7 +139,7 @@ def parse_header(line: bytes) -> Header | None:
         return None
     try:
         return _headers.decode(line)
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return None
 
 

@@ -29,6 +29,7 @@ from holdfast.control.journal_format import (
     parse_name,
     split_joined,
 )
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.records import Record
 from holdfast.errors import NotFound
 from holdfast.printable import printable
@@ -230,7 +231,7 @@ class JournalReader:
                 continue
             try:
                 line = parse_line(text, old=old)
-            except msgspec.MsgspecError:
+            except DECODE_ERRORS:
                 line = None
             if line is not None:
                 found.append(line)
@@ -248,7 +249,7 @@ class JournalReader:
         for part in split_joined(text):
             try:
                 line = parse_line(part)
-            except msgspec.MsgspecError:  # the header, joined to the first record
+            except DECODE_ERRORS:  # the header, joined to the first record
                 continue
             if line is not None:
                 found.append(line)
@@ -311,7 +312,7 @@ class JournalReader:
         """The id of the lease that won the epoch; "" if its file cannot be read."""
         try:
             return msgspec.json.decode(self._store.get(epoch_key(epoch)), type=_Id).id
-        except (NotFound, msgspec.MsgspecError):
+        except (NotFound, *DECODE_ERRORS):
             return ""
 
     # ------------------------------------------------------------ where journals end

@@ -24,6 +24,7 @@ from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import Writer, is_dead, this_process
 from holdfast.control.journal_reader import Position, position
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
 from holdfast.storage.mount_cache import find_mount_cache
 from holdfast.storage.store import Store
@@ -257,7 +258,7 @@ def _read(store: Store, epoch: int) -> EpochFile:
     data = store.get(epoch_key(epoch))
     try:
         return msgspec.json.decode(data, type=EpochFile)
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         # Torn: its controller died while creating it, where that is not atomic. Nobody holds anything by it.
         return EpochFile(epoch=epoch, holder=Writer(host="unknown", pid=0), started_at="", time_to_live_s=0.0)
 
@@ -265,7 +266,7 @@ def _read(store: Store, epoch: int) -> EpochFile:
 def _read_beat(store: Store, epoch: int) -> _Beat | None:
     try:
         return msgspec.json.decode(store.get(_beat_key(epoch)), type=_Beat)
-    except (NotFound, msgspec.MsgspecError):
+    except (NotFound, *DECODE_ERRORS):
         return None
 
 

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import WireError
 from holdfast.printable import printable
 from holdfast.wire import auth
@@ -103,7 +104,7 @@ class Channel(Generic[_In]):
                 return None
         try:
             return self._decoder.decode(self._bodies.popleft())
-        except (msgspec.DecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             self._give_up(f"It sent a message that is none of those expected ({error}).")
             return None
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import WireError
 
 __all__ = ["HEADER_BYTES", "MAX_FRAME_BYTES", "Decoder", "Splitter", "encode", "receive", "send"]
@@ -101,7 +102,7 @@ def receive(connection: socket.socket, decoder: Decoder[_M_co]) -> _M_co | None:
         raise WireError("The peer closed the connection in the middle of a message.")
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise WireError(f"The peer sent a message that is none of those expected: {error}.") from error
 
 

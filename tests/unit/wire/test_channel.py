@@ -145,7 +145,14 @@ def test_a_recorded_proof_is_worth_nothing() -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\0\0\0\x05hello", b"\0\0\x10\x01", encode({"type": "Proof"})],
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\0\0\0\x05hello",
+        b"\0\0\x10\x01",
+        encode({"type": "Proof"}),
+        b"\0\0\0\x08\x81\xa4type\xa1\xff",  # not UTF-8
+        b"\0\0\x0f\xff" + b"\x91" * 0x0FFF,  # nested beyond all measure
+    ],
 )
 def test_garbage_closes_that_connection_and_nothing_else(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.state.tree import COUNTER, DEPTH_MAX, DICT, LEAF, OBJECT, PLAIN, TUPLE
+from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Damaged, UnsupportedFormat
 
 __all__ = ["FILE", "FORMAT", "VERSION", "Skeleton", "read_document", "restore"]
@@ -82,7 +83,7 @@ def read_document(data: bytes | memoryview, where: str) -> dict[str, Any]:
     """The outermost object of a `state.json`, with its version checked."""
     try:
         document = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise Damaged(f"{where} is no JSON ({error}): use another checkpoint.") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT or "state" not in document:
         raise Damaged(f"{where} does not describe a state: use another checkpoint.")
