@@ -77,8 +77,8 @@ def translate(error: BaseException, location: Location, what: str) -> StorageErr
         return denied
     if status in (408, 429) or status >= 500 or _LATER.search(text):
         return Unavailable(f"{what} cannot be reached at the moment ({reason}): check the endpoint and the network.")
-    if isinstance(error, InvalidPathError):
-        return StorageError(f"{what} is no name that this storage takes: rename the file.")
+    if isinstance(error, InvalidPathError) or "Error parsing Path" in text:
+        return StorageError(f"{what} is no name that object stores take (control characters): rename the file.")
     if isinstance(error, NotSupportedError | NotImplementedError):
         return StorageError(f"{what} failed: the server does not know this request; check which server it is.")
     return StorageError(f"{what} failed ({reason}): check the path and the server's own log.")
