@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 TORCH := torch==2.13.0
 SEEDS ?= 2000
 
-.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint counts test-as-user clean
+.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint bench-journal counts test-as-user clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -66,6 +66,10 @@ bench-train: $(VENV)/.bench
 ## bench-checkpoint  stall and time to durable against torch, Ray Train and the machine, as ratios
 bench-checkpoint: $(VENV)/.bench
 	$(BIN)/python -m bench.checkpoint
+
+## bench-journal  memory and restart of a driver after a million reports, against those of a young run
+bench-journal: $(VENV)/.dev
+	$(BIN)/python -m bench.journal
 
 ## counts        fsyncs, messages, system calls and CPU time of a no-op run, a report, a commit and a restart
 counts: $(VENV)/.dev

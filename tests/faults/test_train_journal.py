@@ -19,10 +19,13 @@ from holdfast.train import Result
 _STEPS = 8
 
 
+def _holding(step: int, gate: str) -> dict[str, Any]:
+    return {"steps": _STEPS, "every": 2, "go": gate, "faults": {f"*:0:{step}": "hold", f"*:1:{step}": "hold"}}
+
+
 def _held_at(place: Place, step: int, gate: str, **options: Any) -> Driver:
     """A driver whose workers stand still before this step, with all checkpoints before it committed."""
-    config = {"steps": _STEPS, "every": 2, "go": gate, "faults": {f"*:0:{step}": "hold", f"*:1:{step}": "hold"}}
-    driver = place.drive(config, **options)
+    driver = place.drive(_holding(step, gate), **options)
     driver.expect("CheckpointCommitted", iteration=step // 2 * 2)
     driver.expect_step(step - 1)
     return driver
@@ -63,7 +66,7 @@ def test_a_journal_that_is_removed_during_a_run_is_written_again(place: Place) -
     assert driver.value() == jobs.undisturbed(_STEPS)[-1]
     assert "was removed while the run goes on" in driver.errors
     check_exact(place, _STEPS)
-    again = place.drive({"steps": _STEPS, "every": 2})
+    again = place.drive(_holding(5, place.go))
     assert again.value() == jobs.undisturbed(_STEPS)[-1]
     assert again.all("ControllerStarted") == [], "it is complete"
 

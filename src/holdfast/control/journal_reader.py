@@ -12,7 +12,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import msgspec
 
@@ -149,8 +148,8 @@ class JournalReader:
     def _read_lease(self, segments: list[Segment], first: int, limit: float) -> Iterator[Line]:
         wanted = self._needed(segments, first)
         next_n = first
-        for segment, lines in self._fetch(wanted, first):
-            for line in lines:
+        for segment, data in self._fetch(wanted):
+            for line in self._parse(segment, data, first):
                 if line.n < next_n or line.n > limit:
                     continue
                 if line.n > next_n:
@@ -177,16 +176,16 @@ class JournalReader:
             covered = max(covered, segment.last or 0)
         return found
 
-    def _fetch(self, segments: list[Segment], first: int) -> Iterator[tuple[Segment, list[Line]]]:
-        """Each segment with its lines; ahead of the reader where each costs a round trip."""
+    def _fetch(self, segments: list[Segment]) -> Iterator[tuple[Segment, bytes]]:
+        """Each segment with its bytes; ahead of the reader where each costs a round trip."""
         if self._store.local_root is not None or len(segments) < 2:
             for segment in segments:
-                yield segment, self._lines(segment, first)
+                yield segment, self._store.get(segment.key)
             return
         with ThreadPoolExecutor(_FETCHES, "journal") as pool:
             for start in range(0, len(segments), _FETCHES):
                 some = segments[start : start + _FETCHES]
-                yield from zip(some, pool.map(partial(self._lines, first=first), some), strict=True)
+                yield from zip(some, pool.map(self._store.get, [one.key for one in some]), strict=True)
 
     def _rescue(self, segments: list[Segment], around: Segment, first: int, end: int) -> Iterator[Line]:
         """The records from `first` up to `end`, without it, wherever else they stand; what is found nowhere is told."""
@@ -214,38 +213,37 @@ class JournalReader:
 
     # ------------------------------------------------------------ lines
 
-    def _lines(self, segment: Segment, first: int = 1) -> list[Line]:
-        return self._parse(segment, self._store.get(segment.key), first)
+    def _lines(self, segment: Segment) -> Iterator[Line]:
+        return self._parse(segment, self._store.get(segment.key))
 
-    def _parse(self, segment: Segment, data: bytes, first: int = 1) -> list[Line]:
-        """The segment's lines from the record `first` on, which are all that is checked."""
+    def _parse(self, segment: Segment, data: bytes, first: int = 1) -> Iterator[Line]:
+        """The segment's lines from the record `first` on, which are all that is checked. One by one: a segment's
+        records take several times the memory of its bytes."""
         old = not segment.lease
-        found: list[Line] = []
-        bad = 0
-        *whole, torn = data.split(b"\n")
-        for number, text in enumerate(whole):
-            if number == 0 and text.startswith(b'{"segment":'):
-                bad += parse_header(text) is None and not self._add_joined(text, found)
-                continue
-            if first > 1 and claimed_number(text) < first:
+        bad = start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            text, begins = data[start:end], start == 0
+            start = end + 1
+            if (begins and parse_header(text) is not None) or (first > 1 and claimed_number(text) < first):
                 continue
             try:
                 line = parse_line(text, old=old)
             except DECODE_ERRORS:
                 line = None
             if line is not None:
-                found.append(line)
-            elif not self._add_joined(text, found):
+                yield line
+            elif joined := self._joined(text):
+                yield from joined
+            else:
                 bad += 1
-        self._add_joined(torn, found)  # whole but for its newline, or never acted upon
+        yield from self._joined(data[start:])  # whole but for its newline, or never acted upon
         if bad:
             lines = "1 line is" if bad == 1 else f"{bad} lines are"
             self._tell(f"{segment.key}: {lines} damaged and left out.")
-        return found
 
-    def _add_joined(self, text: bytes, found: list[Line]) -> bool:
-        """Take the whole lines inside one that a damaged newline joined; False if there is none."""
-        before = len(found)
+    def _joined(self, text: bytes) -> list[Line]:
+        """The records inside one line that a damaged newline made of several."""
+        found: list[Line] = []
         for part in split_joined(text):
             try:
                 line = parse_line(part)
@@ -253,7 +251,7 @@ class JournalReader:
                 continue
             if line is not None:
                 found.append(line)
-        return len(found) > before
+        return found
 
     # ------------------------------------------------------------ which files there are
 
@@ -299,7 +297,7 @@ class JournalReader:
             if (header.epoch, header.lease) != (segment.epoch, segment.lease):
                 self._tell(f"{segment.key} is misnamed: it holds records of epoch {header.epoch}, and is read as such.")
             mended = segment._replace(epoch=header.epoch, lease=header.lease, last=None)
-            lines = self._lines(mended)
+            lines = list(self._lines(mended))
             if lines:
                 mended = mended._replace(first=lines[0].n, last=lines[-1].n)
                 leases[header.epoch, header.lease].append(mended)

@@ -13,13 +13,14 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.control.fold import FoldWriter
 from holdfast.control.journal import Journal
+from holdfast.control.journal_reader import JournalReader, Mark
 from holdfast.control.lease import Lease
 from holdfast.control.liveness import LoopWatch
 from holdfast.control.observer import Observer
@@ -31,6 +32,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import deadline, step
+from holdfast.core.records import Record
 from holdfast.core.state import State
 from holdfast.engines.engine import Engine, Meeting, OnGone
 from holdfast.errors import Fenced, StorageError
@@ -87,7 +89,7 @@ class Controller:
         self._events: deque[tuple[e.Event, float]] = deque()
         """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
-        self._publisher = Publisher(plan.observers)
+        self._publisher = Publisher(plan.observers, self._read_back)
         self._roster = Roster(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
         self._persister = Persister(plan.store, lease.epoch, self._roster, plan.settings.storage_patience_s)
         self._remover = Remover(plan.store, lease.check)
@@ -281,6 +283,12 @@ class Controller:
             self._roster.lose_agent(agent, why)  # unless its closed connection has told already
         elif self._status is None:
             self.post(e.AgentUnavailable(slots=slots, why=why))
+
+    def _read_back(self, after: int) -> Iterator[tuple[int, Record]]:
+        """This controller's own records after the n-th, from the journal: for views that cannot keep up."""
+        own = Mark(self._lease.epoch, self._lease.id, after)
+        for mark, line in JournalReader(self._plan.store, run=self._plan.run_id).read(own):
+            yield mark.n, line.record
 
     # ------------------------------------------------------------ the rest
 
