@@ -88,6 +88,46 @@ def test_a_run_on_s3_waits_for_an_outage_to_end(
         _check(Result.from_path(run), None, run)
 
 
+@pytest.mark.parametrize("source", ["keys", "credential_process"])
+def test_a_run_on_s3_goes_on_with_new_credentials_when_the_old_ones_have_expired(
+    moto: servers.Server, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    """Requests are refused for a while, since the credentials are renewed only after they have expired."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    answer = tmp_path / "answer.json"
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {answer}\n")
+
+    def renew(key: str) -> None:
+        if source == "keys":
+            text = f"[default]\naws_access_key_id={key}\naws_secret_access_key=secret\naws_session_token=token\n"
+            target = tmp_path / "credentials"
+        else:
+            # Expired already, so the command is run again each time.
+            told = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": "secret", "SessionToken": "token"}
+            text, target = json.dumps({**told, "Expiration": "2026-01-01T00:00:00Z"}), answer
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").replace(target)
+
+    bucket = moto.new_bucket()
+    renew("first")
+    moto.request("PUT", f"/_only_key/{bucket}/first")
+    config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
+    driver = place.drive(config, storage=moto.uri(bucket, "runs"))
+    driver.expect("CheckpointCommitted", iteration=6)
+    moto.request("PUT", f"/_only_key/{bucket}/second")
+    place.let_go()
+    moto.request("GET", f"/_refused/{bucket}")
+    renew("second")
+    driver.value()
+    run = join(moto.uri(bucket, "runs"), "run")
+    _check(Result.from_path(run), None, run)
+    assert not [line for line in driver.errors.splitlines() if "secret" in line or "token=" in line]
+
+
 @pytest.mark.parametrize("kind", ["moto", "rclone"])
 def test_a_driver_that_is_killed_during_an_upload_to_s3_resumes_from_that_checkpoint(
     moto: servers.Server, rclone: servers.Server, place: Place, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,10 @@ def reference_existing(store: Store, name: str, *, on_bytes: OnBytes | None = No
     return entries
 
 
+class _Abandoned(CheckpointError):
+    """A file's upload was given up because another file's failed."""
+
+
 class _Part:
     """One rank's upload: what all its threads share."""
 
@@ -137,6 +141,7 @@ class _Part:
         self._on_bytes = on_bytes
         self._files = process_wide
         self._failed = threading.Event()
+        self._cause: BaseException | None = None
         self._known: dict[Digest, str] = {}
         if draft.parent is not None:
             for entry in parent_files:
@@ -153,9 +158,11 @@ class _Part:
             futures = [pool.submit(self._guarded, *item) for item in order]
             try:
                 entries = [future.result() for future in futures]
-            except BaseException:
+            except BaseException as error:
                 self._failed.set()
                 pool.shutdown(wait=True, cancel_futures=True)
+                if isinstance(error, _Abandoned) and self._cause is not None:
+                    raise self._cause from None  # what went wrong first, not what was given up because of it
                 raise
         return sorted(entries, key=lambda entry: entry.path)
 
@@ -173,7 +180,9 @@ class _Part:
     def _guarded(self, path: str, source: Source) -> FileEntry:
         try:
             return self._one(path, source)
-        except BaseException:
+        except BaseException as error:
+            if not self._failed.is_set():
+                self._cause = error
             self._failed.set()
             raise
 
@@ -254,7 +263,7 @@ class _Part:
 
     def _progress(self, count: int) -> None:
         if self._failed.is_set():
-            raise CheckpointError("This upload was abandoned, since another file's failed.")
+            raise _Abandoned("This upload was abandoned, since another file's failed.")
         if self._on_bytes is not None:
             self._on_bytes(count)
 

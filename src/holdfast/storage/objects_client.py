@@ -34,9 +34,10 @@ def connect(location: Location, max_retries: int, timeout_s: int, idle_timeout_s
         "retry_timeout": timedelta(seconds=60),
         "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
     }
+    more: dict[str, Any] = {} if location.credentials is None else {"credential_provider": location.credentials}
     try:
         return _CLASSES[location.kind](
-            location.bucket, config=location.config, client_options=options, retry_config=retry
+            location.bucket, config=location.config, client_options=options, retry_config=retry, **more
         )
     except RAISED as error:
         # The message may quote a setting, so the reader is pointed to the settings instead.

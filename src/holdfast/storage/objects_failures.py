@@ -35,6 +35,7 @@ _ELSEWHERE = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed|Illegal
 _BAD_KEYS = re.compile(
     r"ExpiredToken|InvalidToken|InvalidAccessKeyId|TokenRefreshRequired|RequestTimeTooSkewed|InvalidAuthenticationInfo"
 )
+_EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|RequestExpired")
 _NO_KEYS = re.compile(
     r"169\.254\.169\.254|metadata\.google\.internal|token request|MissingCredential|IMDS|credential", re.I
 )
@@ -69,12 +70,15 @@ def translate(error: BaseException, location: Location, what: str) -> StorageErr
         return OutOfSpace(f"No space is left to write {what} ({reason}): free some, or raise the quota.")
     if status in (301, 307, 308) or _ELSEWHERE.search(text):
         return StorageError(f"{what} is in another region: set AWS_REGION, or add ?region= to the path.")
+    if location.credentials is not None and (_EXPIRED.search(text) or (status == 400 and code is None)):
+        # The answer to a HEAD has no body, so it names no code.
+        return Unavailable(f"The credentials for {what} have expired: renew them in the AWS profile, and it goes on.")
     if denied := _denied(error, status, reason, text, location, what):
         return denied
     if status in (408, 429) or status >= 500 or _LATER.search(text):
         return Unavailable(f"{what} cannot be reached at the moment ({reason}): check the endpoint and the network.")
-    if isinstance(error, InvalidPathError):
-        return StorageError(f"{what} is no name that this storage takes: rename the file.")
+    if isinstance(error, InvalidPathError) or "Error parsing Path" in text:
+        return StorageError(f"{what} is no name that object stores take (control characters): rename the file.")
     if isinstance(error, NotSupportedError | NotImplementedError):
         return StorageError(f"{what} failed: the server does not know this request; check which server it is.")
     return StorageError(f"{what} failed ({reason}): check the path and the server's own log.")

@@ -27,7 +27,7 @@ from typing import Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.errors import InvalidURI
-from holdfast.storage.aws_profile import read_profile
+from holdfast.storage.aws_profile import ProfileCredentials, read_profile
 from holdfast.storage.keys import check_prefix
 
 __all__ = ["Kind", "Location", "parse"]
@@ -70,6 +70,8 @@ class Location:
     config: dict[str, str | bool] = field(repr=False)
     allow_http: bool
     certificates: str | None = None
+    credentials: ProfileCredentials | None = field(default=None, repr=False)
+    """Asked for the keys again and again, where they may be renewed; None: `config` or the environment has them."""
 
     def uri(self, prefix: str) -> str:
         """The URI of a prefix of this bucket."""
@@ -174,12 +176,13 @@ def _s3(parts: _Parts) -> Location:
     if parts.first("AWS_UNSIGNED_PAYLOAD") is None:
         # Hashing every body with SHA-256 costs more than all the rest; TLS protects the bytes, BLAKE3 tells of damage.
         config["unsigned_payload"] = True
+    credentials: ProfileCredentials | None = None
     if parts.user and parts.password:
         config |= {"access_key_id": parts.user, "secret_access_key": parts.password}
-    elif parts.first("AWS_ACCESS_KEY_ID") is None and profile.access_key_id and profile.secret_access_key:
-        config |= {"access_key_id": profile.access_key_id, "secret_access_key": profile.secret_access_key}
-        if profile.session_token:
-            config["session_token"] = profile.session_token
+    elif parts.first("AWS_ACCESS_KEY_ID") is None and (
+        (profile.access_key_id and profile.secret_access_key) or profile.credential_process
+    ):
+        credentials = ProfileCredentials(parts.environment)
     return Location(
         kind="s3",
         bucket=parts.host,
@@ -190,6 +193,7 @@ def _s3(parts: _Parts) -> Location:
         config=config,
         allow_http=endpoint is not None and endpoint.startswith("http://"),
         certificates=_read_certificates(parts),
+        credentials=credentials,
     )
 
 

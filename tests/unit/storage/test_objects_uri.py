@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import InvalidURI
+from holdfast.storage.aws_profile import ProfileCredentials
 from holdfast.storage.objects_uri import Location, parse
 
 NOWHERE = {"AWS_SHARED_CREDENTIALS_FILE": "/nonexistent", "AWS_CONFIG_FILE": "/nonexistent"}
@@ -80,12 +82,37 @@ def test_a_profile_fills_in_and_variables_win(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("[default]\naws_access_key_id=K\naws_secret_access_key=S%x\naws_session_token=T\n")
     (tmp_path / "f").write_text("[default]\nregion=eu-north-1\n")
     files = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "c"), "AWS_CONFIG_FILE": str(tmp_path / "f")}
-    found = read("s3://b", files).config
-    assert (found["access_key_id"], found["secret_access_key"], found["session_token"]) == ("K", "S%x", "T")
-    assert found["region"] == "eu-north-1"
-    assert "access_key_id" not in read("s3://b", {**files, "AWS_ACCESS_KEY_ID": "E"}).config
+    found = read("s3://b", files)
+    assert found.config["region"] == "eu-north-1"
+    assert found.credentials is not None and "S%x" not in repr(found)
+    told = found.credentials()
+    assert (told["access_key_id"], told["secret_access_key"], told["token"]) == ("K", "S%x", "T")
+    (tmp_path / "c").write_text("[default]\naws_access_key_id=K2\naws_secret_access_key=S2\n")
+    told = found.credentials()
+    assert (told["access_key_id"], told["secret_access_key"], told["token"]) == ("K2", "S2", None)
+    assert read("s3://b", {**files, "AWS_ACCESS_KEY_ID": "E"}).credentials is None
     (tmp_path / "c").write_text("no profile at all")
-    assert "access_key_id" not in read("s3://b", files).config
+    assert read("s3://b", files).credentials is None
+    with pytest.raises(ValueError, match="MissingCredential"):
+        found.credentials()
+
+
+def test_a_credential_process_is_run_again_before_its_answer_expires(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    count, later = tmp_path / "count", (now + timedelta(hours=1)).isoformat()
+    answer = f'{{"Version": 1, "AccessKeyId": "K", "SecretAccessKey": "S", "Expiration": "{later}"}}'
+    (tmp_path / "print").write_text(f"echo run >> '{count}'\necho '{answer}'\n")
+    (tmp_path / "f").write_text(f"[profile mine]\ncredential_process = sh '{tmp_path / 'print'}'\n")
+    environment = {"AWS_PROFILE": "mine", "AWS_CONFIG_FILE": str(tmp_path / "f")}
+    credentials = ProfileCredentials({**environment, "AWS_SHARED_CREDENTIALS_FILE": "/absent"}, lambda: now)
+    assert [credentials()["access_key_id"] for _ in range(3)] == ["K"] * 3
+    assert count.read_text().count("run") == 1
+    now += timedelta(minutes=59, seconds=30)
+    credentials()
+    assert count.read_text().count("run") == 2
+    (tmp_path / "print").write_text("echo secret >&2; exit 3\n")
+    with pytest.raises(ValueError, match="credential_process ended with code 3"):
+        credentials()
 
 
 def test_google_emulators_and_anonymous_readers() -> None:
