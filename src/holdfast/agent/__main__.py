@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.agent.agent import Agent
+from holdfast.agent.log_writer import ThreadedHandler
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.worker.kinship import become_subreaper, die_with_parent, name_process
 
@@ -43,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.setsid()
     become_subreaper()
     name_process("hf-agent")
-    logging.basicConfig(level=logging.WARNING, format="holdfast agent: %(message)s")
+    handler = ThreadedHandler(sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="holdfast agent: %(message)s", handlers=[handler])
     try:
         asyncio.run(_run(options, _read_token(options)))
     except ConfigError as error:
@@ -52,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (HoldfastError, FileExistsError) as error:
         print(error, file=sys.stderr)
         return 1
+    finally:
+        handler.close()
     return 0
 
 

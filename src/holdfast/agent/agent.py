@@ -243,7 +243,14 @@ class Agent:
             if verified is None:
                 return
             await self._spawner.ready()
-            generation = Generation(order.generation, self._spawner, self._depot.parts, self._send, self._backlog_bytes)
+            generation = Generation(
+                order.generation,
+                self._spawner,
+                self._depot.parts,
+                self._send,
+                self._backlog_bytes,
+                self._depot.log_writer,
+            )
             self._generation = generation
             for local_rank, rank in enumerate(sorted(order.ranks)):
                 listen_fd = self._hand_over_listener(order.master_port) if rank == 0 else None

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import finish_uploads
+from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.mirror import Mirror
 from holdfast.agent.parts import Answer, Parts
 from holdfast.core.parts import VerifiedFile
@@ -30,6 +31,8 @@ __all__ = ["Depot"]
 _THREADS = 8
 _UPLOAD_THREADS = 4
 _NICENESS = 10
+_LOGS_TIMEOUT_S = 30.0
+"""A disk that has not taken the logs by then is stalled: what is there of them is stored."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +43,7 @@ class Depot:
         """`session` is the agent's directory (see `session_dir`)."""
         self._executor = ThreadPoolExecutor(_THREADS, "holdfast-agent", _give_way)
         self._logs = session / "logs"
+        self.log_writer = LogWriter()
         self._order: Prepare | None = None
         self._mirror: Mirror | None = None
         self._store: Store | None = None
@@ -100,8 +104,10 @@ class Depot:
                 async with asyncio.timeout(flush_s):
                     await asyncio.get_running_loop().run_in_executor(self._executor, self._sync)
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self.log_writer.close()
 
     def _sync(self) -> None:
+        self.log_writer.wait_written(_LOGS_TIMEOUT_S)
         if self._mirror is not None:
             self._mirror.sync_logs()
             self._mirror.sync_artifacts()

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.memory import oom_kills
 from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.parts import Parts
@@ -46,6 +47,7 @@ class Generation:
         parts: Parts,
         send: Callable[[object], None],
         backlog_bytes: Callable[[], int],
+        log_writer: LogWriter,
     ) -> None:
         self.number = number
         self.stopping = False
@@ -55,6 +57,7 @@ class Generation:
         self._forwarder = Forwarder(number, self._send_logs, backlog_bytes)
         self._wards: dict[int, Ward] = {}
         self._logs: list[RankLog] = []
+        self._log_writer = log_writer
         self._reports: dict[int, list[Report]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._oom_kills = oom_kills()
@@ -62,7 +65,7 @@ class Generation:
 
     def spawn(self, assignment: Assignment, log_file: Path, listen_fd: int | None) -> None:
         """Start one worker; `listen_fd` is handed over."""
-        log = RankLog(log_file, assignment.rank, self._forwarder)
+        log = RankLog(log_file, assignment.rank, self._forwarder, self._log_writer)
         self._logs.append(log)
         ward = Ward(self.number, assignment.rank, log, listen_fd, self._heard)
         self._wards[assignment.rank] = ward

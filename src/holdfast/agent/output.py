@@ -1,7 +1,8 @@
 """What workers print: every byte into a file per rank, and line by line on to the controller.
 
 The file comes first and is complete. The way to the controller is bounded: when it lags, lines are left out
-there, and counted. `ward` reads the pipes of workers, `nursery` the zygote's; `mirror` takes the files to storage.
+there, and counted. `log_writer` writes the files, `ward` reads the pipes of workers, `nursery` the zygote's; `mirror`
+takes the files to storage.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.agent.log_writer import LogFile, LogWriter
 from holdfast.wire.messages import LogLine, Logs
 
 __all__ = ["Forwarder", "Lines", "RankLog"]
@@ -86,9 +88,10 @@ class Forwarder:
 class RankLog:
     """One rank's log file, and the last lines that it wrote to stderr."""
 
-    def __init__(self, path: Path, rank: int, forwarder: Forwarder) -> None:
+    def __init__(self, path: Path, rank: int, forwarder: Forwarder, writer: LogWriter) -> None:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._file = path.open("ab", buffering=0)
+        self.writer = writer
+        self._file = LogFile(writer, path, self._cannot_write)
         self._rank = rank
         self._forwarder = forwarder
         self._lines = {"stdout": Lines(), "stderr": Lines()}
@@ -100,7 +103,7 @@ class RankLog:
 
     def note(self, text: str) -> None:
         """Into the file only: what the controller is told in other words."""
-        self._write(text.rstrip("\n").encode() + b"\n")
+        self._file.write(text.rstrip("\n").encode() + b"\n")
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -114,7 +117,7 @@ class RankLog:
                 self._pass_on(stream, block)
 
     def _pass_on(self, stream: str, block: bytes) -> None:
-        self._write(block)
+        self._file.write(block)
         for raw in block.splitlines() if b"\r" not in block else block.split(b"\n"):
             # What a progress bar wrote over is not worth showing again.
             text = raw.rstrip(b"\r").rpartition(b"\r")[2][:_LINE_MAX_BYTES].decode("utf-8", "replace")
@@ -123,8 +126,5 @@ class RankLog:
                 if stream == "stderr":
                     self.tail.append(text)
 
-    def _write(self, block: bytes) -> None:
-        try:
-            self._file.write(block)
-        except OSError as error:  # a full disk must not take the workers along
-            self._forwarder.add(LogLine(self._rank, "holdfast", f"The log file cannot be written: {error.strerror}."))
+    def _cannot_write(self, error: OSError) -> None:
+        self._forwarder.add(LogLine(self._rank, "holdfast", f"The log file cannot be written: {error.strerror}."))

@@ -212,7 +212,14 @@ class Ward:
             self._dumped.set()
         else:
             self.log.feed(self._pipes[fd], data)
+            if self.log.writer.is_behind and self._loop.remove_reader(fd):
+                # The worker waits in `print` until the disk has taken what it wrote; `drain` reads the rest if it dies.
+                self.log.writer.when_caught_up(lambda: self._read_again(fd))
         return True
+
+    def _read_again(self, fd: int) -> None:
+        if fd in self._pipes:
+            self._loop.add_reader(fd, self._read, fd)
 
     def _close_pipe(self, fd: int) -> None:
         if self._pipes.pop(fd, None) is not None:

@@ -1,0 +1,46 @@
+"""A disk that stalls under the agent's log files: the agent goes on, workers wait, and not a byte is lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.faults.desk import at_desk, hold, job_of
+
+from holdfast.wire.messages import Ping, Pong
+
+_LINES = 200_000
+
+
+def _chatter() -> None:
+    for number in range(_LINES):
+        print(f"line {number:06d} {'x' * 80}")
+    print("done", flush=True)
+
+
+def test_a_disk_that_stalls_under_the_logs_does_not_stop_the_agent(tmp_path: Path) -> None:
+    """The log file is a pipe that nobody reads for a while: the agent answers pings, and not a byte is lost."""
+    log = tmp_path / "cache" / "agents" / "a1" / "logs" / "generation_000001" / "rank_0.log"
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            await desk.prepare(job_of(_chatter))
+            log.parent.mkdir(parents=True)
+            os.mkfifo(log)
+            reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                await desk.started()
+                await desk.expect_line("line 000000")
+                for _ in range(3):
+                    desk.send(Ping())
+                    await desk.expect(Pong)
+                os.set_blocking(reader, True)
+                received = bytearray()
+                while not received.endswith(b"done\n"):
+                    received += os.read(reader, 1 << 20)
+                await desk.finished()
+            finally:
+                os.close(reader)
+            assert received.splitlines() == [f"line {n:06d} {'x' * 80}".encode() for n in range(_LINES)] + [b"done"]
+
+    hold(test)
