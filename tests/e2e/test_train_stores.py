@@ -155,6 +155,37 @@ def test_a_driver_that_is_killed_during_an_upload_to_s3_resumes_from_that_checkp
         _check(Result.from_path(run), None, run, logs_of=2)
 
 
+def test_a_driver_that_is_cut_off_from_s3_and_overtaken_leaves_the_result_files_alone(
+    moto: servers.Server, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has reports, a checkpoint and its end to write down when the line is mended, after its successor is done."""
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    with line_to(moto.endpoint) as (endpoint, line):
+        near = servers.Server("s3", endpoint, moto.environment, moto.make_bucket)
+        bucket = near.new_bucket()
+        config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
+        first = place.drive(config, storage=near.uri(bucket, "runs"))
+        first.expect("CheckpointCommitted", iteration=6)
+        first.expect_step(6)
+        line.cut()
+        place.let_go()
+        assert line.refused.wait(60)
+        uri = moto.uri(bucket, "runs")
+        second = place.drive(config, storage=uri, run={"takeover": True})
+        second.value()
+        run = open_store(join(uri, "run"))
+        names = [entry.key for entry in run.list() if "/" not in entry.key]
+        assert {"result.json", "progress.csv", "params.json"} <= set(names)
+        before = {name: run.get(name) for name in names}
+        line.mend()
+        assert first.raised()["type"] == "Fenced"
+        after = {entry.key: run.get(entry.key) for entry in run.list() if "/" not in entry.key}
+        assert after == before
+        run.close()
+        _check(Result.from_path(join(uri, "run")), None, join(uri, "run"))
+
+
 @pytest.mark.parametrize("kind", ["subtree", "fsspec"])
 def test_a_run_on_a_custom_filesystem(place: Place, kind: str) -> None:
     from pyarrow import fs

@@ -335,3 +335,22 @@ class CutLine(CountingStore):
     def delete(self, keys: Iterable[str]) -> None:
         self._check()
         super().delete(keys)
+
+
+def test_files_are_written_where_nameless_files_are_not_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError(1, "no links in this sandbox")
+
+    monkeypatch.setattr("holdfast.control.outputs.sinks.link_open_file", refused)
+    monkeypatch.setattr("holdfast.storage.draft.Draft.unnamed", True)
+    files = files_of(PosixStore(tmp_path / "run"), 1)
+    for record in [begin(), *generation(1), *reports(1, 5)]:
+        files.record(record)
+    files.flush()
+    files.record(report(6, T0 + 6, {"new": 1}))
+    files.flush(final=True)
+    files.close()
+    assert shown(tmp_path / "run")["result.json"].count(b"\n") == 6
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".tmp")] == []

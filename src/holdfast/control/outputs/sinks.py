@@ -23,6 +23,7 @@ from zlib import crc32
 import msgspec
 
 from holdfast.errors import Fenced, NotFound
+from holdfast.storage.draft import Draft, link_open_file
 from holdfast.storage.failures import translated
 from holdfast.storage.files import mount_kind, write_all
 from holdfast.storage.keys import new_temporary
@@ -34,6 +35,7 @@ __all__ = ["FileSink", "MirrorSink", "Rewrite", "SavedFile", "Sink", "open_sink"
 _BLOCK_BYTES = 1 << 20
 _TAIL_BYTES = 4096
 _PUT_BYTES = 8 << 20
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
 
 Rewrite = Callable[[Iterator[bytes]], Iterable[bytes]]
 """From the lines of a file to what shall stand there instead."""
@@ -157,13 +159,15 @@ class _OwnFile:
 
 
 class FileSink(_OwnFile):
-    """A plain file. Until `install` it has a temporary name; afterwards its name is watched."""
+    """A plain file. Until `install` it has no name, or a temporary's; afterwards its name is watched."""
 
     def __init__(self, path: Path, fenced: Callable[[], bool]) -> None:
         super().__init__(str(path))
         self._path = path
         self._fenced = fenced
         self._temporary: Path | None = None
+        self._waits = False
+        """The file in use is not yet under its name."""
         self._installed = False
 
     def resume(self, saved: SavedFile) -> bool:
@@ -176,13 +180,16 @@ class FileSink(_OwnFile):
 
     def install(self) -> None:
         """Let the file be seen under its name; `Fenced` if that is another controller's by now."""
-        if self._temporary is None:
+        if not self._waits:
             return
         if self._fenced():
             raise Fenced(f"{self._path} is another controller's by now.")
         with translated(self._key):
+            if self._temporary is None:
+                self._link()
+            assert self._temporary is not None
             self._temporary.replace(self._path)
-        self._temporary, self._installed = None, True
+        self._temporary, self._waits, self._installed = None, False, True
 
     def sync(self) -> None:
         self.write()
@@ -210,15 +217,33 @@ class FileSink(_OwnFile):
         try:
             super()._change(change)
         except BaseException:
-            self._discard()  # or the half of it would be installed
+            self._discard()
+            self._waits = not self._installed  # or the half of it would be installed
             raise
 
     def _make(self) -> int:
         self._discard()
+        self._waits = True
         with translated(self._key):
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if Draft.unnamed:
+                with suppress(OSError):  # not on this filesystem
+                    return os.open(self._path.parent, os.O_TMPFILE | _FLAGS, 0o666)
             self._temporary = self._path.parent / new_temporary()
-            return os.open(self._temporary, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            return os.open(self._temporary, os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+
+    def _link(self) -> None:
+        """Give a nameless file a temporary's name, which it has for a moment only."""
+        name = new_temporary()
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            link_open_file(self._fd, name, directory)
+            self._temporary = self._path.parent / name
+        except OSError:  # not in this sandbox: from now on files have names from the beginning
+            Draft.unnamed = False
+            self._change(lambda lines: lines)
+        finally:
+            os.close(directory)
 
     def _discard(self) -> None:
         if self._temporary is not None:
