@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.small import save
 from tests.faults.programs.place import Place
 
 from holdfast import train
@@ -144,3 +146,63 @@ def test_artifacts_are_synced_when_asked_for_and_never_mix_with_the_runs_own(pla
     assert not (place.storage / "without" / "plots").exists()
     own = place.storage / "with" / "result.json"
     assert not own.exists() or "not yours" not in own.read_text()
+
+
+def _fit_with_artifacts(place: Place, function: Any, **sync: Any) -> Any:
+    sync_config = SyncConfig(sync_artifacts=True, **sync)
+    config = {"stored": str(place.storage / "run" / "plot.txt")}
+    return train.DataParallelTrainer(
+        function,
+        train_loop_config=config,
+        run_config=RunConfig(name="run", storage_path=place.storage, sync_config=sync_config),
+    ).fit()
+
+
+def test_artifacts_are_stored_every_sync_period(place: Place) -> None:
+    def function(config: dict[str, str]) -> bool:
+        Path("plot.txt").write_text("a plot")
+        return _appears(Path(config["stored"]))
+
+    assert _fit_with_artifacts(place, function, sync_period=0.1).return_value
+
+
+def test_artifacts_are_stored_with_checkpoints_unless_that_is_turned_off(place: Place) -> None:
+    def function(config: dict[str, str]) -> bool:
+        Path("plot.txt").write_text("a plot")
+        save(1, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
+        return _appears(Path(config["stored"]))
+
+    def without(config: dict[str, str]) -> bool:
+        Path("plot.txt").write_text("another plot")
+        for value in (2, 3):
+            save(value, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
+        return Path(config["stored"]).read_text() == "a plot"
+
+    assert _fit_with_artifacts(place, function).return_value
+    assert _fit_with_artifacts(place, without, sync_artifacts_on_checkpoint=False).return_value
+    assert (place.storage / "run" / "plot.txt").read_text() == "another plot", "it is stored at the end all the same"
+
+
+def _appears(path: Path) -> bool:
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return path.exists()
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_verbose_0_shows_the_last_line_only(
+    place: Place, verbose: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HOLDFAST_QUIET")
+
+    def function() -> None:
+        train.report({"x": 1})
+
+    def run() -> list[str]:
+        config = RunConfig(name="run", storage_path=place.storage, verbose=verbose)
+        train.DataParallelTrainer(function, run_config=config).fit()
+        return capfd.readouterr().err.splitlines()
+
+    assert (len(run()) == 1) == (verbose == 0)
+    assert len(run()) == verbose, "complete already"

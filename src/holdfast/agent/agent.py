@@ -229,6 +229,7 @@ class Agent:
         await function.whole
         async with self._lifecycle:
             self._depot.prepare(order)
+            self._do(self._depot.sync_artifacts_periodically())
             cold_reason = await self._spawner.prepare(order, function.fd)
         self._send(Prepared(cold_reason=cold_reason))
 

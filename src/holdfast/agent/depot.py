@@ -81,14 +81,24 @@ class Depot:
         await finish_uploads(self.parts, self._open_store, self._executor, _UPLOAD_THREADS)
 
     def settle(self, message: Settled) -> None:
-        """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored."""
+        """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored, unless
+        the user does not want that."""
         self.parts.settle(message.generation, message.number, message.name)
-        if message.name is not None and self._mirror is not None:
+        wanted = self._order is not None and self._order.sync_artifacts_on_checkpoint
+        if message.name is not None and self._mirror is not None and wanted:
             self._executor.submit(self._mirror.sync_artifacts)
 
     def generation_ended(self, staging: Path) -> None:
         self.parts.remove_unreported(staging)
         self._executor.submit(self._sync)
+
+    async def sync_artifacts_periodically(self) -> None:
+        """Store artifacts every `sync_period_s`, for as long as the order of this moment is the agent's."""
+        order, mirror = self._order, self._mirror
+        assert order is not None and mirror is not None
+        while order.sync_artifacts and self._order is order:
+            await asyncio.sleep(order.sync_period_s)
+            await asyncio.get_running_loop().run_in_executor(self._executor, mirror.sync_artifacts)
 
     async def sync_logs(self) -> None:
         """While they are written."""

@@ -218,6 +218,8 @@ def make_prepare(request: TrainRequest) -> Prepare:
         preload=list(request.preload),
         change_directory=_wants_change_of_directory(),
         sync_artifacts=request.sync_artifacts,
+        sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
+        sync_period_s=request.sync_period_s,
     )
 
 
@@ -249,6 +251,7 @@ def _observers(
             name=request.name,
             uri=store.uri,
             total_workers=request.max_workers,
+            quiet=True if request.verbose == 0 else None,
             prior=deepcopy(history.summary),
         ),
         ResultFiles(

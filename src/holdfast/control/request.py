@@ -47,17 +47,13 @@ class TrainRequest:
 
     min_workers: int
     max_workers: int
-    resources_per_worker: Mapping[str, float]
-    use_gpu: bool
     local_mode: bool
     """`num_workers=0`: one worker with world size 1, in the calling process; `min_workers` is then 1."""
     nodes: int
     """How many local agents stand in for nodes."""
-    engine: Literal["local"] = "local"
 
     max_failures: int
     """-1 is unlimited."""
-    max_preemption_failures: int
     progress_timeout_s: float | None
 
     num_to_keep: int | None

@@ -36,7 +36,8 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     check_resume(request, store, history)
     is_same = request.resume != "restart" and not changes_of(request, history)
     if isinstance(history.durable.outcome, r.RunFinished) and is_same:
-        say_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
+        if request.verbose > 0:
+            say_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)
     lease = acquire(store, takeover=request.takeover)

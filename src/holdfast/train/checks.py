@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigError
@@ -15,6 +17,7 @@ from holdfast.errors import ConfigError
 __all__ = [
     "callbacks",
     "flag",
+    "has_no_effect",
     "nested",
     "one_of",
     "resources",
@@ -27,7 +30,20 @@ __all__ = [
 ]
 
 _NAME_BYTES_MAX = 200
+_told: set[str] = set()
+"""Fields that were warned of already."""
 _C = TypeVar("_C")
+
+
+def has_no_effect(config: Any, reasons: Mapping[str, str]) -> None:
+    """Warn of each of these fields that is set to something else than its default, once a process."""
+    for field in fields(config):
+        default = field.default if field.default is not MISSING else None
+        value = getattr(config, field.name)
+        what = f"{type(config).__name__}({field.name})"
+        if field.name in reasons and value not in (default, None) and what not in _told:
+            _told.add(what)
+            warnings.warn(f"{what} has no effect: {reasons[field.name]}", stacklevel=4)
 
 
 def whole_number(what: str, value: Any, *, least: int, hint: str = "") -> None:

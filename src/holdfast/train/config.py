@@ -58,6 +58,16 @@ class ScalingConfig:
             raise ConfigError(
                 f'ScalingConfig(engine={self.engine!r}): only "local" is there; leave it out or write that.'
             )
+        on_one_machine = "workers run on this one machine."
+        checks.has_no_effect(
+            self,
+            {
+                "placement_strategy": on_one_machine,
+                "accelerator_type": on_one_machine,
+                "label_selector": on_one_machine,
+                "trainer_resources": "the driver reserves nothing for itself.",
+            },
+        )
 
     def _check_resources(self) -> None:
         resources = checks.resources("ScalingConfig(resources_per_worker)", self.resources_per_worker)
@@ -92,8 +102,8 @@ class ScalingConfig:
 class FailureConfig:
     """What a run survives. Crashes of the driver, and interrupts, never count.
 
-    `max_failures`: failures of workers that are survived; 0 is none, -1 any number. `progress_timeout_s` (ours): a
-    group that reports nothing for so long is taken for hung and is replaced.
+    `max_failures`: failures of workers that are survived; 0 is none, -1 any number. `fail_fast` insists on none.
+    `progress_timeout_s` (ours): a group that reports nothing for so long is taken for hung and is replaced.
     """
 
     max_failures: int = 0
@@ -117,6 +127,13 @@ class FailureConfig:
             raise ConfigError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}) allows no retries: set max_failures=0, or drop fail_fast."
             )
+        checks.has_no_effect(
+            self,
+            {
+                "max_preemption_failures": "preemptions are not told from other failures yet, so max_failures counts.",
+                "controller_failure_limit": "a driver that crashed is never counted; calling fit() again continues.",
+            },
+        )
 
 
 @dataclass
@@ -167,10 +184,10 @@ class CheckpointConfig:
 @dataclass
 class SyncConfig:
     """What else goes to storage. With `sync_artifacts`, the files that workers write to their working directory do, at
-    every checkpoint and every `sync_period` seconds.
+    every checkpoint (unless `sync_artifacts_on_checkpoint` is False), every `sync_period` seconds, and at the end.
 
-    `upload_dir` is an older name of `RunConfig(storage_path)`, used where that is not given; `syncer` is accepted and
-    not needed, since checkpoints are always stored by the node that has them.
+    `upload_dir` is an older name of `RunConfig(storage_path)`, used where that is not given. `sync_timeout`,
+    `sync_on_checkpoint` and `syncer` are accepted for old scripts, with a warning that they have no effect.
     """
 
     sync_period: float = 300
@@ -187,6 +204,14 @@ class SyncConfig:
         checks.flag("SyncConfig(sync_artifacts)", self.sync_artifacts)
         checks.flag("SyncConfig(sync_artifacts_on_checkpoint)", self.sync_artifacts_on_checkpoint)
         checks.storage_path("SyncConfig(upload_dir)", self.upload_dir, None)
+        checks.has_no_effect(
+            self,
+            {
+                "sync_timeout": "set HOLDFAST_STORAGE_PATIENCE_S to say how long storage may fail.",
+                "sync_on_checkpoint": "checkpoints are always stored.",
+                "syncer": "checkpoints are always stored by the node that has them.",
+            },
+        )
 
 
 @dataclass
@@ -196,6 +221,9 @@ class RunConfig:
     Ours besides Ray's: `resume` says what to do with a run of this name that is there already ("auto" continues it,
     "never" refuses, "must" refuses to start anew, "restart" trains from the beginning in the same directory, at every
     call), `takeover` fences a controller that still holds it.
+
+    `verbose=0` shows warnings and the last line only, as HOLDFAST_QUIET=1 does. `log_to_file=True` asks for what is
+    always done: the output of workers is kept in the run's directory.
     """
 
     name: str | None = None
@@ -226,6 +254,9 @@ class RunConfig:
         checks.flag("RunConfig(takeover)", self.takeover)
         if self.verbose is not None:
             checks.whole_number("RunConfig(verbose)", self.verbose, least=0)
+        checks.has_no_effect(self, {"progress_reporter": "derive a UserCallback and give it as RunConfig(callbacks)."})
+        if not isinstance(self.log_to_file, bool | None):
+            checks.has_no_effect(self, {"log_to_file": "output is always kept, in logs/generation_*/rank_*.log."})
         if self.stop is not None:
             raise ConfigError("RunConfig(stop) is for tuning: let the training function return when it is done.")
         checks.runtime_environment("RunConfig(worker_runtime_env)", self.worker_runtime_env)

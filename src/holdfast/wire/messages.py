@@ -240,6 +240,9 @@ class Prepare(_Message, frozen=True, kw_only=True):
     """Modules to import into the zygote besides those that the function needs."""
     change_directory: bool = True
     sync_artifacts: bool = False
+    sync_artifacts_on_checkpoint: bool = True
+    sync_period_s: float = 300.0
+    """How often artifacts are stored between checkpoints."""
     fork: bool = True
 
 

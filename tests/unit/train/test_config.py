@@ -76,6 +76,7 @@ def test_a_mistake_is_named_with_its_field(kind: type[Any], settings: dict[str, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect")
 def test_what_older_scripts_write_is_taken(tmp_path: Path) -> None:
     run = RunConfig(
         name="run-1.b",

@@ -27,3 +27,4 @@ class TorchConfig:
             raise ConfigError(f'TorchConfig(backend) must be "gloo", "nccl", "mpi" or None, not {self.backend!r}.')
         checks.one_of("TorchConfig(init_method)", self.init_method, ("env", "tcp"))
         checks.seconds("TorchConfig(timeout_s)", self.timeout_s)
+        checks.has_no_effect(self, {"init_method": "workers always meet over a TCP store."})
