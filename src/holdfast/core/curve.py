@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from holdfast.core import records as r
 
 __all__ = ["Curve", "CurvePoint", "Row"]
@@ -29,8 +31,7 @@ class Row:
     """Name of the checkpoint that was committed with it, once known."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(msgspec.Struct, frozen=True):
     """The curve as it was after one report: how many count up to it, and what it said."""
 
     iteration: int = 0
