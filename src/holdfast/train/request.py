@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import ScalingConfig
 from holdfast.train.paths import resolve_storage_path
 from holdfast.worker.job import Framework, Job
+from holdfast.worker.session import is_installed
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -64,6 +66,8 @@ def build_request(
     local_mode = scaling.num_workers == 0
     workers = max(1, scaling.num_workers)
     _check_gpus(scaling, workers)
+    if local_mode:
+        _check_torchrun()
     context = RunContext(
         name=run.name or "",
         storage_path=resolve_storage_path(run),
@@ -142,6 +146,21 @@ def _check_gpus(scaling: ScalingConfig, workers: int) -> None:
             f"ScalingConfig(use_gpu=True, num_workers={scaling.num_workers}) needs {wanted:g} GPU, but this machine "
             f"has {there or 'none'}: set use_gpu=False, or fewer workers."
         )
+
+
+def _check_torchrun() -> None:
+    """Each process of torchrun would be a run of its own, with one worker that takes itself for rank 0 of 1, and all of
+    them would write to the same directory. Workers of ours have the same variables, and may start a run inside one."""
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or world_size == "1" or is_installed():
+        return
+    rank = os.environ.get("RANK", "?")
+    script = Path(sys.argv[0]).name or "script.py"
+    raise ConfigError(
+        f"ScalingConfig(num_workers=0) under torchrun (this is rank {rank} of {world_size}) would train {world_size} "
+        f"times: start it with `python {script}` and num_workers={world_size}, which sets the same "
+        "variables for each worker."
+    )
 
 
 def _count_gpus() -> int:

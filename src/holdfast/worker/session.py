@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.state.handle import StateCheckpoint
     from holdfast.storage.store import Store
 
-__all__ = ["CheckpointUploadMode", "ReportedCheckpoint", "Session", "current", "install"]
+__all__ = ["CheckpointUploadMode", "ReportedCheckpoint", "Session", "current", "install", "is_installed"]
 
 _DRAIN_EVERY = 64
 """A rank that gives no checkpoints still hears of others' and must read that now and then. A power of two."""
@@ -337,6 +337,11 @@ def install(session: Session | None) -> None:
     """Make `session` this process's own; None takes it away again (local mode)."""
     global _current
     _current = session
+
+
+def is_installed() -> bool:
+    """Whether this process is a worker of a run."""
+    return _current is not None
 
 
 def current(what: str = "train.report()") -> Session:
