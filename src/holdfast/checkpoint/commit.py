@@ -102,6 +102,8 @@ def commit_directory(
     plain = check_metrics(metrics)
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory: give one that holds the checkpoint's files.")
+    if store.local_root is not None and store.local_root.resolve().is_relative_to(directory.resolve()):
+        raise ConfigError(f"{directory} is or contains the run {store.local_root}: give a directory of its own.")
     draft = reserve(store, name=name)
     try:
         files = upload_part(

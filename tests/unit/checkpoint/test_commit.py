@@ -394,3 +394,13 @@ def test_claims_of_the_dead_do_not_block(tmp_path: Path, source: Path) -> None:
     assert commit_directory(store, source, name="a").name == "a"
     with pytest.raises(NameTaken):
         reserve(store, name="b")
+
+
+def test_a_directory_that_is_or_holds_the_run_is_refused(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "storage" / "run")
+    commit_directory(store, write_source(tmp_path / "source", model="weights"))
+    (tmp_path / "link").symlink_to(tmp_path / "storage")
+    for wrong in (tmp_path, tmp_path / "storage", tmp_path / "storage" / "run", tmp_path / "link"):
+        with pytest.raises(ConfigError, match="is or contains the run"):
+            commit_directory(store, wrong)
+    assert store.children() == ["checkpoint_000000"]

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from tests.faults.programs.altering import flip_byte
 from tests.unit.checkpoint.far_store import FarStore, write_source
+from tests.unit.worker.fake_agent import FakeAgent
 
 from holdfast.checkpoint.commit import commit, commit_directory, reserve
 from holdfast.checkpoint.known_files import KnownFiles, process_wide
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.restore import verify_in_place
 from holdfast.checkpoint.upload import upload_memory
 from holdfast.checkpoint.verify import verify
-from holdfast.errors import NotFound
+from holdfast.errors import Damaged, NotFound
 from holdfast.storage.hashing import digest_file
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Digest, Store
@@ -101,6 +103,37 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
     store.delete(["a/k"])
     with pytest.raises(NotFound):
         known.read_digest(store, "a/k")
+
+
+def test_a_checkpoint_that_this_process_wrote_is_verified_without_reading_it(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "run")
+    source = write_source(tmp_path / "source", model="weights", layers__0="zero")
+    read: list[int] = []
+    for _ in range(2):  # the second shares its files with the first
+        done = commit_directory(store, source)
+        verified = verify_in_place(store, done.name, on_bytes=read.append)
+        assert [file.path for file in verified] == ["layers/0", "model"]
+    assert read == []
+    process_wide.clear()
+    assert verify_in_place(store, done.name, on_bytes=read.append) == verified
+    assert sorted(read) == [4, 7]
+
+
+def test_a_worker_does_not_read_what_its_agent_verified(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "run")
+    done = commit_directory(store, write_source(tmp_path / "source", model="weights"))
+    verified = verify_in_place(store, done.name)
+    process_wide.clear()  # a worker is another process
+    with FakeAgent(storage=str(tmp_path / "run"), checkpoint=done.name, verified=verified) as agent:
+        found = agent.session._handle(done.name)
+        assert process_wide.digest(store, f"{done.name}/model") == (7, done.files[0].blake3)
+        with found.as_directory() as directory:
+            assert Path(directory, "model").read_text() == "weights"
+        flip_byte(Path(found.path, "model"))
+        with pytest.raises(Damaged), found.as_directory():
+            pytest.fail("what changed after the agent looked was given out")
+        assert agent.session.checkpoint_at(found.path) == done.name
+        assert agent.session.checkpoint_at(str(tmp_path / "source")) is None
 
 
 def test_what_was_used_longest_ago_is_forgotten(tmp_path: Path) -> None:
