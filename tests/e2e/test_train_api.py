@@ -170,7 +170,6 @@ def test_local_mode_runs_in_this_very_process(place: Place) -> None:
     seen.clear()  # what the function reaches would have changed
     assert make_trainer(place, function, workers=0, config={"x": 1}).fit().return_value == 2
     assert seen == []
-    assert len(seen) == 2
 
 
 def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(place: Place) -> None:
