@@ -200,7 +200,7 @@ def _check_taken_over(place: Place) -> None:
 def test_a_complete_run_returns_at_once_without_workers(place: Place) -> None:
     done = place.fit({"steps": 4})
     before = sorted(path for path in place.storage.rglob("*"))
-    again = place.drive({"steps": 4, "faults": {"*:0:0": "raise"}})
+    again = place.drive({"steps": 4})
     assert again.value() == done.return_value == jobs.undisturbed(4)[-1]
     assert again.all("ControllerStarted") == []
     assert sorted(path for path in place.storage.rglob("*")) == before
