@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.faults.desk import at_desk, gone, hold, job_of
+from tests.faults.desk import Desk, at_desk, gone, hold, job_of
 from tests.faults.programs import kin
 
 from holdfast import train
@@ -112,6 +112,12 @@ def _nothing() -> None:
     """A training function that has nothing to do."""
 
 
+def _makers(desk: Desk) -> list[int]:
+    """The zygotes that have said that they import the module."""
+    lines = [line for logs in desk.logs for line in logs.lines if line.rank == -1]
+    return [int(line.text.split()[-1]) for line in lines if line.text.startswith("imported by")]
+
+
 def test_what_workers_import_is_there_for_the_next_generation(tmp_path: Path) -> None:
     _module(tmp_path / "mine", "slow_to_import", "import os\nprint('imported by', os.getpid())\nMAKER = os.getpid()\n")
     _module(tmp_path / "mine", "starts_a_thread", _STARTS_A_THREAD)
@@ -129,9 +135,11 @@ def test_what_workers_import_is_there_for_the_next_generation(tmp_path: Path) ->
             await desk.prepare(job_of(function), sys_path=[str(tmp_path / "mine"), *sys.path])
             await desk.started()
             await desk.expect_report()
-            # The zygote prints when it has imported the module itself, which it does in its own time.
-            await desk.expect_line(f"imported by {desk.zygote()}")
             await desk.stop()
+            # The next zygote prints when it imports the module, which it does in its own time, and takes over then.
+            while not (makers := _makers(desk)):
+                await desk.expect_more_logs()
+            kin.until(lambda: desk.zygote() == makers[-1], "the next zygote")
             await desk.started(generation=2)
             await desk.expect_report(2)
             first, second = (report.metrics for report in desk.reports)
@@ -139,6 +147,134 @@ def test_what_workers_import_is_there_for_the_next_generation(tmp_path: Path) ->
             assert not first["inherited"] and second["inherited"]
             assert second["maker"] == desk.zygote()
             assert second["threads"] == 2  # what starts threads was tried, and left out
+
+    hold(test)
+
+
+_BLOCKS_OUTSIDE_OF_WORKERS = """
+import os, pathlib
+if "RANK" not in os.environ:
+    pathlib.Path({arrived!r}).touch()
+    open({gate!r}).close()
+    print("imported at last")
+"""
+
+
+def _inherits() -> None:
+    inherited = "mine.slow" in sys.modules
+    import mine.slow  # type: ignore[import-not-found]  # noqa: F401
+
+    train.report({"inherited": inherited})
+    signal.pause()
+
+
+def test_generations_stop_and_start_while_a_learned_module_is_being_imported(tmp_path: Path) -> None:
+    gate, arrived = tmp_path / "gate", tmp_path / "arrived"
+    os.mkfifo(gate)
+    _module(tmp_path / "path" / "mine", "__init__", "")
+    _module(tmp_path / "path" / "mine", "slow", _BLOCKS_OUTSIDE_OF_WORKERS.format(gate=str(gate), arrived=str(arrived)))
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            search = [str(tmp_path / "path"), *sys.path]
+            await desk.prepare(job_of(_inherits), sys_path=search, preload=["mine"])
+            first = desk.zygote()
+            for generation in (1, 2):
+                await desk.started(generation)
+                await desk.expect_report(generation)
+                kin.until(arrived.exists, "the import of the learned module")
+                await desk.stop(generation)
+                assert desk.zygote() == first
+            with gate.open("wb"):
+                await desk.expect_line("imported at last")
+            await desk.started(3)
+            await desk.expect_report(3)
+            await desk.stop(3)
+            kin.until(lambda: desk.zygote() != first, "the next zygote")
+            await desk.started(4)
+            await desk.expect_report(4)
+            inherited = [report.metrics["inherited"] for report in desk.reports if report.metrics]
+            assert inherited[:2] == [False, False]
+            assert inherited[3] is True
+            lines = [line.text for logs in desk.logs for line in logs.lines]
+            assert [line for line in lines if "replaced" in line or "cold" in line] == []
+
+    hold(test)
+
+
+_SPOILS = {
+    "starts a thread": _STARTS_A_THREAD,
+    "crashes": "import ctypes\nctypes.string_at(0)\n",
+    "exits": "import os\nos._exit(3)\n",
+}
+
+
+@pytest.mark.parametrize("how", _SPOILS)
+def test_a_learned_module_that_spoils_the_process_is_left_out_and_the_others_are_not(tmp_path: Path, how: str) -> None:
+    """A module of a package that is trusted, so that no trial finds out."""
+    for name, text in {
+        "__init__": "",
+        "a_good": "",
+        "b_bad": _SPOILS[how],
+        "c_good": "print('the last one')\n",
+    }.items():
+        unless_worker = "import os\nif 'RANK' not in os.environ:\n" + "".join(f"    {x}\n" for x in text.splitlines())
+        _module(tmp_path / "path" / "mine", name, unless_worker if text else "")
+
+    def function() -> None:
+        inherited = sorted(name for name in sys.modules if name.startswith("mine."))
+        import mine.a_good  # type: ignore[import-not-found]
+        import mine.b_bad  # type: ignore[import-not-found]
+        import mine.c_good  # type: ignore[import-not-found]  # noqa: F401
+
+        train.report({"inherited": inherited})
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            search = [str(tmp_path / "path"), *sys.path]
+            await desk.prepare(job_of(function), sys_path=search, preload=["mine"])
+            first = desk.zygote()
+            await desk.started()
+            await desk.expect_report()
+            await desk.expect_line("the last one")
+            await desk.stop()
+            kin.until(lambda: desk.zygote() != first, "the next zygote")
+            await desk.started(generation=2)
+            await desk.expect_report(2)
+            metrics = desk.reports[-1].metrics
+            assert metrics is not None
+            assert metrics["inherited"] == ["mine.a_good", "mine.c_good"]
+
+    hold(test)
+
+
+def test_the_next_zygote_takes_over_with_the_agents_death_in_view(tmp_path: Path) -> None:
+    """After it took over, a killed agent is tidied up after as before."""
+    _module(tmp_path / "path" / "mine", "__init__", "")
+    _module(tmp_path / "path" / "mine", "more", "")
+
+    def function() -> None:
+        import mine.more  # type: ignore[import-not-found]  # noqa: F401
+
+        train.report({})
+        signal.pause()
+
+    async def test() -> None:
+        async with at_desk(tmp_path) as desk:
+            search = [str(tmp_path / "path"), *sys.path]
+            await desk.prepare(job_of(function), sys_path=search, preload=["mine"])
+            first = desk.zygote()
+            await desk.started()
+            await desk.expect_report()
+            await desk.stop()
+            kin.until(lambda: desk.zygote() != first, "the next zygote")
+            pids = await desk.started(generation=2, ranks=2)
+            below = kin.descendants(desk.process.pid)
+            assert set(pids.values()) <= set(below)
+            desk.process.kill()
+            await gone(*below)
+            assert desk.leftovers() == []
 
     hold(test)
 

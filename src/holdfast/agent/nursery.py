@@ -36,8 +36,8 @@ from holdfast.worker.orders import (
     Kill,
     Learn,
     Load,
+    TookOver,
     ToZygote,
-    Unsafe,
     Warm,
 )
 from holdfast.worker.stdio import Wires
@@ -75,6 +75,7 @@ class Nursery:
             preload=prepare.preload,
             fork=prepare.fork,
             leftovers=self._leftovers,
+            agent_is_subreaper=self._adopts_orphans,
         )
         self._cold_reason = None if prepare.fork else "the run asks for it"
         await self.ready()
@@ -94,7 +95,7 @@ class Nursery:
             if not self._zygote.loaded:
                 self._zygote.loaded = True
                 self._zygote.say(self._load, [os.dup(self._function_fd)])
-            reason = await asyncio.shield(self._zygote.warm) or self._zygote.unsafe
+            reason = await asyncio.shield(self._zygote.warm)
             if reason is None:
                 return
             if not self._load.fork:
@@ -135,7 +136,6 @@ class _Zygote:
         self._adopts_orphans = adopts_orphans
         self._loop = asyncio.get_running_loop()
         self._parent = parent
-        self.unsafe: str | None = None
         self._splitter = Splitter()
         self._lines = Lines()
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
@@ -143,6 +143,7 @@ class _Zygote:
         self.warm: asyncio.Future[str | None] = self._loop.create_future()
         self.loaded = False
         self.lost = False
+        self._reaped = False
         self._control, theirs = socket.socketpair()
         self._output, output = os.pipe()
         with theirs:
@@ -151,6 +152,7 @@ class _Zygote:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         os.close(output)
+        self._pid = self._process.pid
         self._control.setblocking(False)
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._control, self._listen)
@@ -173,9 +175,9 @@ class _Zygote:
         if not self.lost:
             self.say(Dismiss())
         self._let_go()
-        self._process.terminate()
-        pidfd = os.pidfd_open(self._process.pid) if self._process.poll() is None else None
-        if pidfd is not None:
+        if not self._reaped:
+            self._signal(signal.SIGTERM)
+            pidfd = os.pidfd_open(self._pid)
             gone = asyncio.Event()
             self._loop.add_reader(pidfd, gone.set)
             with suppress(TimeoutError):
@@ -183,9 +185,27 @@ class _Zygote:
                     await gone.wait()
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
-            self._process.kill()
-            self._process.wait()
+            self._signal(signal.SIGKILL)
+            self._reap()
         self._end_orphans()
+
+    # ------------------------------------------------------------------ the process
+
+    def _signal(self, number: int) -> None:
+        """It is a child of this process and was not waited for, so the pid is its own."""
+        os.kill(self._pid, number)
+
+    def _reap(self) -> int:
+        """Wait for its end; gives the status as of wait(2)."""
+        self._reaped = True
+        if self._process.pid == self._pid:
+            return _wait_status(self._process.wait())
+        return os.waitpid(self._pid, 0)[1]
+
+    def _be_taken_over(self, pid: int) -> None:
+        """The process that was started here has ended, and the one that takes its place is now a child of ours."""
+        self._process.wait() if self._process.pid == self._pid else os.waitpid(self._pid, 0)
+        self._pid = pid
 
     # ------------------------------------------------------------------ the socket
 
@@ -230,8 +250,8 @@ class _Zygote:
         elif isinstance(word, Cleared):
             self._be_cleared()
         else:
-            assert isinstance(word, Unsafe)
-            self.unsafe = word.reason
+            assert isinstance(word, TookOver)
+            self._be_taken_over(word.pid)
 
     def _be_cleared(self) -> None:
         if self._cleared is not None and not self._cleared.done():
@@ -241,8 +261,8 @@ class _Zygote:
     def _die(self) -> None:
         """It is gone, and by PR_SET_PDEATHSIG so are its workers; what those had started is ours now, and ends."""
         self._let_go()
-        self._process.kill()
-        ending = ending_of(_wait_status(self._process.wait()))
+        self._signal(signal.SIGKILL)
+        ending = ending_of(self._reap())
         self._end_orphans()
         if not self.warm.done():
             self.warm.set_result(f"the zygote, while it imported the training function, was {ending.cause}")

@@ -1,9 +1,9 @@
 """Learning safely: a module that workers imported is first imported in a child of the zygote's, on trial.
 
-A trial that starts threads, opens a device, crashes, exits or hangs harms nobody; only what passed is then
-imported into the zygote itself. A batch that fails is halved, so that one bad module does not keep out the
-rest. A trial yields to the workers, so on a busy machine it may take a while; the framework's own packages are taken
-on trust.
+A trial that starts threads, opens a device, crashes, exits or hangs harms nobody; only what passed is then imported by
+the process that will be the next zygote (`next_zygote`). A batch that fails is halved, so that one bad module does not
+keep out the rest. A trial yields to the workers, so on a busy machine it may take a while; the framework's own packages
+are taken on trust.
 """
 
 from __future__ import annotations
@@ -45,9 +45,24 @@ class Apprentice:
         if strange := [name for name in new if _package(name) not in self._trusted]:
             self._untried.append(strange)
 
-    def next_safe(self) -> str | None:
-        """A module that passed its trial, or None."""
-        return self._safe.popleft() if self._safe else None
+    def take_safe(self) -> list[str]:
+        """The modules that passed their trial since the last call."""
+        safe, self._safe = list(self._safe), deque()
+        return safe
+
+    @property
+    def untried(self) -> list[str]:
+        """The modules that have not passed or failed a trial yet."""
+        return [*self._on_trial, *(name for batch in self._untried for name in batch)]
+
+    def begin_anew(self, untried: list[str]) -> None:
+        """In the next zygote: these are yet to be tried; a trial that the former one had begun is not this one's."""
+        self.trial_pid = None
+        self._on_trial = []
+        self._untried.clear()
+        self._safe.clear()
+        self._seen.difference_update(untried)
+        self.learn(untried)
 
     def start_trial(self) -> bool:
         """Whether there is a batch to try, and nobody at it."""

@@ -61,9 +61,10 @@ class Brood:
             self._condemned.discard(found)
         return dead
 
-    def kill(self) -> bool:
-        """SIGKILL every child there is. False when there was none left, not even a zombie."""
-        found = children()
+    def kill(self, spared: int | None = None) -> bool:
+        """SIGKILL every child there is but the one that is `spared`. False when there was none left, not even a
+        zombie."""
+        found = [pid for pid in children() if pid != spared]
         for pid in found:
             if pid in self.workers:
                 kill_group(pid)
@@ -72,10 +73,11 @@ class Brood:
                     os.kill(pid, signal.SIGKILL)
         return bool(found)
 
-    def end(self) -> None:
-        """Kill and reap until nobody is left: each death may turn grandchildren into children."""
+    def end(self, spared: int | None = None) -> None:
+        """Kill and reap until nobody is left but the one that is `spared`: each death may turn grandchildren into
+        children."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        while self.kill():
+        while self.kill(spared):
             with suppress(ChildProcessError):
                 pid, _ = os.waitpid(-1, 0)
                 self.workers.pop(pid, None)

@@ -21,7 +21,7 @@ __all__ = [
     "Learn",
     "Load",
     "ToZygote",
-    "Unsafe",
+    "TookOver",
     "Warm",
 ]
 
@@ -41,6 +41,8 @@ class Load(_Order, frozen=True, kw_only=True):
     fork: bool
     leftovers: list[str]
     """Removed by the zygote, in this order, if the agent is killed and cannot do it."""
+    agent_is_subreaper: bool = False
+    """Whether a child of the zygote that outlives it becomes the agent's: only then can it take the zygote's place."""
 
 
 class Fork(_Order, frozen=True, kw_only=True):
@@ -91,11 +93,11 @@ class Cleared(_Order, frozen=True, kw_only=True):
     generation: int
 
 
-class Unsafe(_Order, frozen=True, kw_only=True):
-    """Something that was learned made forking unsafe: later generations need another zygote."""
+class TookOver(_Order, frozen=True, kw_only=True):
+    """From here on another process is the zygote: it has learned what the one before could only be told."""
 
-    reason: str
+    pid: int
 
 
 ToZygote = Load | Fork | Kill | Learn | Dismiss
-FromZygote = Warm | Forked | Died | Cleared | Unsafe
+FromZygote = Warm | Forked | Died | Cleared | TookOver

@@ -3,8 +3,9 @@ milliseconds.
 
 `python -m holdfast.worker.zygote FD PARENT`, started by the agent (`agent.nursery`), which speaks to it over
 the socket FD in the words of `orders`. A plain loop over that socket and SIGCHLD; `brood` ends children,
-`loading` opens the job, `apprentice` tries out what workers imported by themselves. If the agent dies, by
-whatever hand, the zygote ends all its children, removes the agent's directory, and goes.
+`loading` opens the job, `apprentice` tries out what workers imported by themselves, and `next_zygote` imports it, to
+take this process's place between two generations. If the agent dies, by whatever hand, the zygote ends all its
+children, removes the agent's directory, and goes.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from holdfast.worker.brood import Brood, Child
 from holdfast.worker.cold import Parcel
 from holdfast.worker.environment import find_openblas, set_environment
 from holdfast.worker.job import Assignment
-from holdfast.worker.kinship import become_subreaper, die_with_parent, is_exiting, name_process
+from holdfast.worker.kinship import become_subreaper, die_with_parent, is_exiting, live_without_parent, name_process
 from holdfast.worker.loading import Loaded, import_quietly, load_job, one_thread_each, set_up_imports, unsafe_reason
+from holdfast.worker.next_zygote import NextZygote, import_until_takeover, wait_for_reparenting
 from holdfast.worker.orders import (
     Cleared,
     Died,
@@ -43,8 +45,8 @@ from holdfast.worker.orders import (
     Kill,
     Learn,
     Load,
+    TookOver,
     ToZygote,
-    Unsafe,
     Warm,
 )
 from holdfast.worker.stdio import Wires, take_output
@@ -81,7 +83,9 @@ class Zygote:
         self._function_fd = -1
         self._loaded: Loaded | None = None
         self._clearing: int | None = None
-        self._unsettled = False
+        self._next: NextZygote | None = None
+        self._taking_over: socket.socket | None = None
+        """In the next zygote only: its connection to the present one."""
         self._birth: _Birth | None = None
         self._dismissed = False
         self._reading = False
@@ -90,30 +94,38 @@ class Zygote:
 
     def run(self) -> _Birth:
         """Serve the agent until it goes, which ends this process; or until this process is a newborn worker."""
+        while True:
+            self._serve()
+            if self._birth is not None:
+                return self._birth
+            self._take_over()
+
+    def _serve(self) -> None:
+        """Returns in a forked child only."""
         alarm, self._alarm = socket.socketpair()
         for end in (alarm, self._alarm):
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._be_terminated())
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._control, selectors.EVENT_READ)
-            selector.register(alarm, selectors.EVENT_READ)
-            while self._birth is None:
-                for key, _ in selector.select(0 if self._has_time_to_study else None):
-                    if key.fileobj is alarm:
-                        alarm.recv(4096)
-                        self._reap()
-                    else:
-                        self._listen()
-                    if self._birth is not None:
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._control, selectors.EVENT_READ, self._listen)
+            self._selector.register(alarm, selectors.EVENT_READ, lambda: self._reap(alarm))
+            while not self._is_child:
+                for key, _ in self._selector.select(0 if self._has_time_to_study else None):
+                    key.data()
+                    if self._is_child:
                         break
                 else:
-                    self._study()
+                    self._learn()
         signal.set_wakeup_fd(-1)
         alarm.close()
         self._alarm.close()
-        return self._birth
+
+    @property
+    def _is_child(self) -> bool:
+        """Whether this process was forked by a zygote a moment ago, and has its own way to go."""
+        return self._birth is not None or self._taking_over is not None
 
     # ------------------------------------------------------------------ the agent's words
 
@@ -132,7 +144,7 @@ class Zygote:
             self._end()
         for order in orders:
             self._obey(order)
-            if self._birth is not None:
+            if self._is_child:
                 return
 
     def _understand(self, data: bytes) -> list[ToZygote]:
@@ -183,7 +195,6 @@ class Zygote:
 
     def _settle(self) -> None:
         """What is here stays: find what forked children will need, and keep the collector from touching their pages."""
-        self._unsettled = False
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
         self.inheritance = Inheritance(find_openblas(), frozenset(sys.modules))
@@ -192,23 +203,28 @@ class Zygote:
 
     @property
     def _has_time_to_study(self) -> bool:
-        return self._clearing is None and self._loaded is not None and not self._apprentice.idle
+        return self._clearing is None and self._can_hand_over and not self._apprentice.idle
+
+    @property
+    def _can_hand_over(self) -> bool:
+        return self._loaded is not None and self._load is not None and self._load.agent_is_subreaper
+
+    def _learn(self) -> None:
+        """When all that was heard is dealt with: have new modules tried out, have those that did no harm imported by
+        the next zygote, and let that take over when it is ready."""
+        if self._next is not None and self._next.spoiled:
+            self._replace_next()
+        elif not self._hand_over() and self._has_time_to_study:
+            self._study()
 
     def _study(self) -> None:
-        """In idle time: have new modules tried out, then import those that did no harm."""
-        if not self._has_time_to_study:
-            return
-        name = self._apprentice.next_safe()
-        if name is not None:
-            with one_thread_each():
-                import_quietly(name)
-            self._unsettled = True
-            if (reason := unsafe_reason(f"Importing {name}")) is not None:
-                self._say(Unsafe(reason=reason))
+        if modules := self._apprentice.take_safe():
+            if self._next is None:
+                self._fork_next(modules)
+            else:
+                self._next.import_modules(modules)
         elif self._apprentice.start_trial():
             self._apprentice.trial_pid = self._fork_trial()
-        if self._unsettled and self._apprentice.idle:
-            self._settle()
 
     def _fork_trial(self) -> int:
         parent = os.getpid()
@@ -220,11 +236,70 @@ class Zygote:
             self._apprentice.take_trial()
         return pid
 
+    # ------------------------------------------------------------------ the next zygote
+
+    def _fork_next(self, modules: list[str]) -> None:
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            ours.close()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            self._taking_over = theirs
+            return
+        theirs.close()
+        self._next = NextZygote(pid, ours, modules)
+        self._selector.register(ours, selectors.EVENT_READ, self._next.hear)
+
+    def _replace_next(self) -> None:
+        """Try another one without the module that spoiled it."""
+        assert self._next is not None
+        spoiled, self._next = self._next, None
+        self._selector.unregister(spoiled.connection)
+        if modules := spoiled.end():
+            self._fork_next(modules)
+
+    def _hand_over(self) -> bool:
+        """Let the next zygote take over, and end, if it is ready and nothing here is unfinished; whether that was
+        tried."""
+        unread = self._fds or self._splitter.pending_bytes
+        busy = self._brood.workers or self._clearing is not None or self._dismissed or unread
+        if busy or self._next is None or not self._next.is_ready:
+            return False
+        if self._next.hand_over(self._apprentice.untried):
+            self._brood.end(spared=self._next.pid)
+            os._exit(0)
+        return True
+
+    def _take_over(self) -> None:
+        """Be the next zygote: import, wait, then do as the one that forked this process."""
+        former, self._pid = self._pid, os.getpid()
+        connection, self._taking_over = self._taking_over, None
+        assert connection is not None
+        self._next = None
+        self._brood = Brood()
+        self._splitter = Splitter()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+        name_process("hf-next-zygote")
+        untried = import_until_takeover(connection, self._settle)
+        self._apprentice.begin_anew(untried)
+        live_without_parent()
+        wait_for_reparenting(connection, former)
+        become_subreaper()
+        name_process("hf-zygote")
+        if os.getppid() != self._agent:
+            self._end()
+        die_with_parent(self._agent, signal.SIGTERM)
+        self._say(TookOver(pid=self._pid))
+
     # ------------------------------------------------------------------ children
 
     def _fork(self, order: Fork) -> None:
-        if self._unsettled:
-            self._settle()
         here = order.assignment
         wires = Wires.from_fds([self._fds.popleft() for _ in range(5 if order.listens else 4)])
         parent = os.getpid()
@@ -251,6 +326,8 @@ class Zygote:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._control.close()
+        if self._next is not None:
+            self._next.connection.close()
 
     def _become_cold(self, assignment: Assignment, wires: Wires) -> NoReturn:
         assert self._load is not None
@@ -272,16 +349,20 @@ class Zygote:
         command = [sys.executable, "-m", "holdfast.worker.cold", *map(str, fds)]
         os.execv(sys.executable, command)
 
-    def _reap(self) -> None:
+    def _reap(self, alarm: socket.socket) -> None:
+        alarm.recv(4096)
         for pid, child, status, killed in self._brood.reap():
             if child is not None:
                 self._say(Died(generation=child.generation, rank=child.rank, status=status, killed=killed))
             elif pid == self._apprentice.trial_pid:
                 self._apprentice.trial_ended(status)
+            elif self._next is not None and pid == self._next.pid:
+                self._next.spoiled = True
         self._clear()
 
     def _clear(self) -> None:
-        if self._clearing is not None and not self._brood.kill():
+        spared = None if self._next is None else self._next.pid
+        if self._clearing is not None and not self._brood.kill(spared):
             generation, self._clearing = self._clearing, None
             self._say(Cleared(generation=generation))
 
