@@ -194,9 +194,10 @@ def test_twenty_generations_leak_no_descriptor(tmp_path: Path) -> None:
                 await desk.stop(generation)
                 counts.append((_descriptors(desk.process.pid), _descriptors(desk.zygote())))
             agents, zygotes = zip(*counts, strict=True)
-            # A log on its way to storage comes and goes, so of the last ones the least counts: what leaks stays.
+            # A log on its way to storage comes and goes, and so does the socket to the next zygote: of the last ones
+            # the least counts, since what leaks stays.
             assert min(agents[-5:]) <= max(agents[:5]), agents
-            assert len(set(zygotes)) == 1
+            assert min(zygotes[-5:]) <= max(zygotes[:5]), zygotes
 
     hold(test)
 

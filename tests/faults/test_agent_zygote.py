@@ -321,6 +321,7 @@ fork = os.fork
 def slow():
     pid = fork()
     if pid:
+        os.fork = fork
         open({gate!r}).close()
     return pid
 os.fork = slow
