@@ -16,8 +16,8 @@ _UNLIMITED = {"max_failures": -1}
 
 
 @pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same death again and again is the point here; nobody shall wait for it."""
+def no_patience(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same death again and again is the point here, and nobody shall wait for it; `place` sets a pause."""
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0")
 
 
