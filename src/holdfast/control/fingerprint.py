@@ -70,7 +70,7 @@ class Fingerprint:
         changes += _value_changes("", before["values"], now["values"])
         if before["python"] != now["python"]:
             changes.append(f"Python was {before['python']} and is {now['python']}, so that code cannot be compared")
-        else:
+        elif before["function"] == now["function"]:  # of another function everything else differs as well
             changes += _code_changes(before["code"], now["code"])
         return changes
 
