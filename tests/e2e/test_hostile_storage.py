@@ -135,6 +135,16 @@ def _seal(text: bytes) -> bytes:
     return body[:-1] + b',"self":"' + blake3(body).hexdigest().encode() + b'"}\n'
 
 
+def test_a_flipped_bit_anywhere_in_run_json_loses_no_record(original: Path) -> None:
+    with _copy_of(original) as storage:
+        path = storage / "run" / "run.json"
+        content = path.read_bytes()
+        for at in range(len(content)):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            assert Result.from_path(storage / "run").metrics["step"] == 2, content[:at]
+        path.write_bytes(content)
+
+
 @pytest.mark.parametrize("content", [b'{"format":"\xff","id":"\xb2","epoch":1,"token":"\xff"}', b"[" * 100_000])
 def test_readers_survive_what_is_not_utf_8_and_what_is_nested_too_deep(original: Path, content: bytes) -> None:
     with _copy_of(original) as storage:

@@ -23,7 +23,7 @@ from holdfast import __version__
 from holdfast.agent.inline import RunInMain
 from holdfast.checkpoint import expire, restore
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, sealed
 from holdfast.checkpoint.reservation import now_text, place
 from holdfast.checkpoint.writer import this_process
 from holdfast.control.callbacks import CallbackObserver
@@ -102,7 +102,7 @@ def _write_run_file(request: TrainRequest, store: Store) -> str:
         "holdfast": __version__,
         "python": platform.python_version(),
     }
-    place(store, RUN_FILE, msgspec.json.encode(identity))
+    place(store, RUN_FILE, sealed(msgspec.json.encode(identity)))
     return run_id(store.get(RUN_FILE))
 
 

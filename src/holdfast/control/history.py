@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from holdfast.checkpoint.manifest import has_valid_seal
 from holdfast.control.fold import read_fold
 from holdfast.control.journal_reader import START, JournalReader, Mark, OnDamage
 from holdfast.control.lease import read_cuts
@@ -68,7 +69,12 @@ def open_journal(store: Store, on_damage: OnDamage | None = None) -> tuple[Journ
 
 
 def run_id(identity: bytes) -> str:
-    """The id that the records of this run carry, from run.json; "" if it has none, or cannot be read."""
+    """The id that the records of this run carry, from run.json.
+
+    "" if run.json is torn or altered: records of any run are then taken for this one's, which is better than none.
+    """
+    if not has_valid_seal(identity):
+        return ""
     try:
         return msgspec.json.decode(identity, type=_Identity).id
     except DECODE_ERRORS:

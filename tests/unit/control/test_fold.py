@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.control.histories import history
 
+from holdfast.checkpoint.manifest import sealed
 from holdfast.control import fold as module
 from holdfast.control.fold import Fold, FoldWriter, decode_sealed, encode_sealed, read_fold
 from holdfast.control.history import RUN_FILE, read_history
@@ -26,7 +27,7 @@ KEY = f"journal/000001-{LEASES[1]}.fold.json"
 @pytest.fixture
 def store(tmp_path: Path) -> PosixStore:
     made = PosixStore(tmp_path / "run")
-    made.put(RUN_FILE, b'{"id":"abcd"}')
+    made.put(RUN_FILE, sealed(b'{"id":"abcd"}'))
     return made
 
 
