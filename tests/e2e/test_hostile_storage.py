@@ -141,7 +141,8 @@ def test_a_flipped_bit_anywhere_in_run_json_loses_no_record(original: Path) -> N
         content = path.read_bytes()
         for at in range(len(content)):
             path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-            assert Result.from_path(storage / "run").metrics["step"] == 2, content[:at]
+            metrics = Result.from_path(storage / "run").metrics
+            assert metrics is not None and metrics["step"] == 2, content[:at]
         path.write_bytes(content)
 
 
