@@ -10,7 +10,6 @@ which leaves that module out.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -28,7 +27,10 @@ _PARENT_GONE_S = 0.0005
 
 
 class _Import(msgspec.Struct, frozen=True, tag=True):
-    module: str
+    """Import these, in this order; each is answered by itself. Only one such order is under way at a time: were both
+    sides to write at once, each could wait for the other to read."""
+
+    modules: list[str]
 
 
 class _Imported(msgspec.Struct, frozen=True, tag=True):
@@ -56,28 +58,34 @@ class NextZygote:
         self.connection = connection
         self.spoiled = False
         """Whether it is of no use any more: dead, or not to be forked from."""
-        self._waiting: list[str] = []
+        self._queued: list[str] = []
+        self._ordered: list[str] = []
         self._done: list[str] = []
         self.import_modules(modules)
 
     def import_modules(self, modules: Sequence[str]) -> None:
-        self._waiting.extend(modules)
-        with suppress(BrokenPipeError, ConnectionResetError):  # its death comes as a signal
-            for module in modules:
-                send(self.connection, _Import(module))
+        self._queued.extend(modules)
+        self._order_next()
+
+    def _order_next(self) -> None:
+        if self._queued and not self._ordered:
+            self._ordered, self._queued = self._queued, []
+            with suppress(BrokenPipeError, ConnectionResetError):  # its death comes as a signal
+                send(self.connection, _Import(self._ordered))
 
     @property
     def is_ready(self) -> bool:
         """Whether it has imported everything that it was told to."""
-        return not self._waiting and not self.spoiled
+        return not self._queued and not self._ordered and not self.spoiled
 
     def hear(self) -> None:
         """Take one answer in."""
         with suppress(ConnectionResetError):
             answer = receive(self.connection, _answers)
             if isinstance(answer, _Imported) and answer.is_safe:
-                self._waiting.remove(answer.module)
+                self._ordered = self._ordered[1:]
                 self._done.append(answer.module)
+                self._order_next()
                 return
         self.spoiled = True
 
@@ -95,20 +103,21 @@ class NextZygote:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.connection.close()
-        return [*self._done, *self._waiting[1:]]
+        return [*self._done, *self._ordered[1:], *self._queued]
 
 
 def import_until_takeover(connection: socket.socket, settle: Callable[[], None]) -> list[str]:
     """In the child: import what comes, and return when it is time to be the zygote, with the modules that are yet to be
-    tried. `settle` prepares the process for being forked; it is called when there is nothing more to import."""
+    tried. `settle` prepares the process for being forked; it is called after the last module of each order."""
     while (order := receive(connection, _orders)) is not None:
         if isinstance(order, _TakeOver):
             return order.untried
-        with one_thread_each():
-            import_quietly(order.module)
-        if not select.select([connection], [], [], 0)[0]:
-            settle()
-        send(connection, _Imported(order.module, unsafe_reason(f"Importing {order.module}") is None))
+        for module in order.modules:
+            with one_thread_each():
+                import_quietly(module)
+            if module == order.modules[-1]:
+                settle()
+            send(connection, _Imported(module, unsafe_reason(f"Importing {module}") is None))
     os._exit(0)
 
 

@@ -1,0 +1,30 @@
+"""The zygote and the process that will be the next one never wait for each other, however much there is to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, socket
+from holdfast.worker.next_zygote import NextZygote, import_until_takeover
+
+ours, theirs = socket.socketpair()
+pid = os.fork()
+if pid == 0:
+    ours.close()
+    import_until_takeover(theirs, lambda: None)
+theirs.close()
+child = NextZygote(pid, ours, [f"missing_{n}" for n in range(2000)])
+child.import_modules([f"absent_{n}" for n in range(2000)])
+while not child.is_ready:
+    child.hear()
+    assert not child.spoiled
+print(len(child.end()))
+"""
+
+
+def test_thousands_of_modules_are_imported_without_a_deadlock() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["4000"]
