@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import fs
 from tests.e2e.small import fit, make_trainer, save, value_of
 from tests.faults.programs.place import Place
 
@@ -170,6 +171,29 @@ def test_local_mode_runs_in_this_very_process(place: Place) -> None:
     seen.clear()  # what the function reaches would have changed
     assert make_trainer(place, function, workers=0, config={"x": 1}).fit().return_value == 2
     assert seen == []
+
+
+def test_local_mode_has_the_variables_and_the_filesystem_of_the_run(place: Place) -> None:
+    """As workers have, so that it goes wrong in the debugger as it does elsewhere."""
+    place.storage.mkdir()
+
+    def function() -> tuple[str, int]:
+        save(7)
+        train.get_all_reported_checkpoints()  # waits for the commit
+        checkpoint = train.get_checkpoint()
+        assert checkpoint is not None
+        return os.environ["OF_THE_RUN"], value_of(checkpoint)
+
+    run_config = train.RunConfig(
+        name="run",
+        storage_path="runs",
+        storage_filesystem=fs.SubTreeFileSystem(str(place.storage), fs.LocalFileSystem()),
+        worker_runtime_env={"env_vars": {"OF_THE_RUN": "set"}},
+    )
+    local = train.ScalingConfig(num_workers=0)
+    result = train.DataParallelTrainer(function, scaling_config=local, run_config=run_config).fit()
+    assert result.return_value == ["set", 7]
+    assert "OF_THE_RUN" not in os.environ
 
 
 def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(place: Place) -> None:

@@ -18,6 +18,7 @@ from holdfast.wire.messages import Prepare
 from holdfast.worker.bootstrap import run_inline
 from holdfast.worker.job import Assignment, Job
 from holdfast.worker.stdio import Wires
+from holdfast.worker.torchrun import Torchrun
 
 __all__ = ["InlineSpawner", "RunInMain"]
 
@@ -28,16 +29,19 @@ RunInMain = Callable[[Callable[[], None]], None]
 class InlineSpawner:
     """A `Spawner` of one worker that is no process. `job` is the user's own, never pickled."""
 
-    def __init__(self, parent: Parent, job: Job, run_in_main: RunInMain) -> None:
+    def __init__(self, parent: Parent, job: Job, run_in_main: RunInMain, torchrun: Torchrun | None = None) -> None:
         self._parent = parent
         self._job = job
         self._run_in_main = run_in_main
+        self._torchrun = torchrun
+        self._prepare: Prepare | None = None
         self._connection: socket.socket | None = None
         self._was_cut = False
         self._ended = asyncio.Event()
         self._ended.set()
 
     async def prepare(self, prepare: Prepare, function_fd: int) -> str | None:
+        self._prepare = prepare
         return None
 
     async def ready(self) -> None:
@@ -45,6 +49,8 @@ class InlineSpawner:
 
     def spawn(self, assignment: Assignment, wires: Wires) -> None:
         assert self._ended.is_set(), "local mode runs one worker"
+        assert self._prepare is not None
+        job, prepare, torchrun = self._job, self._prepare, self._torchrun
         loop = asyncio.get_running_loop()
         for fd in (wires.stdout, wires.stderr, wires.dump):
             os.close(fd)
@@ -57,7 +63,7 @@ class InlineSpawner:
             code = 1
             try:
                 with suppress(BrokenPipeError, ConnectionResetError):  # cut by `clear`: nobody listens to its end
-                    code = run_inline(self._job, assignment, connection, wires.listen)
+                    code = run_inline(job, prepare, assignment, connection, wires.listen, torchrun)
             finally:
                 loop.call_soon_threadsafe(self._done, assignment, code)
 

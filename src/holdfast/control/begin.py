@@ -235,7 +235,7 @@ def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
 
     def make(meeting: Meeting, on_gone: OnGone) -> Engine:
         if request.local_mode:
-            return InlineEngine(meeting, on_gone, request.job, run_in_main)
+            return InlineEngine(meeting, on_gone, request.job, run_in_main, request.torchrun)
         return LocalEngine(meeting, slots_per_agent, on_gone)
 
     return make

@@ -15,6 +15,7 @@ from holdfast.control.fingerprint import Fingerprint
 from holdfast.errors import HoldfastError
 from holdfast.storage.store import Store
 from holdfast.worker.job import Job
+from holdfast.worker.torchrun import Torchrun
 
 __all__ = ["RunContext", "TrainOutcome", "TrainRequest"]
 
@@ -48,7 +49,7 @@ class TrainRequest:
     min_workers: int
     max_workers: int
     local_mode: bool
-    """`num_workers=0`: one worker with world size 1, in the calling process; `min_workers` is then 1."""
+    """`num_workers=0`: one worker, in the calling process; `min_workers` is then 1."""
     nodes: int
     """How many local agents stand in for nodes."""
 
@@ -83,6 +84,8 @@ class TrainRequest:
     verbose: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set in every worker besides torchrun's."""
+    torchrun: Torchrun | None = None
+    """Local mode in several processes of torchrun: this one's place among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

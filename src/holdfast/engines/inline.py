@@ -13,6 +13,7 @@ from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawner, RunInMain
 from holdfast.engines.engine import Meeting, OnGone
 from holdfast.worker.job import Job
+from holdfast.worker.torchrun import Torchrun
 
 __all__ = ["InlineEngine"]
 
@@ -20,11 +21,14 @@ __all__ = ["InlineEngine"]
 class InlineEngine:
     """Brings the one agent that there can be."""
 
-    def __init__(self, meeting: Meeting, on_gone: OnGone, job: Job, run_in_main: RunInMain) -> None:
+    def __init__(
+        self, meeting: Meeting, on_gone: OnGone, job: Job, run_in_main: RunInMain, torchrun: Torchrun | None = None
+    ) -> None:
         self._meeting = meeting
         self._on_gone = on_gone
         self._job = job
         self._run_in_main = run_in_main
+        self._torchrun = torchrun
         self._task: asyncio.Task[None] | None = None
 
     def start(self, slots: int) -> list[str]:
@@ -34,7 +38,7 @@ class InlineEngine:
             self._meeting.token,
             name,
             slots,
-            make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main),
+            make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main, self._torchrun),
         )
         self._task = asyncio.get_running_loop().create_task(agent.run())
         self._task.add_done_callback(lambda task: self._on_gone(name, slots, _why(task)))

@@ -23,8 +23,9 @@ __all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig", "S
 class ScalingConfig:
     """How many workers, and what each of them gets.
 
-    `num_workers=0` is local mode: the function runs in the calling process, for breakpoints. `trainer_resources`,
-    `placement_strategy`, `accelerator_type` and what follows them mean something to a cluster and are kept for it.
+    `num_workers=0` is local mode: the function runs in the calling process, for breakpoints, or in each process
+    of torchrun. `trainer_resources`, `placement_strategy`, `accelerator_type` and what follows them mean something to a
+    cluster and are kept for it.
     """
 
     num_workers: int = 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,16 +18,17 @@ from holdfast.core.masking import masked
 from holdfast.errors import ConfigError
 from holdfast.train import checks
 from holdfast.train.code_fingerprint import fingerprint
-from holdfast.train.config import ScalingConfig
+from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.paths import resolve_storage_path
 from holdfast.worker.job import Framework, Job
 from holdfast.worker.session import is_installed
+from holdfast.worker.torchrun import Torchrun
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
     from holdfast.train.trainer import DataParallelTrainer
 
-__all__ = ["build_request", "check_function"]
+__all__ = ["build_request", "check_function", "is_one_of_torchrun"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -66,8 +66,7 @@ def build_request(
     local_mode = scaling.num_workers == 0
     workers = max(1, scaling.num_workers)
     _check_gpus(scaling, workers)
-    if local_mode:
-        _check_torchrun()
+    torchrun = _torchrun(run) if is_one_of_torchrun(scaling.num_workers) else None
     context = RunContext(
         name=run.name or "",
         storage_path=resolve_storage_path(run),
@@ -105,6 +104,7 @@ def build_request(
         params={"train_loop_config": masked("", plain_config or {})},
         verbose=1 if run.verbose is None else run.verbose,
         environment=_environment(trainer),
+        torchrun=torchrun,
     )
 
 
@@ -148,19 +148,26 @@ def _check_gpus(scaling: ScalingConfig, workers: int) -> None:
         )
 
 
-def _check_torchrun() -> None:
-    """Each process of torchrun would be a run of its own, with one worker that takes itself for rank 0 of 1, and all of
-    them would write to the same directory. Workers of ours have the same variables, and may start a run inside one."""
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" not in os.environ or world_size == "1" or is_installed():
-        return
-    rank = os.environ.get("RANK", "?")
-    script = Path(sys.argv[0]).name or "script.py"
-    raise ConfigError(
-        f"ScalingConfig(num_workers=0) under torchrun (this is rank {rank} of {world_size}) would train {world_size} "
-        f"times: start it with `python {script}` and num_workers={world_size}, which sets the same "
-        "variables for each worker."
-    )
+def is_one_of_torchrun(num_workers: int) -> bool:
+    """Whether this process is one of several that torchrun started for a script with local mode, each of which runs the
+    function. Workers of ours have the same variables, and may start a run inside one."""
+    several = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    return num_workers == 0 and several and not is_installed()
+
+
+def _torchrun(run: RunConfig) -> Torchrun:
+    count = os.environ["WORLD_SIZE"]
+    if os.environ.get("HOLDFAST_WORKER") == os.environ["TORCHELASTIC_RUN_ID"]:
+        raise ConfigError(
+            f"ScalingConfig(num_workers=0) in a process that one of {count} workers of another run started: remove "
+            "RANK, WORLD_SIZE and TORCHELASTIC_RUN_ID from its environment, for it is not a rank of its own run."
+        )
+    if run.failure_config.max_failures != 0:
+        raise ConfigError(
+            f"FailureConfig(max_failures={run.failure_config.max_failures}) with num_workers=0 under torchrun: it is "
+            "torchrun that starts these processes again, so use its --max-restarts, and max_failures=0."
+        )
+    return Torchrun(os.environ)
 
 
 def _count_gpus() -> int:

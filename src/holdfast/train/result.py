@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.checkpoint.catalog import Catalog
@@ -46,6 +47,10 @@ class Result:
         from holdfast.control.view import read_run
 
         return cls(place, read_run(store))
+
+    def _with_metrics(self, metrics: dict[str, Any] | None) -> Result:
+        """The same run as another rank than 0 saw it, whose reports are not in storage."""
+        return Result(self._place, replace(self._view, metrics=metrics))
 
     # ------------------------------------------------------------------ what was reported
 

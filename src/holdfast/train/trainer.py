@@ -77,7 +77,15 @@ class DataParallelTrainer:
         from holdfast.control.run import run_training
         from holdfast.train.result import Result
 
-        outcome = run_training(request)
+        if request.torchrun is None:
+            outcome = run_training(request)
+        else:
+            from holdfast.train.torchrun import run_other_rank, run_rank_zero
+
+            request.torchrun.connect()
+            if request.torchrun.rank != 0:
+                return run_other_rank(request, request.torchrun)
+            outcome = run_rank_zero(request, request.torchrun)
         outcome.store.close()
         if outcome.status == "interrupted":
             raise KeyboardInterrupt

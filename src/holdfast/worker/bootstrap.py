@@ -2,8 +2,8 @@
 function, the end.
 
 The zygote calls `run_worker` in a forked child, `cold` in a fresh process, and local mode `run_inline` in the
-user's own. How it ended is said over the connection (`Finished`, `Exited`) before the process ends; the agent
-believes a `Finished` only when the process then exits with 0.
+user's own (`run_other_rank` in those of torchrun's that are not rank 0). How it ended is said over the connection
+(`Finished`, `Exited`) before the process ends; the agent believes a `Finished` only when the process then exits with 0.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Set
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import msgspec
 
 from holdfast.core.failure_kind import FailureKind
-from holdfast.errors import WireError
+from holdfast.errors import RunError, WireError
 from holdfast.wire import frames
-from holdfast.wire.messages import Finished
+from holdfast.wire.messages import Finished, Prepare
 from holdfast.worker import session as sessions
 from holdfast.worker.environment import (
     SetThreads,
@@ -42,8 +42,9 @@ from holdfast.worker.loading import Loaded
 from holdfast.worker.main_module import send_main_by_value
 from holdfast.worker.plain import plain_data
 from holdfast.worker.stdio import Wires, watch_for_crashes
+from holdfast.worker.torchrun import OtherRankSession, RankZeroSession, Torchrun
 
-__all__ = ["RETURN_VALUE_LIMIT_BYTES", "Inheritance", "run_inline", "run_worker"]
+__all__ = ["RETURN_VALUE_LIMIT_BYTES", "Inheritance", "run_inline", "run_other_rank", "run_worker"]
 
 
 RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -98,14 +99,52 @@ def _exit_like_python(code: int) -> None:
     atexit._run_exitfuncs()
 
 
-def run_inline(job: Job, assignment: Assignment, connection: socket.socket, listen_fd: int | None) -> int:
-    """Be the worker inside the calling process, for a debugger's sake; it gets its directory and environment back."""
-    environment, directory = dict(os.environ), os.getcwd()  # noqa: PTH109
-    session = LearningSession(None, connection, assignment)
+def run_inline(
+    job: Job,
+    prepare: Prepare,
+    assignment: Assignment,
+    connection: socket.socket,
+    listen_fd: int | None,
+    torchrun: Torchrun | None = None,
+) -> int:
+    """Be the worker inside the calling process, for a debugger's sake, or as rank 0 of torchrun's processes."""
+    filesystem = _open_filesystem(prepare.filesystem)  # pickled by this very process
+    if torchrun is None:
+        session = LearningSession(None, connection, assignment, filesystem)
+        with _restored(session, prepare.environment):
+            set_environment(assignment)
+            return _live(job, session, connection, listen_fd)
+    if listen_fd is not None:
+        os.close(listen_fd)  # torchrun has a port of its own
     try:
-        set_environment(assignment)
-        enter_work_dir(assignment)
-        return _live(job, session, connection, listen_fd)
+        torchrun.start(assignment)
+    except RunError as error:
+        frames.send(connection, describe(error).as_exited(assignment.generation, assignment.rank))
+        return 1
+    session = RankZeroSession(torchrun, connection, assignment, filesystem)
+    with _restored(session, prepare.environment):
+        return _live(torchrun.returning_together(job), session, connection, None)
+
+
+def run_other_rank(job: Job, session: OtherRankSession, variables: Mapping[str, str]) -> None:
+    """Run the function as a rank of torchrun's that is not 0; raises what the function raises."""
+    with _restored(session, variables):
+        sessions.install(session)
+        try:
+            _call(job, session.assignment, None)
+        finally:
+            if job.framework is not None:
+                job.framework.shutdown()
+
+
+@contextmanager
+def _restored(session: sessions.Session, variables: Mapping[str, str]) -> Iterator[None]:
+    """A worker's surroundings inside the calling process, which gets its directory and environment back."""
+    environment, directory = dict(os.environ), os.getcwd()  # noqa: PTH109
+    try:
+        os.environ.update(variables)
+        enter_work_dir(session.assignment)
+        yield
     finally:
         sessions.install(None)
         session.close()

@@ -57,6 +57,7 @@ def set_environment(assignment: Assignment) -> None:
         TORCHELASTIC_RUN_ID=here.trial_id,
         TORCHELASTIC_ERROR_FILE=here.error_file,
         TORCHELASTIC_USE_AGENT_STORE="False",
+        HOLDFAST_WORKER=here.trial_id,  # the same as TORCHELASTIC_RUN_ID: these variables are not torchrun's
     )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if here.local_world_size > 1:

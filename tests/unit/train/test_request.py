@@ -18,6 +18,7 @@ from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig,
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request
 from holdfast.train.torch import TorchConfig, TorchTrainer
+from holdfast.train.torch.group import TorchGroup
 from holdfast.worker import session as sessions
 
 
@@ -157,6 +158,30 @@ def test_gpus_that_are_not_there_are_missed_before_anything_starts(monkeypatch: 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     request = request_of(trainer)
     assert request.environment["HOLDFAST_USE_GPU"] == "1"
+
+
+def test_local_mode_in_processes_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun restarts its processes, so there is no budget of failures; and what a worker of ours starts as a process
+    has torchrun's variables too, but is no rank of its own run."""
+    variables = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    elastic = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "id"}
+    address = {"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in (variables | elastic | address).items():
+        monkeypatch.setenv(name, value)
+    local = TorchTrainer(no_argument, scaling_config=ScalingConfig(num_workers=0))
+    request = request_of(local)
+    assert request.torchrun is not None
+    assert (request.torchrun.rank, request.torchrun.world_size) == (3, 4)
+    assert request.job.framework == TorchGroup(None, 1800, from_environment=True)
+    assert request_of(TorchTrainer(no_argument, scaling_config=ScalingConfig(num_workers=1))).torchrun is None
+    monkeypatch.setenv("HOLDFAST_WORKER", "a worker that started this torchrun")
+    assert request_of(local).torchrun is not None
+    local.run_config.failure_config.max_failures = 2
+    with pytest.raises(ConfigError, match=r"max_failures=2.*--max-restarts"):
+        request_of(local)
+    monkeypatch.setenv("HOLDFAST_WORKER", "id")
+    with pytest.raises(ConfigError, match="in a process that one of 4 workers of another run started"):
+        request_of(local)
 
 
 def test_local_mode_and_local_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ class TorchGroup:
 
     backend: str | None
     timeout_s: float
+    from_environment: bool = False
+    """The processes are torchrun's: they meet where its variables say."""
 
     def setup(self, assignment: Assignment, master_listen_fd: int | None) -> None:
         import torch
@@ -36,10 +38,13 @@ class TorchGroup:
             from holdfast.train.torch.devices import get_device
 
             torch.cuda.set_device(get_device())
+        timeout = datetime.timedelta(seconds=self.timeout_s)
+        if self.from_environment:
+            dist.init_process_group(self._backend(torch), init_method="env://", timeout=timeout)
+            return
         if assignment.master_address.startswith("127."):
             # All of the group is on this machine: nothing of it needs to be seen from outside.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        timeout = datetime.timedelta(seconds=self.timeout_s)
         dist.init_process_group(
             self._backend(torch),
             store=_meet(assignment, master_listen_fd, timeout),

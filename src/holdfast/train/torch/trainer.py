@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.errors import ConfigError
 from holdfast.train.config import RunConfig, ScalingConfig
+from holdfast.train.request import is_one_of_torchrun
 from holdfast.train.torch.config import TorchConfig
 from holdfast.train.torch.group import TorchGroup
 from holdfast.train.trainer import DataParallelTrainer
@@ -54,4 +55,5 @@ class TorchTrainer(DataParallelTrainer):
         )
 
     def _framework(self) -> Framework | None:
-        return TorchGroup(self.torch_config.backend, self.torch_config.timeout_s)
+        torchrun = is_one_of_torchrun(self.scaling_config.num_workers)
+        return TorchGroup(self.torch_config.backend, self.torch_config.timeout_s, from_environment=torchrun)
