@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from tests.faults.programs.place import Place
 
 _SCRIPT = """
@@ -75,7 +76,8 @@ _SCRIPT = """
 """
 
 
-def test_spawned_processes_get_what_the_script_defines(place: Place) -> None:
+def test_spawned_processes_get_what_the_script_defines(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMPDIR")  # the test's own is too long for the sockets of a forkserver; workers get a short one
     script = place.root / "script.py"
     script.write_text(textwrap.dedent(_SCRIPT).replace("{storage!r}", repr(str(place.storage))))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)

@@ -294,6 +294,8 @@ class Zygote:
         name_process("hf-zygote")
         if os.getppid() != self._agent:
             self._end()
+        # Before the kernel may send it: an agent that dies right now leaves things that this process must remove.
+        signal.signal(signal.SIGTERM, lambda *_: self._be_terminated())
         die_with_parent(self._agent, signal.SIGTERM)
         self._say(TookOver(pid=self._pid))
 

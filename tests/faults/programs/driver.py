@@ -60,7 +60,9 @@ class Driver:
         return [pid for agent in self.agents() for pid in kin.children(agent)]
 
     def workers(self) -> list[int]:
-        return [pid for zygote in self.zygotes() for pid in kin.children(zygote)]
+        """Its zygotes have other children, too: trial imports, and the next zygote."""
+        below = [pid for zygote in self.zygotes() for pid in kin.children(zygote)]
+        return [pid for pid in below if kin.name_of(pid).startswith("hf-rank")]
 
     def expect(self, kind: str, *, after: int = 0, **fields: Any) -> Told:
         """The first line of this kind, from the `after`-th on, with these fields; waits for it."""

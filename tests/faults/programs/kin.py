@@ -16,6 +16,7 @@ __all__ = [
     "descendants",
     "gone",
     "marked",
+    "name_of",
     "parent_of",
     "signal_all",
     "until",
@@ -51,6 +52,13 @@ def parent_of(pid: int) -> int | None:
 def command_of(pid: int) -> str:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def name_of(pid: int) -> str:
+    """What the process calls itself."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
 
 

@@ -65,8 +65,8 @@ def test_damage_is_shown_and_the_rest_is_told(run: str, capsys: pytest.CaptureFi
     assert told[:-3] == list(tell(record for record in RECORDS if not isinstance(record, r.Reported)))
     assert told[-3:] == [
         "DAMAGED  journal/notes.txt is no segment of this journal, and is left out.",
-        f"DAMAGED  journal/{segment.name}: 1 line is damaged and left out.",
         f"DAMAGED  journal/{segment.name}: record 4 of epoch 1 cannot be read, and the rest goes on without.",
+        f"DAMAGED  journal/{segment.name}: 1 line is damaged and left out.",
     ]
     assert main(["events", run, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["damage"]) == 3
