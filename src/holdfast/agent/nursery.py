@@ -25,7 +25,7 @@ from holdfast.agent.spawner import Parent
 from holdfast.wire.frames import Splitter, encode
 from holdfast.wire.messages import Prepare
 from holdfast.worker.job import Assignment
-from holdfast.worker.kinship import children
+from holdfast.worker.killing import end_children
 from holdfast.worker.orders import (
     Cleared,
     Died,
@@ -302,12 +302,8 @@ class _Zygote:
 
     def _end_orphans(self) -> None:
         """As a subreaper this process inherits what a killed zygote left."""
-        while self._adopts_orphans and (found := children()):
-            for pid in found:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(-1, 0)
+        if self._adopts_orphans:
+            end_children()
 
 
 def _wait_status(returncode: int) -> int:

@@ -1,19 +1,25 @@
 """The zygote's children: workers that it forked, and orphans of theirs that the kernel gave it.
 
 A worker leads a process group of its own. When it dies, the rest of its group dies with it, before its pid can
-be used again; what left the group is found as an orphan when the generation is cleared. `zygote` is the loop
-around this.
+be used again; what left the group is found as an orphan when the generation is cleared. `killing` says how, and
+why resource trackers come last; `zygote` is the loop around this.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast.worker.kinship import children, is_exiting, kill_group
+from holdfast.worker.killing import (
+    end_children,
+    is_resource_tracker,
+    kill_children,
+    kill_descendants,
+    kill_group,
+)
+from holdfast.worker.kinship import children, is_exiting
 
 __all__ = ["Brood", "Child", "Dead"]
 
@@ -44,10 +50,12 @@ class Brood:
     def __init__(self) -> None:
         self.workers: dict[int, Child] = {}
         self._condemned: set[int] = set()
+        self._own_children: list[int] = []
 
     def condemn(self) -> None:
-        """Whoever of the workers is not dying already will die by our hand."""
+        """Kill all workers and what they started. Whoever of them is not dying already dies by our hand."""
         self._condemned = {pid for pid in self.workers if not is_exiting(pid)}
+        kill_descendants(self.workers)
 
     def reap(self) -> list[Dead]:
         """Everyone who died since the last call."""
@@ -61,26 +69,26 @@ class Brood:
             self._condemned.discard(found)
         return dead
 
+    def keep_trackers(self) -> None:
+        """Those resource trackers that there are now are the zygote's own: they end when it does, not with a
+        generation."""
+        self._own_children = children()  # one that was started a moment ago may have no command line yet
+
     def kill(self, spared: int | None = None) -> bool:
         """SIGKILL every child there is but the one that is `spared`. False when there was none left, not even a
         zombie."""
-        found = [pid for pid in children() if pid != spared]
-        for pid in found:
-            if pid in self.workers:
-                kill_group(pid)
-            else:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        return bool(found)
+        return kill_children(self._spared(spared))
 
     def end(self, spared: int | None = None) -> None:
-        """Kill and reap until nobody is left but the one that is `spared`: each death may turn grandchildren into
-        children."""
+        """Kill and reap until nobody is left but the one that is `spared`."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        while self.kill(spared):
-            with suppress(ChildProcessError):
-                pid, _ = os.waitpid(-1, 0)
-                self.workers.pop(pid, None)
+        kill_descendants(self.workers)
+        end_children(self._spared(spared))
+        self.workers.clear()
+
+    def _spared(self, spared: int | None) -> set[int]:
+        own_trackers = set(filter(is_resource_tracker, self._own_children))
+        return own_trackers if spared is None else {spared, *own_trackers}
 
 
 def _next_zombie() -> int | None:

@@ -17,7 +17,6 @@ __all__ = [
     "children",
     "die_with_parent",
     "is_exiting",
-    "kill_group",
     "live_without_parent",
     "name_process",
     "prefer_for_oom_kill",
@@ -79,12 +78,15 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def children() -> list[int]:
-    """The pids of this process's children: its own, and orphans that it was given. Zombies are among them."""
+def children(pid: int | None = None) -> list[int]:
+    """The pids of this or another process's children: its own, and orphans that it was given. Zombies are among
+    them."""
     found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found += map(int, (task / "children").read_text().split())
+    tasks = f"/proc/{'self' if pid is None else pid}/task"
+    with suppress(FileNotFoundError, ProcessLookupError):  # a process that has just ended
+        for task in os.listdir(tasks):  # noqa: PTH208  Path is slow, and there may be many threads
+            with suppress(FileNotFoundError, ProcessLookupError), open(f"{tasks}/{task}/children", "rb") as file:  # noqa: PTH123
+                found += map(int, file.read().split())
     return found
 
 
@@ -96,14 +98,6 @@ def is_exiting(pid: int) -> bool:
         return True
     # The second field is the command in parentheses, and may hold anything.
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
-
-
-def kill_group(pid: int) -> None:
-    """SIGKILL a child that leads, or is about to lead, a process group of its own, and all in that group."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def thread_names() -> list[str]:

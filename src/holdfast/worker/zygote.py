@@ -198,6 +198,7 @@ class Zygote:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
         self.inheritance = Inheritance(find_openblas(), frozenset(sys.modules))
+        self._brood.keep_trackers()
         gc.collect()
         gc.freeze()
 
