@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from tests.faults.programs.place import Place
 
 _SCRIPT = """
@@ -38,7 +39,10 @@ _SCRIPT = """
 """
 
 
-def test_a_spawning_data_loader_leaves_no_named_semaphore_when_its_worker_is_killed_or_stopped(place: Place) -> None:
+def test_a_spawning_data_loader_leaves_no_named_semaphore_when_its_worker_is_killed_or_stopped(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR")  # the test's own is too long for multiprocessing's sockets; workers get a short one
     script, names = place.root / "script.py", place.root / "names"
     text = textwrap.dedent(_SCRIPT).replace("{storage!r}", repr(str(place.storage)))
     script.write_text(text.replace("{names!r}", repr(str(names))))

@@ -48,8 +48,10 @@ async def finish_uploads(parts: Parts, open_store: OpenStore, executor: Executor
         for one in looking:
             one.cancel()
         await asyncio.gather(*looking, return_exceptions=True)
-    for draft in work.shut:
-        await work.remove_files(draft)
+    for draft in drafts.values():
+        # Once more: it may have been shut since the last look, and its files removed before ours were there.
+        if draft in work.shut or not await work.is_open(draft):
+            await work.remove_files(draft)
 
 
 class _Finishing:
@@ -86,12 +88,16 @@ class _Finishing:
 
     async def watch(self, draft: Draft) -> None:
         """Until the draft is not open any more; its uploads are then abandoned."""
-        from holdfast.checkpoint.part_records import is_open
-
-        while await self._patiently(lambda store: is_open(store, draft)):
+        while await self.is_open(draft):
             await asyncio.sleep(_LOOK_S)
         self.shut.append(draft)
         self._parts.abandon_draft(draft.token)
+
+    async def is_open(self, draft: Draft) -> bool:
+        """Whether the draft may still be committed."""
+        from holdfast.checkpoint.part_records import is_open
+
+        return bool(await self._patiently(lambda store: is_open(store, draft)))
 
     async def remove_files(self, draft: Draft) -> None:
         """Remove what was uploaded after a tombstone had shut the draft: whoever made that has cleared up already."""
