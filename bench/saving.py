@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from holdfast.worker.sealed import make_memory, prefault
+from holdfast.worker.snapshot_buffer import make_memory, prefault
 
 __all__ = ["Floors", "Others", "change", "make_state"]
 

@@ -20,6 +20,8 @@ apt_install() {
 
 command -v fusermount3 >/dev/null || apt_install fuse3
 command -v npm >/dev/null || apt_install nodejs npm
+# Only the counting benchmark needs it; its test is skipped where it is missing.
+if [ "$(id -u)" -eq 0 ]; then command -v strace >/dev/null || apt_install strace; fi
 
 if [ ! -f "$azurite/.installed-$AZURITE_VERSION" ]; then
     mkdir -p "$azurite"

@@ -14,8 +14,8 @@ from typing import ClassVar, TypeVar
 import msgspec
 import pytest
 
-from holdfast.checkpoint.epochs import epoch_key, read_settlement
-from holdfast.checkpoint.reservation import place
+from holdfast.checkpoint.epochs import epoch_key, read_floor
+from holdfast.checkpoint.reservation import create_once
 from holdfast.control.lease import EpochFile, Lease, acquire
 from holdfast.errors import AlreadyExists, Fenced, NotFound, RunBusy
 from holdfast.storage.store import Store
@@ -125,12 +125,12 @@ class StoreRaces:
             key = f"epochs/{number:06d}.json"
 
             def create(token: int, key: str = key) -> bool:
-                return place(store, key, f"token {token}".encode())
+                return create_once(store, key, f"token {token}".encode())
 
             won = _at_once([partial(create, token) for token in range(THREADS)])
             assert won.count(True) == 1
             assert store.get(key) == f"token {won.index(True)}".encode()
-            assert not place(store, key, b"late")
+            assert not create_once(store, key, b"late")
         assert not [entry.key for entry in store.list() if ".claim-" in entry.key]
 
     def test_of_many_controllers_one_gets_each_epoch(self, store: Store) -> None:
@@ -151,7 +151,7 @@ class StoreRaces:
             assert len(set(epochs)) == len(epochs) > 1
             for lease in leases:
                 assert msgspec.json.decode(run.get(epoch_key(lease.epoch)), type=EpochFile).id == lease.id
-                settled = read_settlement(run, lease.epoch)
+                settled = read_floor(run, lease.epoch)
                 assert settled is not None and settled.floor == 0
             for lease in leases:
                 lease.release()

@@ -37,7 +37,7 @@ def test_every_rank_gets_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mo
     """The controller, in this process, expects failures every few milliseconds: so checkpoints are due all the time."""
     monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("HOLDFAST_QUIET", "1")
-    monkeypatch.setattr("holdfast.core.cadence._FIRST_MTBF_S", 0.01)
+    monkeypatch.setattr("holdfast.core.checkpoint_interval._FIRST_MTBF_S", 0.01)
     result = train.DataParallelTrainer(
         _loop,
         train_loop_config={"answers": str(tmp_path)},

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import cloudpickle
 from tests.faults.programs import kin
 
-from holdfast.core.parts import Report
+from holdfast.core.checkpoint_types import Report
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, Server, serve
 from holdfast.wire.messages import (

@@ -23,8 +23,8 @@ import msgspec
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit, commit_directory, merge_parts, reserve, upload_part
-from holdfast.checkpoint.expire import remove
 from holdfast.checkpoint.known_files import process_wide
+from holdfast.checkpoint.removal import remove
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store

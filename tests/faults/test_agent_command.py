@@ -13,7 +13,7 @@ import pytest
 from tests.faults.programs import kin
 from tests.faults.programs.place import Place
 
-from holdfast.engines.engine import Meeting
+from holdfast.engines.engine import ControllerEndpoint
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, serve
 from holdfast.wire.messages import AgentHello, AgentMessage
@@ -74,7 +74,7 @@ def test_the_token_of_a_running_agent_shows_nowhere(place: Place, tmp_path: Path
 
 
 def test_the_token_is_in_no_text_of_a_meeting() -> None:
-    assert "secret" not in repr(Meeting("127.0.0.1:1", "secret"))
+    assert "secret" not in repr(ControllerEndpoint("127.0.0.1:1", "secret"))
 
 
 def test_an_agent_without_tls_does_not_leave_its_machine(place: Place) -> None:

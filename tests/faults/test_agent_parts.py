@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.faults.desk import Desk, at_desk, gone, hold, job_of
 
 from holdfast import train
+from holdfast.core.checkpoint_types import Draft
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.parts import Draft
 from holdfast.wire.messages import Settled, Shutdown, Upload, Uploaded, UploadFailed
 
 DRAFT = Draft(name="checkpoint_000000", index=0, epoch=1, token="t")

@@ -14,7 +14,7 @@ from tests.faults.desk import at_desk, hold, job_of
 from tests.faults.programs import kin
 
 from holdfast import train
-from holdfast.agent import stacks
+from holdfast.linux import signal_state
 from holdfast.wire.messages import Stacks
 from holdfast.worker.stdio import DUMP_SIGNAL
 
@@ -60,17 +60,17 @@ def test_the_kernel_tells_of_a_dump_that_is_not_over(tmp_path: Path) -> None:
     with subprocess.Popen(command, pass_fds=[writing], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            before = stacks.blocking(process.pid, DUMP_SIGNAL)
+            before = signal_state.blocking(process.pid, DUMP_SIGNAL)
             assert before == set()
-            assert not stacks.has_to_handle(process.pid, DUMP_SIGNAL, before)
+            assert not signal_state.has_to_handle(process.pid, DUMP_SIGNAL, before)
             process.send_signal(DUMP_SIGNAL)
-            kin.until(lambda: stacks.blocking(process.pid, DUMP_SIGNAL), "the handler")
-            assert stacks.has_to_handle(process.pid, DUMP_SIGNAL, before)
+            kin.until(lambda: signal_state.blocking(process.pid, DUMP_SIGNAL), "the handler")
+            assert signal_state.has_to_handle(process.pid, DUMP_SIGNAL, before)
             os.set_blocking(reading, False)
             text = bytearray()
 
             def is_over() -> bool:
-                over = not stacks.has_to_handle(process.pid, DUMP_SIGNAL, before)
+                over = not signal_state.has_to_handle(process.pid, DUMP_SIGNAL, before)
                 while select.select([reading], [], [], 0)[0]:
                     text.extend(os.read(reading, 4096))
                 return over
@@ -81,4 +81,4 @@ def test_the_kernel_tells_of_a_dump_that_is_not_over(tmp_path: Path) -> None:
             process.kill()
             os.close(reading)
             os.close(writing)
-    assert stacks.blocking(process.pid, DUMP_SIGNAL) == set()
+    assert signal_state.blocking(process.pid, DUMP_SIGNAL) == set()

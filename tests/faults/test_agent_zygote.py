@@ -23,7 +23,7 @@ from holdfast import train
 from holdfast.wire.frames import encode, receive
 from holdfast.wire.messages import Shutdown
 from holdfast.worker.job import Assignment
-from holdfast.worker.orders import Load, Warm
+from holdfast.zygote.messages import Load, Warm
 
 _STARTS_A_THREAD = """
 import threading
@@ -86,7 +86,7 @@ def test_threads_started_at_import_mean_cold_workers_and_a_reason(tmp_path: Path
             )
             assert prepared.cold_reason == "Importing starts_a_thread started 1 thread(s) (ticker)"
             desk.start()
-            assert (await desk.finished()).value == "holdfast.worker.cold"
+            assert (await desk.finished()).value == "holdfast.zygote.cold_start"
             await desk.expect_line("Workers are started cold from now on: Importing starts_a_thread")
 
     hold(test)
@@ -387,7 +387,7 @@ def test_a_framework_gets_the_socket_that_is_bound_already(tmp_path: Path) -> No
 
 _AGENT = """
 import os, subprocess, sys
-zygote = [sys.executable, "-m", "holdfast.worker.zygote", sys.argv[1], str(os.getpid())]
+zygote = [sys.executable, "-m", "holdfast.zygote.zygote", sys.argv[1], str(os.getpid())]
 subprocess.Popen(zygote, pass_fds=[int(sys.argv[1])])
 sys.stdin.read()
 """

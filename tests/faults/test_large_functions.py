@@ -15,7 +15,7 @@ from tests.e2e.small import fit, make_trainer
 from tests.faults.desk import at_desk, hold, job_of
 from tests.faults.programs.place import Place
 
-from holdfast.control.agents import FUNCTION_PIECE_BYTES
+from holdfast.control.agent_link import FUNCTION_PIECE_BYTES
 from holdfast.core import records as r
 from holdfast.errors import ConfigError, TrainingFailedError
 from holdfast.wire.messages import FunctionPiece, Prepared

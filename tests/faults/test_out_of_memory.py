@@ -36,7 +36,7 @@ def test_workers_are_preferred_to_the_agent_and_the_zygote(tmp_path: Path, fork:
 
 
 def test_the_limit_of_a_group_above_is_respected() -> None:
-    program = "from holdfast.agent.memory import available_bytes; print(available_bytes())"
+    program = "from holdfast.linux.memory import available_bytes; print(available_bytes())"
     with memory_group(300 * _MIB) as group:
         done = subprocess.run(
             [sys.executable, "-c", program], preexec_fn=group.enter, stdout=subprocess.PIPE, text=True, check=True

@@ -14,8 +14,8 @@ from tests.faults.kill_writer import Job, Outcome
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
-from holdfast.checkpoint.expire import remove
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.removal import remove
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.storage.store import Store
 

@@ -10,9 +10,9 @@ from typing import Any
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import Report
 from holdfast.core.invariants import Monitor
 from holdfast.core.machine import Step, deadline, step
-from holdfast.core.parts import Report
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import Durable, State, fold
 

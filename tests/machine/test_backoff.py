@@ -7,7 +7,7 @@ from tests.machine.rig import NOTHING, Rig, checkpoint_of, died, exited, report,
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.forming import backoff_s
+from holdfast.core.placement import backoff_s
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
 

@@ -8,9 +8,9 @@ from tests.machine.rig import NOTHING, Rig, checkpoint_of, committed, died, exit
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.core.blame import root_cause
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step
+from holdfast.core.root_cause import root_cause
 
 STOP = c.StopWorkers(generation=1, agents=("a",))
 STOPPED = e.WorkersStopped(generation=1, agent="a")

@@ -9,7 +9,7 @@ from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.accounting import account, effective_reports
 from holdfast.core.machine import Step
-from holdfast.core.story import tell
+from holdfast.views.narrative import tell
 
 _CHANGED = ("`EPOCHS` was 2 and is 3",)
 

@@ -19,8 +19,8 @@ from tests.machine.rig import (
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import Report
 from holdfast.core.machine import Step
-from holdfast.core.parts import Report
 
 
 def test_a_report_is_a_record() -> None:

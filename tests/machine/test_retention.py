@@ -23,9 +23,9 @@ from tests.machine.rig import (
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import Report
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step
-from holdfast.core.parts import Report
 from holdfast.core.retention import RetentionRule
 
 

@@ -12,7 +12,7 @@ from tests.sim.simulation import Simulation
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.retention import RetentionRule
-from holdfast.core.story import Teller, clock_utc, size_text, tell
+from holdfast.views.narrative import Teller, clock_utc, size_text, tell
 
 
 def short(at: float) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from tests.sim.scenario import gain
 
 from holdfast.core import events as e
+from holdfast.core.checkpoint_types import Report
 from holdfast.core.commands import Place, StartWorkers
-from holdfast.core.parts import Report
 from holdfast.core.records import WorkerFailure
 
 if TYPE_CHECKING:

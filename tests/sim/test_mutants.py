@@ -15,7 +15,7 @@ from tests.sim.driver import Driver
 from tests.sim.persisting import Persisting
 
 from holdfast.core import events as e
-from holdfast.core import forming, ledger, machine, removal
+from holdfast.core import machine, pending_checkpoints, placement, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
 from holdfast.core.state import Durable, Group, State
@@ -110,13 +110,13 @@ def resume_from_the_oldest(patch: Patch) -> None:
 
 
 def trust_the_journal_over_storage(patch: Patch) -> None:
-    reconcile = ledger.reconcile
+    reconcile = pending_checkpoints.reconcile
 
     def deaf(state: State, event: e.ControllerBegan, now: float, out: machine.Output) -> None:
         known = tuple(state.durable.checkpoints.values())
         reconcile(state, e.ControllerBegan(epoch=event.epoch, host="", pid=0, stored=known), now, out)
 
-    patch.setattr(ledger, "reconcile", deaf)
+    patch.setattr(pending_checkpoints, "reconcile", deaf)
 
 
 def commit_what_lost_a_part(patch: Patch) -> None:
@@ -126,11 +126,11 @@ def commit_what_lost_a_part(patch: Patch) -> None:
                 state.pending.pop(pending.ticket)
         return set()
 
-    patch.setattr(ledger, "lose_agent", lose)
+    patch.setattr(pending_checkpoints, "lose_agent", lose)
 
 
 def wait_for_ranks_that_are_gone(patch: Patch) -> None:
-    patch.setattr(ledger, "drop_incomplete", lambda state, now, out: None)
+    patch.setattr(pending_checkpoints, "drop_incomplete", lambda state, now, out: None)
 
 
 def see_no_hang(patch: Patch) -> None:
@@ -154,7 +154,7 @@ def go_on_after_being_fenced(patch: Patch) -> None:
 
 
 def set_a_deadline_that_has_passed(patch: Patch) -> None:
-    patch.setattr(forming, "deadlines", lambda state: [state.not_before])
+    patch.setattr(placement, "deadlines", lambda state: [state.not_before])
 
 
 def forget_those_who_never_came(patch: Patch) -> None:

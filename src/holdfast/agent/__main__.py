@@ -21,7 +21,7 @@ from typing import NoReturn
 from holdfast.agent.agent import Agent
 from holdfast.agent.log_writer import ThreadedHandler
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.worker.kinship import become_subreaper, die_with_parent, name_process
+from holdfast.linux.process import become_subreaper, die_with_parent, name_process
 
 __all__ = ["main"]
 

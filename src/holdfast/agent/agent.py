@@ -1,9 +1,9 @@
 """The agent: one per node, between the controller and the node's workers.
 
-Dials the controller, obeys its orders, and tells it what happens. Decides nothing: orders come from the
-controller's core. `nursery` makes processes, `generation` cares for them, `parts` for what they hand over,
-`mirror` for logs and artifacts. When the controller is gone, so are the workers, at once. Uploads that it had ordered
-are finished first (`finish_uploads`), for at most HOLDFAST_LINGER_S; with none of them the agent goes at once, too.
+Dials the controller, obeys its orders, and tells it what happens. Decides nothing: orders come from the controller's
+core. `zygote_client` makes processes, `generation` cares for them, `parts` for what they hand over, `artifact_sync` for
+logs and artifacts. When the controller is gone, so are the workers, at once. Uploads that it had ordered are finished
+first (`finish_uploads`), for at most HOLDFAST_LINGER_S; with none of them the agent goes at once, too.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.assigning import assign
+from holdfast.agent.assignment import assign
 from holdfast.agent.buffers import Buffers
-from holdfast.agent.depot import Depot
 from holdfast.agent.finish_uploads import linger_s
 from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.generation import Generation
-from holdfast.agent.nursery import Nursery
 from holdfast.agent.parts import Answer
+from holdfast.agent.run_storage import RunStorage
 from holdfast.agent.session_dir import SessionDir
 from holdfast.agent.spawner import Parent, Spawner
-from holdfast.core.parts import VerifiedFile
+from holdfast.agent.zygote_client import ZygoteSpawner
+from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.errors import Damaged, HoldfastError, NotCommitted
+from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.wire.channel import Channel, connect
 from holdfast.wire.messages import (
     PROTOCOL,
@@ -51,7 +52,6 @@ from holdfast.wire.messages import (
     Stopped,
     Upload,
 )
-from holdfast.worker.kinship import change_death_signal, live_without_parent
 from holdfast.worker.stdio import let_go_of_output
 
 __all__ = ["Agent"]
@@ -87,7 +87,7 @@ class Agent:
         self._root = root
         self._own_process = adopts_orphans
         self._make_spawner = make_spawner or (
-            lambda parent, session: _nursery(parent, session, adopts_orphans=adopts_orphans)
+            lambda parent, session: _zygote_spawner(parent, session, adopts_orphans=adopts_orphans)
         )
         self._channel: Channel[ControllerMessage] | None = None
         self._end = asyncio.Event()
@@ -108,7 +108,7 @@ class Agent:
     async def run(self) -> None:
         self._session = SessionDir(self._id, self._root)
         self._buffers = Buffers(self._slots)
-        self._depot = Depot(self._session.path, self._buffers)
+        self._depot = RunStorage(self._session.path, self._buffers)
         self._spawner = self._make_spawner(self, self._session)
         try:
             channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
@@ -399,10 +399,10 @@ class Agent:
         self._listener.close()
 
 
-def _nursery(parent: Parent, session: SessionDir, adopts_orphans: bool) -> Nursery:
-    nursery = Nursery(parent, session.leftovers, adopts_orphans=adopts_orphans)
-    nursery.launch()
-    return nursery
+def _zygote_spawner(parent: Parent, session: SessionDir, adopts_orphans: bool) -> ZygoteSpawner:
+    spawner = ZygoteSpawner(parent, session.leftovers, adopts_orphans=adopts_orphans)
+    spawner.launch()
+    return spawner
 
 
 def _bind(address: str) -> socket.socket:

@@ -2,8 +2,8 @@
 
 Two buffers for each worker slot, made when workers are first assigned to it and kept, warm, across generations. The
 agent holds the only lasting reference: when it ends, however it ends, the kernel frees them. What a buffer holds is
-known by its seal (`worker.sealed`); workers write (`worker.snapshot`), `parts` has the files uploaded from here, and
-workers of a later generation read them back (`worker.recall`).
+known by its seal (`worker.snapshot_buffer`); workers write (`worker.snapshot`), `parts` has the files uploaded from
+here, and workers of a later generation read them back (`worker.memory_checkpoint`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-from holdfast.agent.memory import available_bytes
-from holdfast.core.parts import Snapshot
+from holdfast.core.checkpoint_types import Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, grow, make_memory, prefault
+from holdfast.linux.memory import available_bytes
+from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, prefault
 
 __all__ = ["Buffers", "limit_from_environment", "warm_up"]
 
@@ -30,7 +30,7 @@ _Ticket = tuple[int, int]
 @dataclass(slots=True)
 class _Buffer:
     fd: int
-    memory: SealedBuffer
+    memory: SnapshotBuffer
     ticket: _Ticket | None = None
     """What is on its way to storage from here."""
     snapshot: Snapshot | None = None
@@ -122,7 +122,7 @@ class Buffers:
     def _make(self, slot: int) -> str:
         fd = make_memory(f"holdfast-snapshot-{slot}")
         path = f"/proc/{os.getpid()}/fd/{fd}"
-        self._buffers[path] = _Buffer(fd, SealedBuffer(fd, writable=False))
+        self._buffers[path] = _Buffer(fd, SnapshotBuffer(fd, writable=False))
         return path
 
     def _close(self, path: str) -> None:

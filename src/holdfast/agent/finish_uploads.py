@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from holdfast.agent.parts import OpenStore, Ordered, Parts
-from holdfast.core.parts import Draft
+from holdfast.core.checkpoint_types import Draft
 from holdfast.errors import HoldfastError, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Uploaded
@@ -102,7 +102,7 @@ class _Finishing:
     async def remove_files(self, draft: Draft) -> None:
         """Remove what was uploaded after a tombstone had shut the draft: whoever made that has cleared up already."""
         from holdfast.checkpoint.catalog import Catalog
-        from holdfast.checkpoint.erase import erase_files
+        from holdfast.checkpoint.deletion import erase_files
 
         def remove(store: Store) -> None:
             found = Catalog(store).look(draft.name).manifest

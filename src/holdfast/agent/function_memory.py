@@ -13,8 +13,8 @@ import os
 
 from blake3 import blake3
 
-from holdfast.agent.memory import available_bytes
 from holdfast.errors import WireError
+from holdfast.linux.memory import available_bytes
 from holdfast.wire.messages import Prepare
 
 __all__ = ["FunctionMemory"]

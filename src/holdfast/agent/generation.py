@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.agent.log_writer import LogWriter
-from holdfast.agent.memory import oom_kills
 from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.parts import Parts
 from holdfast.agent.spawner import Spawner
-from holdfast.agent.ward import Ward
-from holdfast.core.parts import Report
+from holdfast.agent.worker_handle import WorkerHandle
+from holdfast.core.checkpoint_types import Report
+from holdfast.linux.memory import oom_kills
 from holdfast.wire.messages import (
     Collected,
     Exited,
@@ -55,7 +55,7 @@ class Generation:
         self._parts = parts
         self._send = send
         self._forwarder = Forwarder(number, self._send_logs, backlog_bytes)
-        self._wards: dict[int, Ward] = {}
+        self._workers: dict[int, WorkerHandle] = {}
         self._logs: list[RankLog] = []
         self._log_writer = log_writer
         self._reports: dict[int, list[Report]] = {}
@@ -67,33 +67,33 @@ class Generation:
         """Start one worker; `listen_fd` is handed over."""
         log = RankLog(log_file, assignment.rank, self._forwarder, self._log_writer)
         self._logs.append(log)
-        ward = Ward(self.number, assignment.rank, log, listen_fd, self._heard)
-        self._wards[assignment.rank] = ward
-        self._spawner.spawn(assignment, ward.wires)
+        worker = WorkerHandle(self.number, assignment.rank, log, listen_fd, self._heard)
+        self._workers[assignment.rank] = worker
+        self._spawner.spawn(assignment, worker.worker_fds)
 
     @property
     def busy(self) -> bool:
         """Whether any of its workers lives."""
-        return any(ward.alive for ward in self._wards.values())
+        return any(worker.alive for worker in self._workers.values())
 
     # ------------------------------------------------------------------ births and deaths
 
     def worker_started(self, rank: int, pid: int) -> None:
-        self._wards[rank].pid = pid
-        pids = {ward.rank: ward.pid for ward in self._wards.values() if ward.pid is not None}
-        if len(pids) == len(self._wards) and not self._started and not self.stopping:
+        self._workers[rank].pid = pid
+        pids = {worker.rank: worker.pid for worker in self._workers.values() if worker.pid is not None}
+        if len(pids) == len(self._workers) and not self._started and not self.stopping:
             self._started = True
             self._send(Started(generation=self.number, pids=pids))
 
     def worker_died(self, rank: int, status: int, *, killed: bool) -> None:
-        ward = self._wards[rank]
-        ended = ward.ended(status, out_of_memory=oom_kills() > self._oom_kills)
+        worker = self._workers[rank]
+        ended = worker.ended(status, out_of_memory=oom_kills() > self._oom_kills)
         self._tell_end(None if killed else ended)
 
     def workers_lost(self, why: str) -> None:
-        for ward in self._wards.values():
-            if ward.alive:
-                self._tell_end(ward.lost(why))
+        for worker in self._workers.values():
+            if worker.alive:
+                self._tell_end(worker.lost(why))
 
     def _tell_end(self, ended: object | None) -> None:
         """Also while it is stopped: a rank that failed first may be heard of last, and is the one to blame."""
@@ -113,8 +113,8 @@ class Generation:
     def release(self) -> None:
         """Its processes are gone: take what they left, and close everything."""
         self.stopping = True
-        for ward in self._wards.values():
-            ward.drain()
+        for worker in self._workers.values():
+            worker.drain()
         self.flush()
         self._forwarder.flush()
         for log in self._logs:
@@ -122,39 +122,39 @@ class Generation:
         self._logs.clear()
 
     async def _dump_stacks(self) -> None:
-        wards = [ward for ward in self._wards.values() if ward.alive]
-        texts = await asyncio.gather(*(ward.dump_stacks() for ward in wards))
-        for ward, text in zip(wards, texts, strict=True):
+        wards = [worker for worker in self._workers.values() if worker.alive]
+        texts = await asyncio.gather(*(worker.dump_stacks() for worker in wards))
+        for worker, text in zip(wards, texts, strict=True):
             if text:
-                self._send(Stacks(generation=self.number, rank=ward.rank, text=text))
+                self._send(Stacks(generation=self.number, rank=worker.rank, text=text))
 
     # ------------------------------------------------------------------ words
 
     def settled(self, message: Settled) -> None:
-        for ward in self._wards.values():
-            ward.tell(message)
+        for worker in self._workers.values():
+            worker.tell(message)
 
     def collected(self, message: Collected) -> None:
-        for ward in self._wards.values():
-            ward.tell(message)
+        for worker in self._workers.values():
+            worker.tell(message)
 
     def pause(self) -> None:
         """The controller lags: leave reports where they are until `resume`."""
-        for ward in self._wards.values():
-            ward.pause()
+        for worker in self._workers.values():
+            worker.pause()
 
     def resume(self) -> None:
-        for ward in self._wards.values():
-            ward.resume()
+        for worker in self._workers.values():
+            worker.resume()
 
-    def _heard(self, ward: Ward, message: WorkerMessage) -> None:
+    def _heard(self, worker: WorkerHandle, message: WorkerMessage) -> None:
         if isinstance(message, Imported):
             self._spawner.learn(message.modules)
         elif self.stopping and not isinstance(message, Exited | WorkerReport):
             return  # but a `report` that has returned is kept, whatever happened meanwhile
         elif isinstance(message, WorkerReport):
-            self._parts.take(self.number, ward.rank, message)
-            self._reports.setdefault(ward.rank, []).append(message.report)
+            self._parts.take(self.number, worker.rank, message)
+            self._reports.setdefault(worker.rank, []).append(message.report)
             if message.report.checkpoint:
                 self.flush()
             elif self._timer is None:

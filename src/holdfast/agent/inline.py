@@ -17,7 +17,7 @@ from holdfast.agent.spawner import Parent
 from holdfast.wire.messages import Prepare
 from holdfast.worker.bootstrap import run_inline
 from holdfast.worker.job import Assignment, Job
-from holdfast.worker.stdio import Wires
+from holdfast.worker.stdio import WorkerFds
 from holdfast.worker.torchrun import Torchrun
 
 __all__ = ["InlineSpawner", "RunInMain"]
@@ -47,14 +47,14 @@ class InlineSpawner:
     async def ready(self) -> None:
         await self._ended.wait()
 
-    def spawn(self, assignment: Assignment, wires: Wires) -> None:
+    def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:
         assert self._ended.is_set(), "local mode runs one worker"
         assert self._prepare is not None
         job, prepare, torchrun = self._job, self._prepare, self._torchrun
         loop = asyncio.get_running_loop()
-        for fd in (wires.stdout, wires.stderr, wires.dump):
+        for fd in (worker_fds.stdout, worker_fds.stderr, worker_fds.dump):
             os.close(fd)
-        connection = socket.socket(fileno=wires.connection)
+        connection = socket.socket(fileno=worker_fds.connection)
         self._connection = connection
         self._was_cut = False
         self._ended.clear()
@@ -63,7 +63,7 @@ class InlineSpawner:
             code = 1
             try:
                 with suppress(BrokenPipeError, ConnectionResetError):  # cut by `clear`: nobody listens to its end
-                    code = run_inline(job, prepare, assignment, connection, wires.listen, torchrun)
+                    code = run_inline(job, prepare, assignment, connection, worker_fds.listen, torchrun)
             finally:
                 loop.call_soon_threadsafe(self._done, assignment, code)
 

@@ -1,8 +1,8 @@
 """Appends to log files in a thread of its own: a disk that stalls must not stall the agent's event loop.
 
-`output` puts blocks of whole lines in, from the event loop; `ward` stops reading a worker's pipes while too much is
-unwritten, so that the worker waits in `print` and nothing is lost or fills the memory. `depot` waits for what was put
-before it takes the files to storage.
+`output` puts blocks of whole lines in, from the event loop; `worker` stops reading a worker's pipes while too much is
+unwritten, so that the worker waits in `print` and nothing is lost or fills the memory. `run_storage` waits for what was
+put before it takes the files to storage.
 """
 
 from __future__ import annotations

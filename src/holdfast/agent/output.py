@@ -1,8 +1,8 @@
 """What workers print: every byte into a file per rank, and line by line on to the controller.
 
-The file comes first and is complete. The way to the controller is bounded: when it lags, lines are left out
-there, and counted. `log_writer` writes the files, `ward` reads the pipes of workers, `nursery` the zygote's; `mirror`
-takes the files to storage.
+The file comes first and is complete. The way to the controller is bounded: when it lags, lines are left out there, and
+counted. `log_writer` writes the files, `worker` reads the pipes of workers, `zygote_client` the zygote's;
+`artifact_sync` takes the files to storage.
 """
 
 from __future__ import annotations

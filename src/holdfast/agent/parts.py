@@ -22,8 +22,8 @@ from typing import Any
 
 from holdfast.agent.buffers import Buffers, warm_up
 from holdfast.checkpoint.upload_locks import UploadLock
+from holdfast.core.checkpoint_types import FileEntry, Snapshot
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.parts import FileEntry, Snapshot
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError, NotFound, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.checkpoint.writer import machine_id
+from holdfast.checkpoint.process_identity import machine_id
 from holdfast.storage.files import has_shared_locks
 from holdfast.storage.locate import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory

@@ -1,6 +1,6 @@
 """The seam between an agent and its workers' processes: who starts them, tells of their deaths, and ends them.
 
-Three ways: forked from a warm zygote or started cold (`nursery` does both), or run inside the calling process
+Three ways: forked from a warm zygote or started cold (`zygote_client` does both), or run inside the calling process
 (`inline`, for local mode). `agent` and `generation` know only what is written here.
 """
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from holdfast.wire.messages import Prepare
 from holdfast.worker.job import Assignment
-from holdfast.worker.stdio import Wires
+from holdfast.worker.stdio import WorkerFds
 
 __all__ = ["Parent", "Spawner"]
 
@@ -45,7 +45,7 @@ class Spawner(Protocol):
         """Returns when `spawn` will be quick."""
         ...
 
-    def spawn(self, assignment: Assignment, wires: Wires) -> None:
+    def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:
         """Start one worker; the descriptors are this method's to close."""
         ...
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.process_identity import machine_id
 from holdfast.checkpoint.restore import fetch_manifest
-from holdfast.checkpoint.writer import machine_id
 from holdfast.storage.files import has_shared_locks
 from holdfast.storage.locate import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.checkpoint import layout
+from holdfast.checkpoint.deletion import erase_files
 from holdfast.checkpoint.epochs import Fences, read_fences
-from holdfast.checkpoint.erase import erase_files
 from holdfast.checkpoint.manifest import Manifest, decode, is_torn
 from holdfast.checkpoint.part_records import complete_draft
-from holdfast.checkpoint.reservation import Reservation, decode_reservation, entomb, writer_is_gone
-from holdfast.checkpoint.writer import is_dead
+from holdfast.checkpoint.process_identity import is_dead
+from holdfast.checkpoint.reservation import Reservation, decode_reservation, write_tombstone, writer_is_gone
 from holdfast.errors import Damaged, NotCommitted, NotFound
 from holdfast.storage.store import Entry, Store
 
-__all__ = ["Catalog", "Leftover", "Look", "Survey", "visible"]
+__all__ = ["Catalog", "Leftover", "ManifestRead", "Survey", "visible"]
 
 _THREADS = 16
 _T = TypeVar("_T")
@@ -32,7 +32,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ManifestRead:
     """What one directory's manifest says: a manifest, or a problem with it, or neither where there is
     none."""
 
@@ -76,19 +76,19 @@ class Catalog:
         """The directories that may be checkpoints."""
         return [name for name in self._store.children() if layout.is_checkpoint_like(name)]
 
-    def look(self, name: str) -> Look:
+    def look(self, name: str) -> ManifestRead:
         """Read one directory's manifest, whatever state it is in. A newer major format raises."""
         key = layout.key_of(name, layout.MANIFEST)
         try:
             data = self._store.get(key)
         except NotFound:
-            return Look(name)
+            return ManifestRead(name)
         try:
-            return Look(name, manifest=decode(data, f"{self._store.uri}: {key}"))
+            return ManifestRead(name, manifest=decode(data, f"{self._store.uri}: {key}"))
         except Damaged as error:
-            return Look(name, problem=str(error), torn=is_torn(data))
+            return ManifestRead(name, problem=str(error), torn=is_torn(data))
 
-    def looks(self) -> list[Look]:
+    def looks(self) -> list[ManifestRead]:
         """A look at every directory, in parallel."""
         return self._each(self.names(), self.look)
 
@@ -186,7 +186,7 @@ class Catalog:
             dead = writer_is_gone(owner)
             if complete_draft(self._store, found.name, owner) is not None:
                 continue
-            if not entomb(self._store, found.name, index=found.index, epoch=epoch, token=owner.token):
+            if not write_tombstone(self._store, found.name, index=found.index, epoch=epoch, token=owner.token):
                 continue
             shut.append(found.name)
             if self._store.exclusive or dead:
@@ -206,7 +206,7 @@ class Catalog:
 class Survey:
     """One look at a run: the names that are there, the manifests of custom names, and the fences."""
 
-    def __init__(self, catalog: Catalog, names: list[str], custom: list[Look], fences: Fences) -> None:
+    def __init__(self, catalog: Catalog, names: list[str], custom: list[ManifestRead], fences: Fences) -> None:
         self._catalog = catalog
         self._names = names
         self._custom = custom
@@ -241,7 +241,7 @@ class Survey:
         return max([at_least, *(index + 1 for index in taken)])
 
 
-def visible(look: Look, fences: Fences) -> Manifest | None:
+def visible(look: ManifestRead, fences: Fences) -> Manifest | None:
     """The manifest if the checkpoint is committed. A copy under another name is its owner's, not the
     run's."""
     found = look.manifest
@@ -250,6 +250,6 @@ def visible(look: Look, fences: Fences) -> Manifest | None:
     return found
 
 
-def _tell(look: Look, on_problem: Callable[[str, str], None] | None) -> None:
+def _tell(look: ManifestRead, on_problem: Callable[[str, str], None] | None) -> None:
     if on_problem is not None and look.problem is not None and not look.torn:
         on_problem(look.name, look.problem)

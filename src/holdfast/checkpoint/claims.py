@@ -19,7 +19,7 @@ from contextlib import suppress
 import msgspec
 
 from holdfast.checkpoint.layout import CLAIM_PREFIX
-from holdfast.checkpoint.writer import Writer, is_dead, this_process
+from holdfast.checkpoint.process_identity import ProcessIdentity, is_dead, this_process
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.store import Store
@@ -44,7 +44,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "holdfast.claim/1.0"
     key: str
     token: str
-    writer: Writer
+    writer: ProcessIdentity
 
 
 def create_by_claim(

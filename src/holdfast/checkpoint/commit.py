@@ -15,17 +15,17 @@ from typing import Any
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.deletion import erase_files, erase_sealed
 from holdfast.checkpoint.epochs import read_fences
-from holdfast.checkpoint.erase import erase_files, erase_sealed
 from holdfast.checkpoint.manifest import Manifest, check_metrics, encode, split_entries
-from holdfast.checkpoint.reservation import entomb, now_text, place, read_reservation
+from holdfast.checkpoint.process_identity import describe, this_process
+from holdfast.checkpoint.reservation import create_once, now_text, read_reservation, write_tombstone
 from holdfast.checkpoint.reserve import reserve as reserve
 from holdfast.checkpoint.upload import merge_parts as merge_parts
 from holdfast.checkpoint.upload import reference_existing as reference_existing
 from holdfast.checkpoint.upload import upload_part as upload_part
-from holdfast.checkpoint.writer import describe, this_process
-from holdfast.core.parts import Draft as Draft
-from holdfast.core.parts import FileEntry
+from holdfast.core.checkpoint_types import Draft as Draft
+from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import ConfigError, Fenced, OutOfSpace, StorageError
 from holdfast.storage.store import OnBytes, Store
 
@@ -67,7 +67,7 @@ def commit(
     if reservation is None or reservation.token != draft.token:
         raise Fenced(f"{store.uri}: the reservation of {draft.name} was cleared away by somebody who took us for dead.")
     try:
-        created = place(store, layout.key_of(draft.name, layout.MANIFEST), encode(manifest))
+        created = create_once(store, layout.key_of(draft.name, layout.MANIFEST), encode(manifest))
     except StorageError:
         if _own_manifest(store, draft) is None:
             raise
@@ -145,7 +145,7 @@ def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
     if owner is None or owner.token != draft.token:
         return  # cleared away already, and perhaps another's by now
     try:
-        if not entomb(store, draft.name, index=draft.index, epoch=draft.epoch, token=draft.token):
+        if not write_tombstone(store, draft.name, index=draft.index, epoch=draft.epoch, token=draft.token):
             found = Catalog(store).look(draft.name).manifest
             if found is None or not found.void:
                 return

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.core.parts import FileEntry
+from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import NotFound
 from holdfast.storage.hashing import BLOCK_BYTES, blocks, new_hasher
 from holdfast.storage.store import Digest, OnBytes, Store

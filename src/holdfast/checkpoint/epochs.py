@@ -19,12 +19,12 @@ from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Damaged, NotFound
 from holdfast.storage.store import Store
 
-__all__ = ["Fences", "Settlement", "epoch_key", "floor_key", "list_epochs", "read_fences", "read_settlement"]
+__all__ = ["Fences", "EpochFloor", "epoch_key", "floor_key", "list_epochs", "read_fences", "read_floor"]
 
 _NAME = re.compile(rf"{EPOCHS}/([0-9]{{6,18}})\.json\Z")
 
 
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+class EpochFloor(msgspec.Struct, frozen=True, kw_only=True):
     """How far earlier controllers had come when this one took over. A `floor` of None settles nothing: the
     controller was overtaken before it began."""
 
@@ -76,19 +76,19 @@ def read_fences(store: Store) -> Fences:
     """What the run's controllers have declared."""
     floors: dict[int, int | None] = {}
     for epoch, has_floor in list_epochs(store).items():
-        settled = read_settlement(store, epoch) if has_floor else None
+        settled = read_floor(store, epoch) if has_floor else None
         floors[epoch] = settled.floor if settled is not None else None
     return Fences(floors)
 
 
-def read_settlement(store: Store, epoch: int) -> Settlement | None:
+def read_floor(store: Store, epoch: int) -> EpochFloor | None:
     """What an epoch settled; None if it has not. A damaged file is an error: nobody may guess at a fence."""
     try:
         data = store.get(floor_key(epoch))
     except NotFound:
         return None
     try:
-        return msgspec.json.decode(data, type=Settlement)
+        return msgspec.json.decode(data, type=EpochFloor)
     except DECODE_ERRORS as error:
         if not data.rstrip().endswith(b"}"):
             return None  # its controller died while creating it, where that is not atomic, and declared nothing

@@ -17,9 +17,9 @@ import msgspec
 from blake3 import blake3
 
 from holdfast.checkpoint.layout import is_sidecar
+from holdfast.core.checkpoint_types import FileEntry
 from holdfast.core.decode_errors import DECODE_ERRORS
-from holdfast.core.floats import tag_floats, untag_floats
-from holdfast.core.parts import FileEntry
+from holdfast.core.json_floats import tag_floats, untag_floats
 from holdfast.errors import ConfigError, Damaged, InvalidURI, UnsupportedFormat
 from holdfast.storage.keys import check_key
 

@@ -17,12 +17,12 @@ import msgspec
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.manifest import Manifest, decode, encode, has_valid_seal, sealed, split_entries
-from holdfast.checkpoint.reservation import Reservation, now_text, place, read_reservation
+from holdfast.checkpoint.process_identity import describe, this_process
+from holdfast.checkpoint.reservation import Reservation, create_once, now_text, read_reservation
 from holdfast.checkpoint.upload import merge_parts
-from holdfast.checkpoint.writer import describe, this_process
+from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry
 from holdfast.core.decode_errors import DECODE_ERRORS
-from holdfast.core.floats import tag_floats, untag_floats
-from holdfast.core.parts import CheckpointInfo, Draft, FileEntry
+from holdfast.core.json_floats import tag_floats, untag_floats
 from holdfast.errors import Damaged, DuplicateFile, NotFound, StorageError
 from holdfast.storage.store import Store
 
@@ -132,7 +132,7 @@ def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | No
     still = read_reservation(store, name)
     if still is None or still.token != owner.token:
         return None
-    if not place(store, layout.key_of(name, layout.MANIFEST), data):
+    if not create_once(store, layout.key_of(name, layout.MANIFEST), data):
         return None
     with suppress(StorageError):  # they do no harm where they stay: nobody lists them, and they go with the checkpoint
         store.delete([layout.key_of(name, layout.part_name(rank)) for rank in records])

@@ -13,8 +13,8 @@ import msgspec
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.claims import create_by_claim
 from holdfast.checkpoint.manifest import Manifest, encode
+from holdfast.checkpoint.process_identity import ProcessIdentity, describe, is_dead, this_process
 from holdfast.checkpoint.upload_locks import is_uploading
-from holdfast.checkpoint.writer import Writer, describe, is_dead, this_process
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.storage.store import Store
@@ -23,9 +23,9 @@ __all__ = [
     "Reservation",
     "age_s",
     "decode_reservation",
-    "entomb",
+    "write_tombstone",
     "now_text",
-    "place",
+    "create_once",
     "read_reservation",
     "writer_is_gone",
 ]
@@ -39,7 +39,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     epoch: int
     created_at: str
-    writer: Writer
+    writer: ProcessIdentity
 
 
 def decode_reservation(data: bytes) -> Reservation | None:
@@ -64,7 +64,7 @@ def writer_is_gone(reservation: Reservation) -> bool:
     return is_dead(reservation.writer) is True and not is_uploading(reservation.token)
 
 
-def entomb(store: Store, name: str, *, index: int, epoch: int, token: str) -> bool:
+def write_tombstone(store: Store, name: str, *, index: int, epoch: int, token: str) -> bool:
     """Put a void manifest where the missing one would go. False if a manifest is there: the writer was
     faster."""
     tombstone = Manifest(
@@ -77,10 +77,10 @@ def entomb(store: Store, name: str, *, index: int, epoch: int, token: str) -> bo
         world_size=0,
         void=True,
     )
-    return place(store, layout.key_of(name, layout.MANIFEST), encode(tombstone))
+    return create_once(store, layout.key_of(name, layout.MANIFEST), encode(tombstone))
 
 
-def place(store: Store, key: str, data: bytes) -> bool:
+def create_once(store: Store, key: str, data: bytes) -> bool:
     """Create a key that must not be there; False if it is. Of any number of concurrent callers exactly one gets True,
     also where the storage itself refuses no second creation (see `claims`)."""
     if not store.exclusive:

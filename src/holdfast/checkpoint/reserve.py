@@ -17,17 +17,17 @@ import msgspec
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, visible
-from holdfast.checkpoint.erase import erase, erase_sealed
+from holdfast.checkpoint.deletion import erase, erase_sealed
+from holdfast.checkpoint.process_identity import describe, is_dead, this_process
 from holdfast.checkpoint.reservation import (
     Reservation,
     decode_reservation,
-    entomb,
     now_text,
     read_reservation,
+    write_tombstone,
     writer_is_gone,
 )
-from holdfast.checkpoint.writer import describe, is_dead, this_process
-from holdfast.core.parts import Draft
+from holdfast.core.checkpoint_types import Draft
 from holdfast.errors import AlreadyExists, ConfigError, NameTaken, NotFound, Unavailable
 from holdfast.storage.store import Store
 
@@ -191,7 +191,7 @@ def _reclaim(store: Store, catalog: Catalog, draft: Draft) -> bool:
     if not writer_is_gone(owner) and owner.epoch >= draft.epoch:
         return False
     if look.manifest is None and not look.torn:
-        if not entomb(store, draft.name, index=owner.index, epoch=draft.epoch, token=owner.token):
+        if not write_tombstone(store, draft.name, index=owner.index, epoch=draft.epoch, token=owner.token):
             return False
         erase_sealed(store, draft.name)
     elif look.manifest is not None and look.manifest.void:

@@ -21,7 +21,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.digest import check_files, mismatch
 from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.core.parts import FileEntry, VerifiedFile
+from holdfast.core.checkpoint_types import FileEntry, VerifiedFile
 from holdfast.errors import Damaged, NotCommitted, NotFound
 from holdfast.storage.store import OnBytes, Store
 

@@ -23,7 +23,7 @@ from holdfast.checkpoint import layout
 from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.manifest import decode, has_valid_seal
 from holdfast.checkpoint.reservation import decode_reservation
-from holdfast.core.parts import Draft, FileEntry
+from holdfast.core.checkpoint_types import Draft, FileEntry
 from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
 from holdfast.storage.failures import translated
 from holdfast.storage.hashing import digest_file, digest_memory, new_hasher, sample_memory, size_of

@@ -1,7 +1,7 @@
 """Which drafts a process on this node still uploads to, known by locks that the kernel drops with their holder.
 
 An agent holds a lock on `<cache>/agents/<agent>/uploads/<token>` from the order to upload until the checkpoint is
-settled. So the next controller can wait for an agent that finishes the uploads of a dead one (`control.begin`), and
+settled. So the next controller can wait for an agent that finishes the uploads of a dead one (`control.setup`), and
 nobody clears a draft away that is being written to.
 """
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint import layout
-from holdfast.checkpoint.catalog import Catalog, Leftover, Look, visible
+from holdfast.checkpoint.catalog import Catalog, Leftover, ManifestRead, visible
+from holdfast.checkpoint.deletion import erase, erase_files, erase_sealed, erase_temporaries
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.epochs import Fences
-from holdfast.checkpoint.erase import erase, erase_files, erase_sealed, erase_temporaries
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.reservation import age_s, entomb, read_reservation, writer_is_gone
+from holdfast.checkpoint.reservation import age_s, read_reservation, write_tombstone, writer_is_gone
 from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.errors import NotCommitted
 from holdfast.storage.store import OnBytes, Store
@@ -111,7 +111,7 @@ def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s:
         return False
     if look.torn:
         store.delete([layout.key_of(found.name, layout.MANIFEST)])
-    if not entomb(store, found.name, index=owner.index, epoch=fences.highest, token=owner.token):
+    if not write_tombstone(store, found.name, index=owner.index, epoch=fences.highest, token=owner.token):
         return False
     erase_files(store, found.name)
     return True
@@ -132,7 +132,7 @@ def _repair_void(store: Store, seen: Manifest, older_than_s: float) -> bool:
     return True
 
 
-def _unfinished(look: Look) -> bool:
+def _unfinished(look: ManifestRead) -> bool:
     return look.manifest is None and (look.problem is None or look.torn)
 
 

@@ -1,6 +1,6 @@
 """`holdfast ckpt rm`, `pin` and `unpin`: which checkpoints go, and which may not.
 
-Nothing is removed unless everything that was named may be. The order of deletion is `holdfast.checkpoint.erase`'s.
+Nothing is removed unless everything that was named may be. The order of deletion is `holdfast.checkpoint.deletion`'s.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import click
 
-from holdfast.checkpoint import expire
+from holdfast.checkpoint import removal
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.cli.exits import Refused
-from holdfast.cli.place import find_checkpoint
-from holdfast.cli.wording import json_option, print_json, print_line, size_text
+from holdfast.cli.exit_codes import Refused
+from holdfast.cli.formatting import json_option, print_json, print_line, size_text
+from holdfast.cli.uri_args import find_checkpoint
 from holdfast.errors import Damaged
 from holdfast.storage.store import Store
 
@@ -36,7 +36,7 @@ def rm(uris: tuple[str, ...], force: bool, as_json: bool) -> None:
     found = {key: _removable(store, key[1], force) for key, store in doomed.items()}
     for (_, name), store in doomed.items():
         manifest = found[store.uri, name]
-        expire.remove(store, name, token=None if manifest is None else manifest.token)
+        removal.remove(store, name, token=None if manifest is None else manifest.token)
         if not as_json:
             size_bytes = None if manifest is None else manifest.size_bytes
             print_line(f"Removed {name}" + ("." if size_bytes is None else f" ({size_text(size_bytes)})."))
@@ -49,7 +49,7 @@ def rm(uris: tuple[str, ...], force: bool, as_json: bool) -> None:
 @json_option
 def pin(uris: tuple[str, ...], as_json: bool) -> None:
     """Keep each CHECKPOINT: retention passes it over, and `rm` refuses it, until it is unpinned."""
-    _each(uris, expire.pin, "Pinned", as_json)
+    _each(uris, removal.pin, "Pinned", as_json)
 
 
 @click.command(short_help="Lift the pin of checkpoints.")
@@ -57,7 +57,7 @@ def pin(uris: tuple[str, ...], as_json: bool) -> None:
 @json_option
 def unpin(uris: tuple[str, ...], as_json: bool) -> None:
     """Lift the pin of each CHECKPOINT; no error if it has none."""
-    _each(uris, expire.unpin, "Unpinned", as_json)
+    _each(uris, removal.unpin, "Unpinned", as_json)
 
 
 def _removable(store: Store, name: str, force: bool) -> Manifest | None:
@@ -66,7 +66,7 @@ def _removable(store: Store, name: str, force: bool) -> Manifest | None:
     found: Manifest | None = None
     with suppress(Damaged):
         found = catalog.get(name)
-    if expire.is_pinned(store, name):
+    if removal.is_pinned(store, name):
         raise Refused(f"{store.sub(name).uri} is pinned: `holdfast ckpt unpin` it first.")
     newest = None if force else catalog.newest()
     if newest is not None and newest.name == name:

@@ -13,10 +13,10 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.restore import fetch_manifest
-from holdfast.cli.exits import Refused
-from holdfast.cli.place import choose, find_run
+from holdfast.cli.exit_codes import Refused
+from holdfast.cli.formatting import count_text, duration_text, json_option, print_json, print_line, size_text
 from holdfast.cli.progress import Meter
-from holdfast.cli.wording import count_text, duration_text, json_option, print_json, print_line, size_text
+from holdfast.cli.uri_args import choose, find_run
 from holdfast.storage.store import Store
 
 __all__ = ["get", "put"]

@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from holdfast.checkpoint.catalog import Catalog, visible
-from holdfast.checkpoint.expire import is_pinned
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.cli.place import choose, find_run
-from holdfast.cli.wording import (
+from holdfast.checkpoint.removal import is_pinned
+from holdfast.cli.formatting import (
     count_text,
     json_option,
     metrics_text,
@@ -21,6 +20,7 @@ from holdfast.cli.wording import (
     size_text,
     time_text,
 )
+from holdfast.cli.uri_args import choose, find_run
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
 

@@ -9,14 +9,14 @@ import click
 
 from holdfast.checkpoint.catalog import Catalog, Leftover
 from holdfast.checkpoint.digest import check_files
+from holdfast.checkpoint.process_identity import describe, is_dead
 from holdfast.checkpoint.verify import Report
 from holdfast.checkpoint.verify import repair as repair_run
 from holdfast.checkpoint.verify import verify as verify_run
-from holdfast.checkpoint.writer import describe, is_dead
-from holdfast.cli import exits
-from holdfast.cli.place import find
+from holdfast.cli import exit_codes
+from holdfast.cli.formatting import count_text, duration_text, json_option, print_json, print_line, size_text, time_text
 from holdfast.cli.progress import Meter
-from holdfast.cli.wording import count_text, duration_text, json_option, print_json, print_line, size_text, time_text
+from holdfast.cli.uri_args import find
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
 
@@ -69,7 +69,7 @@ def verify(uri: str, shallow: bool, repair: bool, older_than_s: float, as_json: 
     else:
         _tell(report, removed, repair)
         _sum_up(report, meter.done_bytes, elapsed_s, shallow)
-    return exits.OK if report.intact else exits.FAILED
+    return exit_codes.OK if report.intact else exit_codes.FAILED
 
 
 def _check(store: Store, name: str | None, deep: bool, meter: Meter) -> Report:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 import msgspec
 
-from holdfast.cli.place import find_run
-from holdfast.cli.wording import json_option, print_json, print_line
+from holdfast.cli.formatting import json_option, print_json, print_line
+from holdfast.cli.uri_args import find_run
 from holdfast.control.history import open_journal
-from holdfast.core.story import tell
 from holdfast.errors import NotFound
+from holdfast.views.narrative import tell
 
 __all__ = ["events"]
 

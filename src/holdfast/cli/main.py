@@ -1,7 +1,7 @@
 """The entry point of `holdfast`: runs a command, and turns whatever goes wrong into one sentence and an exit code.
 
-Nothing heavy is imported here, so that importing this module costs nothing; `root` has the commands, `exits` the codes.
-`HOLDFAST_DEBUG=1` shows the traceback behind a sentence.
+Nothing heavy is imported here, so that importing this module costs nothing; `root` has the commands, `exit_codes` the
+codes. `HOLDFAST_DEBUG=1` shows the traceback behind a sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.cli import exits, interrupt
+from holdfast.cli import exit_codes, interrupt
 from holdfast.printable import printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _run(given)
         except KeyboardInterrupt:
-            return exits.INTERRUPTED
+            return exit_codes.INTERRUPTED
         except Exception as error:  # noqa: BLE001  the outermost boundary: a person gets a sentence, not a traceback
             return _tell(error)
 
@@ -41,12 +41,12 @@ def _run(arguments: list[str]) -> int:
     try:
         answer = root.main(arguments, prog_name="holdfast", standalone_mode=False)
     except click.exceptions.Abort:
-        return exits.INTERRUPTED
+        return exit_codes.INTERRUPTED
     except click.exceptions.Exit as stop:
         return int(stop.exit_code)
     except click.exceptions.ClickException as error:
         return _tell_usage(error)
-    return answer if isinstance(answer, int) else exits.OK
+    return answer if isinstance(answer, int) else exit_codes.OK
 
 
 def _tell_usage(error: click.ClickException) -> int:
@@ -56,11 +56,11 @@ def _tell_usage(error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
     if isinstance(context, click.Context):
         print(f"\n{context.get_usage()}\nTry: {context.command_path} --help", file=sys.stderr)
-    return exits.USAGE
+    return exit_codes.USAGE
 
 
 def _tell(error: Exception) -> int:
     if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
-    print(f"error: {printable(exits.sentence(error))}", file=sys.stderr)
-    return exits.code_of(error)
+    print(f"error: {printable(exit_codes.sentence(error))}", file=sys.stderr)
+    return exit_codes.code_of(error)

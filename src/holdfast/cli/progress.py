@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from holdfast.cli import interrupt
-from holdfast.cli.wording import duration_text, size_text
+from holdfast.cli.formatting import duration_text, size_text
 
 __all__ = ["Meter"]
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.checkpoint.manifest import has_valid_seal
-from holdfast.control.fold import read_fold
-from holdfast.control.journal_reader import START, JournalReader, Mark, OnDamage
 from holdfast.control.lease import read_cuts
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.records import Record
 from holdfast.core.state import Durable
 from holdfast.core.summary import Summary
 from holdfast.errors import NotFound
+from holdfast.journal.fold import read_fold
+from holdfast.journal.reader import START, JournalReader, Mark, OnDamage
 from holdfast.storage.store import Store
 
 __all__ = ["RUN_FILE", "History", "open_journal", "read_history", "read_records", "run_id"]

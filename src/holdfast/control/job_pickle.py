@@ -1,7 +1,7 @@
 """Pickling the job for the workers, within a limit; and naming what is too large, where it is.
 
 A function drags along what it captures: variables of the functions around it, globals of its script, default values,
-and its configuration. `begin` calls this before anything is started.
+and its configuration. `setup` calls this before anything is started.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import cloudpickle
 
-from holdfast.agent.memory import available_bytes
 from holdfast.errors import ConfigError
+from holdfast.linux.memory import available_bytes
 from holdfast.worker.job import Job
 
 __all__ = ["function_limit_bytes", "pickle_job"]

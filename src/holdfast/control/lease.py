@@ -1,7 +1,7 @@
 """The lease: at most one controller's decisions count.
 
 Each controller creates `epochs/<n>.json`, which only one can; the highest number is the one that counts, and everybody
-below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `journal` their late records). A living
+below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `writer` their late records). A living
 holder is known by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
 few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one.
 """
@@ -19,13 +19,13 @@ import msgspec
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.claims import create_by_claim
-from holdfast.checkpoint.epochs import Settlement, epoch_key, floor_key, list_epochs, read_settlement
+from holdfast.checkpoint.epochs import EpochFloor, epoch_key, floor_key, list_epochs, read_floor
 from holdfast.checkpoint.layout import EPOCHS
-from holdfast.checkpoint.reservation import now_text, place
-from holdfast.checkpoint.writer import Writer, is_dead, this_process
-from holdfast.control.journal_reader import Position, position
+from holdfast.checkpoint.process_identity import ProcessIdentity, is_dead, this_process
+from holdfast.checkpoint.reservation import create_once, now_text
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
+from holdfast.journal.reader import Position, position
 from holdfast.storage.mount_cache import find_mount_cache
 from holdfast.storage.store import Store
 
@@ -45,7 +45,7 @@ class EpochFile(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     id: str = ""
     """16 random hexadecimal digits: this lease and no other, whatever its number. Names the controller's journal."""
-    holder: Writer
+    holder: ProcessIdentity
     started_at: str
     time_to_live_s: float = TIME_TO_LIVE_S
 
@@ -162,7 +162,7 @@ def acquire(
 
 def read_cuts(store: Store) -> list[tuple[int, Position]]:
     """For each controller, where the journal of those before it ends (see `journal.read_records`)."""
-    settled = [read_settlement(store, number) for number, has_floor in list_epochs(store).items() if has_floor]
+    settled = [read_floor(store, number) for number, has_floor in list_epochs(store).items() if has_floor]
     return [
         (one.epoch, Position(one.journal_key, one.journal_bytes, one.journal_record))
         for one in settled
@@ -202,7 +202,7 @@ def _warn_of_cache(kind: str, time_s: float | None) -> None:
 def _create(store: Store, key: str, data: bytes, mount: _Mount | None) -> bool:
     """Create a file that only one controller may create, on whatever machine; False if it is there."""
     if mount is None:
-        return place(store, key, data)
+        return create_once(store, key, data)
     return create_by_claim(store, key, data, cache_s=mount.cache_s, sleep=mount.sleep)
 
 
@@ -213,14 +213,14 @@ def _settle(store: Store, epoch: int, mount: _Mount | None = None) -> int:
     are looked at before the journal: what is reserved below the floor has its reports there already, and they count.
     """
     for number in (number for number, has_floor in list_epochs(store).items() if number < epoch and not has_floor):
-        overtaken = Settlement(epoch=number, floor=None)
+        overtaken = EpochFloor(epoch=number, floor=None)
         _create(store, floor_key(number), msgspec.json.encode(overtaken), mount)
     if mount is not None and mount.cache_s and epoch > 1:
         # Once until the one before sees the fence, once until this controller sees what that had committed by then.
         mount.sleep(2 * mount.cache_s)
     floor = Catalog(store).survey().next_index()
     end = position(store)
-    settled = Settlement(
+    settled = EpochFloor(
         epoch=epoch,
         floor=floor,
         journal_key=end.key,
@@ -232,7 +232,7 @@ def _settle(store: Store, epoch: int, mount: _Mount | None = None) -> int:
     return floor
 
 
-def _name(holder: Writer) -> str:
+def _name(holder: ProcessIdentity) -> str:
     return f"process {holder.pid} on {holder.host}"
 
 
@@ -260,7 +260,7 @@ def _read(store: Store, epoch: int) -> EpochFile:
         return msgspec.json.decode(data, type=EpochFile)
     except DECODE_ERRORS:
         # Torn: its controller died while creating it, where that is not atomic. Nobody holds anything by it.
-        return EpochFile(epoch=epoch, holder=Writer(host="unknown", pid=0), started_at="", time_to_live_s=0.0)
+        return EpochFile(epoch=epoch, holder=ProcessIdentity(host="unknown", pid=0), started_at="", time_to_live_s=0.0)
 
 
 def _read_beat(store: Store, epoch: int) -> _Beat | None:

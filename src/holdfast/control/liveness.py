@@ -2,7 +2,7 @@
 
 A controller that is stopped (Ctrl+Z, a VM's pause) or kept waiting hears nothing, and that says nothing about anybody
 else. So an agent is silent only when a number of pings went unanswered which were sent at regular intervals while this
-process's event loop ran on time; and after a gap of its own, all waiting begins anew. `roster` counts, `loop` tells
+process's event loop ran on time; and after a gap of its own, all waiting begins anew. `agent_pool` counts, `loop` tells
 the core (`ControllerStalled`) that its timeouts must not count the gap.
 """
 

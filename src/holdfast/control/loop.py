@@ -18,33 +18,33 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.control.fold import FoldWriter
-from holdfast.control.journal import Journal
-from holdfast.control.journal_reader import JournalReader, Mark
+from holdfast.control.agent_pool import AgentPool
 from holdfast.control.lease import Lease
 from holdfast.control.liveness import LoopWatch
-from holdfast.control.observer import Observer
-from holdfast.control.persist import Persister
-from holdfast.control.publish import Publisher
+from holdfast.control.persister import Persister
+from holdfast.control.publisher import Publisher
 from holdfast.control.remover import Remover
-from holdfast.control.roster import Roster
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import deadline, step
 from holdfast.core.records import Record
 from holdfast.core.state import State
-from holdfast.engines.engine import Engine, Meeting, OnGone
+from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
 from holdfast.errors import Fenced, StorageError
+from holdfast.journal.fold import FoldWriter
+from holdfast.journal.reader import JournalReader, Mark
+from holdfast.journal.writer import Journal
 from holdfast.storage.store import Store
+from holdfast.views.observer import Observer
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Server, serve
 
-__all__ = ["Controller", "MakeEngine", "Plan", "Settings"]
+__all__ = ["Controller", "MakeEngine", "ControllerSetup", "Settings"]
 
 _log = logging.getLogger(__name__)
 
-MakeEngine = Callable[[Meeting, OnGone], Engine]
+MakeEngine = Callable[[ControllerEndpoint, OnGone], Engine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Plan:
+class ControllerSetup:
     """What a controller is given to start from."""
 
     store: Store
@@ -80,7 +80,7 @@ class Plan:
 class Controller:
     """Drives one run from `ControllerBegan` to `EndRun`."""
 
-    def __init__(self, plan: Plan, lease: Lease, journal: Journal) -> None:
+    def __init__(self, plan: ControllerSetup, lease: Lease, journal: Journal) -> None:
         self._plan = plan
         self._state = plan.state
         self._lease = lease
@@ -90,8 +90,8 @@ class Controller:
         """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
         self._publisher = Publisher(plan.observers, self._read_back)
-        self._roster = Roster(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
-        self._persister = Persister(plan.store, lease.epoch, self._roster, plan.settings.storage_patience_s)
+        self._agents = AgentPool(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
+        self._persister = Persister(plan.store, lease.epoch, self._agents, plan.settings.storage_patience_s)
         self._remover = Remover(plan.store, lease.check)
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None
@@ -112,7 +112,7 @@ class Controller:
     def post(self, event: e.Event) -> None:
         """Queue an event; from the loop's own thread."""
         if isinstance(event, e.StopRequested) and self._status is not None and self._engine is not None:
-            for agent in self._roster.met:
+            for agent in self._agents.met:
                 self._engine.kill(agent)  # asked again while agents still store their logs: enough of that
         self._events.append((event, self._now()))
         self._wake.set()
@@ -132,12 +132,12 @@ class Controller:
     async def run(self) -> str:
         """Until the core says `EndRun`: returns finished, failed, interrupted or fenced."""
         token = secrets.token_urlsafe(32)
-        server = await serve("127.0.0.1", 0, token, self._roster.serve)
-        meeting = Meeting(f"127.0.0.1:{server.port}", token)
+        server = await serve("127.0.0.1", 0, token, self._agents.serve)
+        meeting = ControllerEndpoint(f"127.0.0.1:{server.port}", token)
         self._engine = self._plan.make_engine(meeting, self._agent_process_gone)
         self._spawn(self._keep_lease())
         silence_s, interval_s = self._settings.agent_silence_s, self._watch.interval_s
-        self._spawn(self._roster.watch(self._engine, silence_s, interval_s, self._look_for_stall))
+        self._spawn(self._agents.watch(self._engine, silence_s, interval_s, self._look_for_stall))
         self.post(self._plan.began)
         try:
             while self._status is None:
@@ -169,7 +169,7 @@ class Controller:
         """After a gap of this process's own, waiting begins anew; that is told before anything that came afterwards."""
         if stalled_s := self._watch.stalled_s(self._loop.time()):
             _log.info("The controller's process stood still for %.1f s.", stalled_s)
-            self._roster.forgive()
+            self._agents.forgive()
             self._events.appendleft((e.ControllerStalled(stalled_s=stalled_s), self._now()))
             self._wake.set()
 
@@ -240,13 +240,13 @@ class Controller:
             case c.RequestAgents(slots=slots):
                 self._request_agents(slots)
             case c.StartWorkers():
-                self._roster.start(command, self._state.durable, self._plan.max_restarts)
+                self._agents.start(command, self._state.durable, self._plan.max_restarts)
             case c.StopWorkers(generation=generation, agents=agents, dump_stacks=dump_stacks):
-                self._roster.send(agents, m.Stop(generation=generation, dump_stacks=dump_stacks))
+                self._agents.send(agents, m.Stop(generation=generation, dump_stacks=dump_stacks))
             case c.PersistCheckpoint():
                 self._spawn(self._persist(command))
             case c.SettleCheckpoint(ticket=ticket, name=name, agents=agents):
-                self._roster.send(agents, m.Settled(generation=ticket.generation, number=ticket.number, name=name))
+                self._agents.send(agents, m.Settled(generation=ticket.generation, number=ticket.number, name=name))
             case c.FindPins():
                 self._spawn(self._post_outcome(self._remover.find_pins(command)))
             case c.DeleteCheckpoint():
@@ -274,13 +274,13 @@ class Controller:
 
     def _answer(self, kind: str, data: Any) -> Any:
         """What ranks get from a collective: rank 0's data, or the core's word on whether a checkpoint is due."""
-        if kind != "cadence":
+        if kind != "checkpoint_interval":
             return data
-        return self._state.cadence.ask(int(data), self._state.durable.failures, self._now())
+        return self._state.checkpoint_interval.ask(int(data), self._state.durable.failures, self._now())
 
     def _agent_process_gone(self, agent: str, slots: int, why: str) -> None:
-        if agent in self._roster.met:
-            self._roster.lose_agent(agent, why)  # unless its closed connection has told already
+        if agent in self._agents.met:
+            self._agents.lose_agent(agent, why)  # unless its closed connection has told already
         elif self._status is None:
             self.post(e.AgentUnavailable(slots=slots, why=why))
 
@@ -317,7 +317,7 @@ class Controller:
     async def _close(self, server: Server) -> None:
         """Everything down, in the order that loses nothing."""
         flush_s = 0.0 if self._state.forced else 30.0
-        self._roster.send(list(self._roster.links), m.Shutdown(flush_s=flush_s))
+        self._agents.send(list(self._agents.links), m.Shutdown(flush_s=flush_s))
         assert self._engine is not None
         await self._engine.close(flush_s)
         for task in list(self._tasks):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.checkpoint import expire
+from holdfast.checkpoint import removal
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -40,7 +40,7 @@ class Remover:
         """Remove one checkpoint, unless it is pinned, gone, or another's by now."""
         name, token = command.name, command.token
         try:
-            await asyncio.to_thread(expire.remove, self._store, name, token=token, check_lease=self._check_lease)
+            await asyncio.to_thread(removal.remove, self._store, name, token=token, check_lease=self._check_lease)
         except Fenced as error:
             return e.ControllerFenced(why=str(error))
         except Pinned:
@@ -54,9 +54,9 @@ class Remover:
 
     def _pinned(self, names: Sequence[str]) -> tuple[str, ...]:
         if self._store.local_root is not None or len(names) < 2:
-            return tuple(name for name in names if expire.is_pinned(self._store, name))
+            return tuple(name for name in names if removal.is_pinned(self._store, name))
         with ThreadPoolExecutor(min(_THREADS, len(names)), "pins") as pool:
-            found = list(pool.map(lambda name: expire.is_pinned(self._store, name), names))
+            found = list(pool.map(lambda name: removal.is_pinned(self._store, name), names))
         return tuple(name for name, pinned in zip(names, found, strict=True) if pinned)
 
     def _is_invisible(self, name: str, token: str) -> bool:

@@ -1,7 +1,7 @@
 """`run_training`: from a request to an outcome. What `fit()` does, seen from the driver's main thread.
 
 The controller lives in a thread of its own, so that it works wherever `fit()` is called, notebooks included; what the
-calling thread does meanwhile is in `foreground`. `begin` puts together what the controller needs.
+calling thread does meanwhile is in `driver_thread`. `setup` puts together what the controller needs.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import sys
 import threading
 from typing import Any
 
-from holdfast.control.begin import changes_of, check_resume, make_plan, make_prepare
+from holdfast.control.driver_thread import DriverThread
 from holdfast.control.failures import run_error
-from holdfast.control.foreground import Foreground
 from holdfast.control.history import read_history
-from holdfast.control.journal import Journal
 from holdfast.control.lease import Lease, acquire
-from holdfast.control.loop import Controller, Plan
+from holdfast.control.loop import Controller, ControllerSetup
 from holdfast.control.request import TrainOutcome, TrainRequest
-from holdfast.control.terminal.terminal import say_complete
+from holdfast.control.setup import changes_of, check_resume, make_prepare, make_setup
 from holdfast.core import records as r
 from holdfast.core.events import StopRequested
 from holdfast.errors import Fenced
+from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
+from holdfast.views.terminal.terminal import say_complete
 
 __all__ = ["run_training"]
 
@@ -41,20 +41,20 @@ def run_training(request: TrainRequest) -> TrainOutcome:
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)
     lease = acquire(store, takeover=request.takeover)
-    foreground = Foreground()
+    driver_thread = DriverThread()
     try:
-        plan = make_plan(request, prepare, store, read_history(store), lease, foreground.put)
-        status = _drive(plan, lease, foreground)
+        plan = make_setup(request, prepare, store, read_history(store), lease, driver_thread.put)
+        status = _drive(plan, lease, driver_thread)
     finally:
         lease.release()
-        foreground.close()
+        driver_thread.close()
     if status == "fenced":
         assert plan.state.fatal is not None
         raise Fenced(plan.state.fatal[1])
     return _outcome(store, plan.state.durable.outcome)
 
 
-def _drive(plan: Plan, lease: Lease, foreground: Foreground) -> str:
+def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread) -> str:
     """Run the controller in its thread, and this one beside it."""
     journal = Journal(plan.store, lease.epoch, lease.id, plan.run_id)
     journal.on_loss = plan.fold_writer.ask
@@ -74,16 +74,16 @@ def _drive(plan: Plan, lease: Lease, foreground: Foreground) -> str:
             outcome.append(error)
         finally:
             ready.set()
-            foreground.put(None)
+            driver_thread.put(None)
 
-    with foreground.signals():
+    with driver_thread.signals():
         thread = threading.Thread(target=work, name="holdfast-controller")
         thread.start()
         ready.wait()
         for controller in controllers:
-            foreground.connect(controller.post_threadsafe)
+            driver_thread.connect(controller.post_threadsafe)
         try:
-            foreground.serve()
+            driver_thread.serve()
         except BaseException as error:  # nobody may leave this thread while the other one works
             for controller in controllers:
                 controller.post_threadsafe(StopRequested(why=type(error).__name__, force=True))

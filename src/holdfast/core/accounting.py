@@ -2,7 +2,7 @@
 
 Every second between the first and the last record falls into one bucket of `Account`. Time is attributed when the next
 record comes; training stays on a stack until a later generation takes it back, so one record costs O(1) on average
-and a run that goes on can be watched. `story` and the views for people use it.
+and a run that goes on can be watched. `narrative` and the views for people use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from holdfast.core import records as r
-from holdfast.core.blame import root_cause
+from holdfast.core.root_cause import root_cause
 
 __all__ = ["Account", "Accountant", "EffectiveReports", "Recovery", "account", "effective_reports"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.checkpoint_types import Report
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.parts import Report
 from holdfast.core.records import WorkerFailure
 
 __all__ = [

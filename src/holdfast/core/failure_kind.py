@@ -1,6 +1,6 @@
 """What kind of error a failure was, as a value that decisions may depend on.
 
-The kind is decided where the exception is caught (`worker.failure`, `agent.parts`, `control.persist`), from the
+The kind is decided where the exception is caught (`worker.failure`, `agent.parts`, `control.persister`), from the
 exception itself; messages, events and records carry it. The values are the names of the classes in `holdfast.errors`,
 which is what the journal held before there was this enum.
 """

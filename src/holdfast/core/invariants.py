@@ -2,7 +2,7 @@
 
 `check` looks at one state; `Monitor` also remembers the state before, and so sees what may only grow. Tests and the
 simulator call them after each `machine.step`; each broken rule is an AssertionError with a sentence. `machine`,
-`ledger` and `forming` are the code under watch and share nothing with this module but the state.
+`pending_checkpoints` and `placement` are the code under watch and share nothing with this module but the state.
 """
 
 from __future__ import annotations

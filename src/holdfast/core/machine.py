@@ -4,7 +4,7 @@ It reads no clock and does no I/O. It is level-triggered: an event only updates 
 `_advance` then looks at the whole state and makes every move that has become possible, so that the order in which
 news arrives decides nothing. Every change of membership is the same move: stop the group, wait until nothing
 of it is alive and every complete checkpoint is settled, form the next group from the newest commit.
-Checkpoint bookkeeping is in `holdfast.core.ledger`, forming groups in `holdfast.core.forming`.
+Checkpoint bookkeeping is in `holdfast.core.pending_checkpoints`, forming groups in `holdfast.core.placement`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import forming, ledger, removal
+from holdfast.core import pending_checkpoints, placement, removal
 from holdfast.core import records as r
-from holdfast.core.blame import root_cause
 from holdfast.core.failure_kind import FailureKind
+from holdfast.core.root_cause import root_cause
 from holdfast.core.state import Agent, Ending, Group, State, fold
 
 __all__ = ["Output", "Step", "deadline", "step"]
@@ -59,11 +59,11 @@ def deadline(state: State) -> float | None:
     """When `TimePassed` should be fed if nothing else happens first."""
     if state.ended or not state.began:
         return None
-    times = ledger.deadlines(state) + removal.deadlines(state)
+    times = pending_checkpoints.deadlines(state) + removal.deadlines(state)
     group = state.group
     if group is None:
         if not _waits_for_removal(state):
-            times.extend(forming.deadlines(state))
+            times.extend(placement.deadlines(state))
     elif group.ending is None and state.spec.progress_timeout_s is not None and not _excused(state, group):
         times.extend(at + state.spec.progress_timeout_s for at in _watched(group).values())
     return min(times, default=None)
@@ -73,12 +73,12 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
     match event:
         case e.RankReported():
             if (group := _current(state, event.generation)) is not None:
-                ledger.take_reports(state, group, event, now, out)
+                pending_checkpoints.take_reports(state, group, event, now, out)
         case e.ControllerBegan():
             if isinstance(state.durable.outcome, r.RunFinished) and not event.changes and not event.restart:
                 _end(state, "finished", out)  # complete already: nothing to add, not even a record
                 return
-            ledger.reconcile(state, event, now, out)
+            pending_checkpoints.reconcile(state, event, now, out)
             state.began = True
         case e.AgentJoined():
             state.agents[event.agent] = Agent(event.agent, event.host, event.slots)
@@ -91,9 +91,9 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.AgentLost():
             _lose_agent(state, event, now, out)
         case e.AgentUnavailable():
-            forming.take_refusal(state, event, now)
+            placement.take_refusal(state, event, now)
         case e.CheckpointStored() | e.CheckpointFailed():
-            lost = ledger.take_outcome(state, event, now, out)
+            lost = pending_checkpoints.take_outcome(state, event, now, out)
             if (group := _current(state, event.ticket.generation)) is not None:
                 for rank, agent in lost.items():
                     cause = "lost a checkpoint that it had reported with its node"
@@ -180,8 +180,8 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     counted = needed and not agent.prepared and not _is_spent(state)
     out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why, counted=counted))
     if counted:
-        state.not_before = now + forming.backoff_s(state, state.durable.streak)
-    bereft = ledger.lose_agent(state, agent.name, now, out)
+        state.not_before = now + placement.backoff_s(state, state.durable.streak)
+    bereft = pending_checkpoints.lose_agent(state, agent.name, now, out)
     group = state.group
     if group is None or agent.name not in group.alive:
         return
@@ -198,12 +198,12 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
 def _advance(state: State, now: float, out: Output) -> None:
     group = state.group
     if group is not None:
-        ledger.complete(state, group)
+        pending_checkpoints.complete(state, group)
         _watch(state, group, now, out)
         if group.ending is not None and not group.alive:
             _close(state, group, now, out)
     removal.apply_retention(state, now, out)
-    ledger.persist_next(state, now, out)
+    pending_checkpoints.persist_next(state, now, out)
     if state.group is None and not state.pending:
         _settle(state, now, out)
     elif state.group is not None and state.group.ending is None and _all_finished(state):
@@ -219,7 +219,7 @@ def _all_finished(state: State) -> bool:
 
 def _watch(state: State, group: Group, now: float, out: Output) -> None:
     """Notice what silence means, and stop the group when there is a reason to."""
-    ledger.warn_laggards(state, group, now, out)
+    pending_checkpoints.warn_laggards(state, group, now, out)
     if group.ending is None and state.fatal is not None:
         group.ending = Ending("fatal", state.fatal[1], now)
     if group.ending is None and state.stop is not None:
@@ -237,7 +237,7 @@ def _watch(state: State, group: Group, now: float, out: Output) -> None:
         _stop(group, out, dump_stacks=False)
     if group.running_since is None and not group.starting and group.ending is None:
         group.running_since = now
-        state.cadence.begin(now)
+        state.checkpoint_interval.begin(now)
         out.record(r.GenerationRunning(at=now, generation=group.generation))
 
 
@@ -281,15 +281,15 @@ def _close(state: State, group: Group, now: float, out: Output) -> None:
             why=ending.why,
             detected_at=ending.detected_at,
             iteration=state.durable.iteration,
-            counted=ending.kind == "failure" and not ledger.found_damage(state, group),
+            counted=ending.kind == "failure" and not pending_checkpoints.found_damage(state, group),
             failures=tuple(group.failures) if ending.kind == "failure" else (),
         )
     )
-    ledger.drop_incomplete(state, now, out)
-    ledger.distrust(state, group, now, out)
+    pending_checkpoints.drop_incomplete(state, now, out)
+    pending_checkpoints.distrust(state, group, now, out)
     state.group = None
     if ending.kind == "failure":
-        state.not_before = now + forming.backoff_s(state, state.durable.streak)
+        state.not_before = now + placement.backoff_s(state, state.durable.streak)
 
 
 def _settle(state: State, now: float, out: Output) -> None:
@@ -311,7 +311,7 @@ def _settle(state: State, now: float, out: Output) -> None:
         out.record(r.RunInterrupted(at=now, why=state.stop))
         _end(state, "interrupted", out)
     else:
-        forming.form(state, now, out)
+        placement.form(state, now, out)
         if state.fatal is not None:  # there is no way to form one, now or later
             _fail(state, state.fatal, now, out)
 

@@ -1,6 +1,6 @@
 """Which checkpoints may go: a pure decision from names, indices and metrics.
 
-`removal` asks for pins and deletions, and `holdfast.checkpoint.expire` deletes; this only chooses.
+`removal` asks for pins and deletions, and `holdfast.checkpoint.removal` deletes; this only chooses.
 The rule is users' `CheckpointConfig`: the best K by score, and the latest besides (so K + 1 at most), or
 simply the latest K where no score is named. Whatever the rule says, the newest stays, and so does what is
 pinned.

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core import records as r
-from holdfast.core.blame import root_cause, signature
-from holdfast.core.cadence import Cadence
+from holdfast.core.checkpoint_interval import CheckpointInterval
 from holdfast.core.commands import Place
 from holdfast.core.events import Stored, Ticket
 from holdfast.core.failure_kind import FailureKind
+from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.spec import RunSpec
 
 __all__ = ["Agent", "Durable", "Ending", "Group", "Pending", "Removal", "State", "fold"]
@@ -185,7 +185,7 @@ class State:
     find_pins_at: float = 0.0
     retention_due: bool = False
     """There is a new checkpoint: the retention rule has to be applied."""
-    cadence: Cadence = field(init=False)
+    checkpoint_interval: CheckpointInterval = field(init=False)
     not_before: float = 0.0
     stop: str | None = None
     forced: bool = False
@@ -195,7 +195,7 @@ class State:
     """(kind, message) that ends the run as failed."""
 
     def __post_init__(self) -> None:
-        self.cadence = Cadence(self.spec.target_overhead)
+        self.checkpoint_interval = CheckpointInterval(self.spec.target_overhead)
 
 
 def fold(durable: Durable, record: r.Record) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Engine", "Meeting", "OnGone"]
+__all__ = ["Engine", "ControllerEndpoint", "OnGone"]
 
 OnGone = Callable[[str, int, str], None]
 """Told (agent, its slots, why) when an agent's process is gone, from the controller's event loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class ControllerEndpoint:
     """Where agents find their controller, and how they prove that they may."""
 
     address: str

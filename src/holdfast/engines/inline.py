@@ -11,7 +11,7 @@ import os
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawner, RunInMain
-from holdfast.engines.engine import Meeting, OnGone
+from holdfast.engines.engine import ControllerEndpoint, OnGone
 from holdfast.worker.job import Job
 from holdfast.worker.torchrun import Torchrun
 
@@ -22,7 +22,12 @@ class InlineEngine:
     """Brings the one agent that there can be."""
 
     def __init__(
-        self, meeting: Meeting, on_gone: OnGone, job: Job, run_in_main: RunInMain, torchrun: Torchrun | None = None
+        self,
+        meeting: ControllerEndpoint,
+        on_gone: OnGone,
+        job: Job,
+        run_in_main: RunInMain,
+        torchrun: Torchrun | None = None,
     ) -> None:
         self._meeting = meeting
         self._on_gone = on_gone

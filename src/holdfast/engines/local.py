@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from holdfast.engines.engine import Meeting, OnGone
+from holdfast.engines.engine import ControllerEndpoint, OnGone
 
 __all__ = ["LocalEngine"]
 
@@ -33,7 +33,7 @@ class _Process(NamedTuple):
 class LocalEngine:
     """Starts `python -m holdfast.agent` processes, `slots_per_agent` workers each."""
 
-    def __init__(self, meeting: Meeting, slots_per_agent: int, on_gone: OnGone) -> None:
+    def __init__(self, meeting: ControllerEndpoint, slots_per_agent: int, on_gone: OnGone) -> None:
         self._meeting = meeting
         self._slots_per_agent = slots_per_agent
         self._on_gone = on_gone

@@ -21,7 +21,7 @@ from holdfast.errors import AlreadyExists, ConfigError, HoldfastError, MissingEx
 from holdfast.storage.arrow_failures import translate
 from holdfast.storage.arrow_s3 import through_objects
 from holdfast.storage.arrow_verbs import Verbs, verbs_of
-from holdfast.storage.hashing import BLOCK_BYTES, Sent
+from holdfast.storage.hashing import BLOCK_BYTES, HashingSource
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
@@ -202,7 +202,7 @@ class ArrowStore:
 
     def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         self._path(key)
-        sent = Sent(source, on_bytes, BLOCK_BYTES)
+        sent = HashingSource(source, on_bytes, BLOCK_BYTES)
         self._write(key, iter(sent))
         digest = sent.digest()
         if self.size(key) != digest.size_bytes:

@@ -1,7 +1,7 @@
 """What others need of local files: a way for a download to arrive whole, cheap copies, and the kind of a mount.
 
-`landing` serves every backend's `download`; `reflink` and `copy_bytes` copy for `posix` and for the worker's staging;
-`mount_kind` tells `posix` and `locate` where other rules hold, and `has_shared_locks` what `flock` is worth.
+`atomic_download` serves every backend's `download`; `reflink` and `copy_bytes` copy for `posix` and for the worker's
+staging; `mount_kind` tells `posix` and `locate` where other rules hold, and `has_shared_locks` what `flock` is worth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "Mount",
     "copy_bytes",
     "has_shared_locks",
-    "landing",
+    "atomic_download",
     "mount_kind",
     "mount_of",
     "preallocate",
@@ -43,7 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
-def landing(target: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+def atomic_download(target: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """An unbuffered file to write a download to: it becomes `target` when the block ends well, and vanishes when it
     does not. Its mode is `mode` without what the umask takes away. What its opening and renaming say is translated;
     wrap the writing in `translated(target)` too."""

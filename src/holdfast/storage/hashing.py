@@ -1,8 +1,8 @@
 """One pass over what is to be stored serves both the digest and the transfer.
 
-Every backend's upload takes its bytes from `blocks`, mostly by way of `Sent`, so that the digest is of the very bytes
-that were sent, even if somebody writes to the file meanwhile. `digest_file` and `digest_memory` are for what is only
-to be checked. Neighbours: `posix`, `objects` and `arrow` send the blocks.
+Every backend's upload takes its bytes from `blocks`, mostly by way of `HashingSource`, so that the digest is of the
+very bytes that were sent, even if somebody writes to the file meanwhile. `digest_file` and `digest_memory` are for what
+is only to be checked. Neighbours: `posix`, `objects` and `arrow` send the blocks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,19 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from holdfast.storage.rooms import fill
+from holdfast.storage.hugepages import fill
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source
 
-__all__ = ["BLOCK_BYTES", "Sent", "blocks", "digest_file", "digest_memory", "new_hasher", "sample_memory", "size_of"]
+__all__ = [
+    "BLOCK_BYTES",
+    "HashingSource",
+    "blocks",
+    "digest_file",
+    "digest_memory",
+    "new_hasher",
+    "sample_memory",
+    "size_of",
+]
 
 BLOCK_BYTES = 8 * 1024 * 1024
 _DIGEST_BYTES = 256 * 1024
@@ -36,7 +45,7 @@ def size_of(source: Source) -> int:
     return source.view.nbytes if isinstance(source, InMemory) else source.stat().st_size
 
 
-class Sent:
+class HashingSource:
     """A file or memory on its way out: its blocks, hashed and counted as they go."""
 
     def __init__(

@@ -25,7 +25,7 @@ from typing import Any
 import obstore
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
-from holdfast.storage.hashing import Sent, size_of
+from holdfast.storage.hashing import HashingSource, size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.objects_client import connect
 from holdfast.storage.objects_failures import RAISED, NoBucket, translate
@@ -179,7 +179,7 @@ class ObjectStore:
 
     def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
         path, part_bytes = self._path(key), part_bytes_for(size_of(source))
-        sent = Sent(source, on_bytes, part_bytes)
+        sent = HashingSource(source, on_bytes, part_bytes)
         parts = iter(sent)
         first = next(parts, memoryview(b""))
         if len(first) < part_bytes:

@@ -30,7 +30,7 @@ def put_parts(client: Any, path: str, blocks: Iterable[Any], part_bytes: int = _
     The blocks are made in the caller's thread and sent by another: obstore would run the caller's code inside its own
     event loop, where nothing else of obstore's may be called, and no signal is seen.
     """
-    parts = _Belt()
+    parts = _BlockQueue()
     with ThreadPoolExecutor(1, thread_name_prefix="holdfast-send") as pool:
         sending = pool.submit(_send, client, path, parts, part_bytes)
         try:
@@ -45,14 +45,14 @@ def put_parts(client: Any, path: str, blocks: Iterable[Any], part_bytes: int = _
         sending.result()
 
 
-def _send(client: Any, path: str, parts: _Belt, part_bytes: int) -> None:
+def _send(client: Any, path: str, parts: _BlockQueue, part_bytes: int) -> None:
     try:
         obstore.put(client, path, parts, use_multipart=True, chunk_size=part_bytes, max_concurrency=_CONCURRENT_PARTS)
     finally:
         parts.stop()
 
 
-class _Belt(Iterator[Any]):
+class _BlockQueue(Iterator[Any]):
     """Hands blocks from one thread to another, a few at a time."""
 
     def __init__(self) -> None:

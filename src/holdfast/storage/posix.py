@@ -1,11 +1,12 @@
 """Keys as plain files below a directory: local disks, NFS, Lustre, and FUSE mounts of anything.
 
-What is written appears whole: a `draft` in the same directory, fsync, then link or rename, then fsync of the directory.
-FUSE mounts differ: there an upload goes straight to its final name, since close, not fsync, finalises a file, and a
-rename may copy it; where hard links are missing, too, `create` writes in place, and a crash can leave a torn file
-there. The kernel caches sizes and pages of a FUSE file for a second or so, so a reader at the moment of an overwrite
-may see a mixture. Hence callers seal what they create or overwrite. `directories` makes directories, `transfer` moves
-bulk bytes, `failures` words the errors; `tests/contract` holds this backend to the protocol in `store`.
+What is written appears whole: a `atomic_file` in the same directory, fsync, then link or rename, then fsync of the
+directory. FUSE mounts differ: there an upload goes straight to its final name, since close, not fsync, finalises a
+file, and a rename may copy it; where hard links are missing, too, `create` writes in place, and a crash can leave a
+torn file there. The kernel caches sizes and pages of a FUSE file for a second or so, so a reader at the moment of an
+overwrite may see a mixture. Hence callers seal what they create or overwrite. `directories` makes directories,
+`transfer` moves bulk bytes, `failures` words the errors; `tests/contract` holds this backend to the protocol in
+`store`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
+from holdfast.storage.atomic_file import AtomicFile, discard, link_open_file, sync
 from holdfast.storage.directories import Directories
-from holdfast.storage.draft import Draft, discard, link_open_file, sync
 from holdfast.storage.failures import translate, translated
-from holdfast.storage.files import copy_bytes, landing, mount_kind, reflink, write_all
+from holdfast.storage.files import atomic_download, copy_bytes, mount_kind, reflink, write_all
 from holdfast.storage.hashing import size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.store import Digest, Entry, OnBytes, Source
-from holdfast.storage.transfer import pump
+from holdfast.storage.transfer import write_stream
 
 __all__ = ["PosixStore"]
 
@@ -75,7 +76,7 @@ class PosixStore:
         path = self._path(key)
 
         def replace(directory: int) -> None:
-            with translated(path), Draft(directory) as draft:
+            with translated(path), AtomicFile(directory) as draft:
                 write_all(draft.fd, data)
                 draft.replace(path.name)
 
@@ -139,9 +140,9 @@ class PosixStore:
             if self._fuse():
                 return _upload_in_place(directory, path, source, on_bytes)
             with translated(path):
-                draft = Draft(directory, _mode_for(source))
+                draft = AtomicFile(directory, _mode_for(source))
             with draft:
-                digest = pump(source, draft.fd, path, on_bytes, direct=True)
+                digest = write_stream(source, draft.fd, path, on_bytes, direct=True)
                 with translated(path):
                     draft.replace(path.name)
             return digest
@@ -151,8 +152,8 @@ class PosixStore:
     def download(self, key: str, target: Path, on_bytes: OnBytes | None = None) -> Digest:
         path = self._path(key)
         self.size(key)  # NotFound before anything is made at the target
-        with _reading(path), landing(target, _mode_for(path)) as file:
-            return pump(path, file.fileno(), target, on_bytes)
+        with _reading(path), atomic_download(target, _mode_for(path)) as file:
+            return write_stream(path, file.fileno(), target, on_bytes)
 
     def sub(self, prefix: str) -> PosixStore:
         view = PosixStore(self._root / check_key(prefix))
@@ -188,7 +189,7 @@ class PosixStore:
 
     def _create(self, directory: int, path: Path, data: bytes) -> None:
         if self._shared.links:
-            with translated(path), Draft(directory) as draft:
+            with translated(path), AtomicFile(directory) as draft:
                 write_all(draft.fd, data)
                 try:
                     return draft.create(path.name)
@@ -277,7 +278,7 @@ def _upload_in_place(directory: int, path: Path, source: Source, on_bytes: OnByt
             path.name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, _mode_for(source), dir_fd=directory
         )
     with _in_place(fd, path, directory):
-        digest = pump(source, fd, path, on_bytes)
+        digest = write_stream(source, fd, path, on_bytes)
     with translated(path):
         found_bytes = os.stat(path.name, dir_fd=directory).st_size
     if found_bytes != digest.size_bytes:
@@ -297,7 +298,7 @@ def _mode_for(source: Source | int) -> int:
 
 def _copy(source: int, directory: int, path: Path) -> None:
     """Share the blocks, else the whole file, else copy the bytes."""
-    with translated(path), Draft(directory, _mode_for(source)) as draft:
+    with translated(path), AtomicFile(directory, _mode_for(source)) as draft:
         if not reflink(source, draft.fd):
             try:
                 return _hard_link(source, directory, path.name)

@@ -1,9 +1,9 @@
 """Bulk bytes to local files as fast as the disk takes them, hashed on the way.
 
 One thread reads and hashes, another writes: past the page cache (O_DIRECT) where the filesystem lets us, which beats
-`cp` and fsync on the disks we measured, and from large pages (`rooms`), into which files are read and memory is copied.
-Preallocation gained nothing there, and glibc emulates it by writing every block where it is not supported, so there is
-none. Neighbours: `hashing` reads, `posix` chooses the files, `objects` and `arrow` receive.
+`cp` and fsync on the disks we measured, and from large pages (`hugepages`), into which files are read and memory is
+copied. Preallocation gained nothing there, and glibc emulates it by writing every block where it is not supported, so
+there is none. Neighbours: `hashing` reads, `posix` chooses the files, `objects` and `arrow` receive.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import Unavailable
-from holdfast.storage import rooms
+from holdfast.storage import hugepages
 from holdfast.storage.failures import translated
-from holdfast.storage.files import landing, write_all
-from holdfast.storage.hashing import Sent, new_hasher, size_of
+from holdfast.storage.files import atomic_download, write_all
+from holdfast.storage.hashing import HashingSource, new_hasher, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["pump", "receive"]
+__all__ = ["write_stream", "receive"]
 
 _CACHED_BLOCK_BYTES = 256 * 1024
 _LARGE_BYTES = 1024 * 1024
@@ -40,7 +40,7 @@ _AT_ONCE = max(2, min(4, len(os.sched_getaffinity(0)) // 2))
 """So many files: two keep a disk busy, and where cores are few, more threads would take turns from training."""
 
 
-def pump(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False) -> Digest:
+def write_stream(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False) -> Digest:
     """Write `source` to `fd`, which is empty and at its start.
 
     What the writing says is translated for `target`; what the reading says is left as it is. `direct` asks for
@@ -48,9 +48,9 @@ def pump(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct
     """
     size_bytes = size_of(source)
     if direct and size_bytes >= _LARGE_BYTES:
-        return _pump_direct(source, fd, target, on_bytes)
+        return _write_direct(source, fd, target, on_bytes)
     one = memoryview(bytearray(_CACHED_BLOCK_BYTES))  # stays in the processor's cache
-    sent = Sent(source, on_bytes, _CACHED_BLOCK_BYTES, None if isinstance(source, InMemory) else lambda: one)
+    sent = HashingSource(source, on_bytes, _CACHED_BLOCK_BYTES, None if isinstance(source, InMemory) else lambda: one)
     for block in sent:
         with translated(target):
             write_all(fd, block)
@@ -63,7 +63,7 @@ def receive(
     """Write what arrives from elsewhere to `target`, which is there whole or not at all; `shown` is where it comes
     from, and `size_bytes` how much there must be."""
     hasher, got_bytes = new_hasher(), 0
-    with landing(target) as file:
+    with atomic_download(target) as file:
         for block in incoming:
             hasher.update(block)
             with translated(target):
@@ -76,10 +76,10 @@ def receive(
     return Digest(got_bytes, hasher.hexdigest())
 
 
-def _pump_direct(source: Source, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
+def _write_direct(source: Source, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
     _set_direct(fd, True)
-    with _turns, rooms.lent(_RING) as ring, _Writer(fd, target, ring) as writer:
-        sent = Sent(source, on_bytes, rooms.ROOM_BYTES, writer.room)
+    with _turns, hugepages.lent(_RING) as ring, _Writer(fd, target, ring) as writer:
+        sent = HashingSource(source, on_bytes, hugepages.ROOM_BYTES, writer.room)
         for block in sent:
             writer.lay(block)
     return sent.digest()

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry, Report, Snapshot
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.parts import CheckpointInfo, Draft, FileEntry, Report, Snapshot
 
 __all__ = [
     "PROTOCOL",

@@ -1,7 +1,7 @@
 """A worker's life from its first instruction to its last: environment, session, framework, the user's
 function, the end.
 
-The zygote calls `run_worker` in a forked child, `cold` in a fresh process, and local mode `run_inline` in the
+The zygote calls `run_worker` in a forked child, `cold_start` in a fresh process, and local mode `run_inline` in the
 user's own (`run_other_rank` in those of torchrun's that are not rank 0). How it ended is said over the connection
 (`Finished`, `Exited`) before the process ends; the agent believes a `Finished` only when the process then exits with 0.
 """
@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.core.failure_kind import FailureKind
 from holdfast.errors import RunError, WireError
+from holdfast.linux.process import name_process, prefer_for_oom_kill
 from holdfast.wire import frames
 from holdfast.wire.messages import Finished, Prepare
 from holdfast.worker import session as sessions
@@ -35,16 +36,15 @@ from holdfast.worker.environment import (
     use_temp_dir,
 )
 from holdfast.worker.failure import Failure, damage_behind, describe
+from holdfast.worker.import_tracking import ImportTrackingSession
 from holdfast.worker.job import Assignment, Job
-from holdfast.worker.kinship import name_process, prefer_for_oom_kill
-from holdfast.worker.learning import LearningSession
-from holdfast.worker.loading import Loaded
+from holdfast.worker.job_loader import Loaded
 from holdfast.worker.main_module import send_main_by_value
-from holdfast.worker.plain import plain_data
-from holdfast.worker.stdio import Wires, watch_for_crashes
+from holdfast.worker.plain_data import plain_data
+from holdfast.worker.stdio import WorkerFds, watch_for_crashes
 from holdfast.worker.torchrun import OtherRankSession, RankZeroSession, Torchrun
 
-__all__ = ["RETURN_VALUE_LIMIT_BYTES", "Inheritance", "run_inline", "run_other_rank", "run_worker"]
+__all__ = ["RETURN_VALUE_LIMIT_BYTES", "ForkContext", "run_inline", "run_other_rank", "run_worker"]
 
 
 RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -52,7 +52,7 @@ RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Inheritance:
+class ForkContext:
     """What a forked worker has from its zygote besides the job: looked up there, once for all."""
 
     openblas: list[SetThreads]
@@ -60,7 +60,7 @@ class Inheritance:
 
 
 def run_worker(
-    loaded: Loaded, assignment: Assignment, wires: Wires, inheritance: Inheritance | None = None
+    loaded: Loaded, assignment: Assignment, worker_fds: WorkerFds, inheritance: ForkContext | None = None
 ) -> NoReturn:
     """Be the worker of `assignment`; standard output and error are set already."""
     code = 1
@@ -68,8 +68,8 @@ def run_worker(
         name_process(f"hf-rank-{assignment.rank}")
         if inheritance is not None:
             prefer_for_oom_kill()  # a cold worker did so before it opened the job
-        watch_for_crashes(wires.dump)
-        connection = socket.socket(fileno=wires.connection)
+        watch_for_crashes(worker_fds.dump)
+        connection = socket.socket(fileno=worker_fds.connection)
         set_environment(assignment)
         use_temp_dir(assignment)
         known = None
@@ -80,7 +80,7 @@ def run_worker(
         session = _make_session(loaded, assignment, connection, known)
         if session is not None and not isinstance(loaded.job, Failure):
             send_main_by_value()
-            code = _live(loaded.job, session, connection, wires.listen)
+            code = _run_job(loaded.job, session, connection, worker_fds.listen)
             _exit_like_python(code)
     except BaseException:  # noqa: BLE001  ours, or of something that runs at exit: the last words go to the log
         traceback.print_exc()
@@ -110,10 +110,10 @@ def run_inline(
     """Be the worker inside the calling process, for a debugger's sake, or as rank 0 of torchrun's processes."""
     filesystem = _open_filesystem(prepare.filesystem)  # pickled by this very process
     if torchrun is None:
-        session = LearningSession(None, connection, assignment, filesystem)
+        session = ImportTrackingSession(None, connection, assignment, filesystem)
         with _restored(session, prepare.environment):
             set_environment(assignment)
-            return _live(job, session, connection, listen_fd)
+            return _run_job(job, session, connection, listen_fd)
     if listen_fd is not None:
         os.close(listen_fd)  # torchrun has a port of its own
     try:
@@ -123,7 +123,7 @@ def run_inline(
         return 1
     session = RankZeroSession(torchrun, connection, assignment, filesystem)
     with _restored(session, prepare.environment):
-        return _live(torchrun.returning_together(job), session, connection, None)
+        return _run_job(torchrun.returning_together(job), session, connection, None)
 
 
 def run_other_rank(job: Job, session: OtherRankSession, variables: Mapping[str, str]) -> None:
@@ -153,7 +153,7 @@ def _restored(session: sessions.Session, variables: Mapping[str, str]) -> Iterat
         os.environ.update(environment)
 
 
-def _live(job: Job, session: LearningSession, connection: socket.socket, listen_fd: int | None) -> int:
+def _run_job(job: Job, session: ImportTrackingSession, connection: socket.socket, listen_fd: int | None) -> int:
     """Run the function and tell how it ended; gives the process's exit code."""
     here, pid = session.assignment, os.getpid()
     sessions.install(session)
@@ -195,7 +195,7 @@ def _let_go_of_port(listen_fd: int) -> None:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def _failure(error: BaseException, session: LearningSession) -> Failure:
+def _failure(error: BaseException, session: ImportTrackingSession) -> Failure:
     """What `error` was, and which of the run's checkpoints is damaged if it says that one is."""
     failure = describe(error, _our_frames(error))
     if (damage := damage_behind(error)) is not None:
@@ -205,7 +205,7 @@ def _failure(error: BaseException, session: LearningSession) -> Failure:
 
 
 def _our_frames(error: BaseException) -> int:
-    """How many frames of `_live` and `_call` stand above the user's."""
+    """How many frames of `_run_job` and `_call` stand above the user's."""
     count, trace = 0, error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         count, trace = count + 1, trace.tb_next
@@ -230,13 +230,13 @@ def _finished(assignment: Assignment, value: Any) -> Finished:
 
 def _make_session(
     loaded: Loaded, assignment: Assignment, connection: socket.socket, known: Set[str] | None
-) -> LearningSession | None:
+) -> ImportTrackingSession | None:
     """The session, or None when there can be none, which is told."""
     failure = loaded.job
     if not isinstance(failure, Failure):
         try:
             enter_work_dir(assignment)
-            return LearningSession(known, connection, assignment, _open_filesystem(loaded.filesystem))
+            return ImportTrackingSession(known, connection, assignment, _open_filesystem(loaded.filesystem))
         except BaseException as error:  # noqa: BLE001  a filesystem's own code may raise anything
             failure = describe(error)
     frames.send(connection, failure.as_exited(assignment.generation, assignment.rank))

@@ -1,6 +1,6 @@
 """From an exception to the words that travel: type, message, and the traceback without Holdfast's own frames.
 
-Made in the worker (`bootstrap`) or while the job is opened (`loading`); shown by the controller.
+Made in the worker (`bootstrap`) or while the job is opened (`job_loader`); shown by the controller.
 """
 
 from __future__ import annotations

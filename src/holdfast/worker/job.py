@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.core.parts import Snapshot, VerifiedFile
+from holdfast.core.checkpoint_types import Snapshot, VerifiedFile
 
 __all__ = ["Assignment", "Framework", "Job"]
 

@@ -1,9 +1,9 @@
 """The training function's line to its agent: what `train.report` and its companions do inside a worker.
 
-Synchronous and without a thread: a report is one encoded frame and one `sendall` (`line`), some microseconds. A
-reported directory is staged (`staging`) before `report` returns, and at most one of this rank is on its way at a time;
-a reported state is copied to the agent's memory (`snapshot`), two at a time. `bootstrap` makes the session and installs
-it; `holdfast.train` finds it with `current()`.
+Synchronous and without a thread: a report is one encoded frame and one `sendall` (`agent_connection`), some
+microseconds. A reported directory is staged (`staging`) before `report` returns, and at most one of this rank is on its
+way at a time; a reported state is copied to the agent's memory (`snapshot`), two at a time. `bootstrap` makes the
+session and installs it; `holdfast.train` finds it with `current()`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.layout import check_name
-from holdfast.core.parts import Report, Snapshot
+from holdfast.core.checkpoint_types import Report, Snapshot
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.wire.messages import WorkerMessage, WorkerReport
+from holdfast.worker.agent_connection import AgentConnection
 from holdfast.worker.job import Assignment
-from holdfast.worker.line import Line
-from holdfast.worker.plain import plain_data, plain_metrics
+from holdfast.worker.plain_data import plain_data, plain_metrics
 from holdfast.worker.snapshot import Snapshots
 from holdfast.worker.staging import stage
 
@@ -72,7 +72,7 @@ class Session:
         self.assignment = assignment
         self.initial_checkpoint: Checkpoint | None = None
         """What `get_checkpoint` gives as long as the run has committed nothing."""
-        self._line = Line(connection, assignment)
+        self._line = AgentConnection(connection, assignment)
         self._snapshots = Snapshots(assignment, self._line)
         self._filesystem = filesystem
         self._store: Store | None = None
@@ -230,7 +230,7 @@ class Session:
         if self._asks < self._next_ask:
             return False
         self._check_process()
-        due, self._next_ask = self._collect("cadence", self._asks)
+        due, self._next_ask = self._collect("checkpoint_interval", self._asks)
         return bool(due)
 
     # ------------------------------------------------------------------ reading back
@@ -271,9 +271,9 @@ class Session:
         if name == here.checkpoint:
             self._trust_agent(name)
         if name == here.checkpoint and here.snapshots:
-            from holdfast.worker.recall import RememberedCheckpoint
+            from holdfast.worker.memory_checkpoint import MemoryCheckpoint
 
-            return RememberedCheckpoint(found, here.snapshots)
+            return MemoryCheckpoint(found, here.snapshots)
         return found
 
     def _trust_agent(self, name: str) -> None:

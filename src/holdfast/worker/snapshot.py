@@ -1,8 +1,8 @@
 """A state in the agent's memory: what `train.report(checkpoint=Checkpoint.from_state(...))` stalls for, one copy.
 
-The agent gives each worker two buffers (`sealed`). A snapshot goes into one that is free while the other may still be
-on its way to storage; when both are, the worker waits. A state that has no room twice uses one of them, and one that
-has no room at all is written to the staging directory as files, which `session` does when `take` says None.
+The agent gives each worker two buffers (`snapshot_buffer`). A snapshot goes into one that is free while the other may
+still be on its way to storage; when both are, the worker waits. A state that has no room twice uses one of them, and
+one that has no room at all is written to the staging directory as files, which `session` does when `take` says None.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.core.parts import MemoryFile, Snapshot
+from holdfast.core.checkpoint_types import MemoryFile, Snapshot
+from holdfast.worker.agent_connection import AgentConnection
 from holdfast.worker.job import Assignment
-from holdfast.worker.line import Line
-from holdfast.worker.sealed import HEADER_BYTES, UNSEALED, SealedBuffer, new_seal
+from holdfast.worker.snapshot_buffer import HEADER_BYTES, UNSEALED, SnapshotBuffer, new_seal
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.state.plan import Plan
@@ -33,12 +33,12 @@ class _Place:
         """The report whose snapshot it holds, of this generation."""
         self.keeps = keeps
         """It holds the checkpoint that this generation started from."""
-        self._buffer: SealedBuffer | None = None
+        self._buffer: SnapshotBuffer | None = None
 
     @property
-    def buffer(self) -> SealedBuffer:
+    def buffer(self) -> SnapshotBuffer:
         if self._buffer is None:
-            self._buffer = SealedBuffer.open(self.path)
+            self._buffer = SnapshotBuffer.open(self.path)
         return self._buffer
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class _Place:
 class Snapshots:
     """This worker's buffers."""
 
-    def __init__(self, assignment: Assignment, line: Line) -> None:
+    def __init__(self, assignment: Assignment, line: AgentConnection) -> None:
         kept = {snapshot.buffer for snapshot in assignment.snapshots}
         self._places = [_Place(path, path in kept) for path in assignment.buffers]
         self._limit_bytes = assignment.snapshot_limit_bytes

@@ -15,14 +15,14 @@ import signal
 import sys
 from dataclasses import dataclass
 
-__all__ = ["DUMP_SIGNAL", "Wires", "buffer_lines", "let_go_of_output", "take_output", "watch_for_crashes"]
+__all__ = ["DUMP_SIGNAL", "WorkerFds", "buffer_lines", "let_go_of_output", "take_output", "watch_for_crashes"]
 
 DUMP_SIGNAL = signal.SIGRTMIN + 8
 """A real-time signal: people and schedulers use SIGUSR1 and SIGUSR2 for themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
+class WorkerFds:
     """The descriptors as they were handed over."""
 
     connection: int
@@ -32,7 +32,7 @@ class Wires:
     listen: int | None = None
 
     @classmethod
-    def from_fds(cls, fds: list[int]) -> Wires:
+    def from_fds(cls, fds: list[int]) -> WorkerFds:
         connection, stdout, stderr, dump, *listen = fds
         return cls(connection, stdout, stderr, dump, listen[0] if listen else None)
 
@@ -42,12 +42,12 @@ class Wires:
         return all_of_them if self.listen is None else [*all_of_them, self.listen]
 
 
-def take_output(wires: Wires) -> None:
+def take_output(worker_fds: WorkerFds) -> None:
     """Make the two pipes this process's standard output and error, whatever those were."""
-    os.dup2(wires.stdout, 1)
-    os.dup2(wires.stderr, 2)
-    os.close(wires.stdout)
-    os.close(wires.stderr)
+    os.dup2(worker_fds.stdout, 1)
+    os.dup2(worker_fds.stderr, 2)
+    os.close(worker_fds.stdout)
+    os.close(worker_fds.stderr)
     buffer_lines()
 
 

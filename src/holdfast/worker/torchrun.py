@@ -19,9 +19,9 @@ import msgspec
 
 from holdfast.checkpoint.layout import check_name
 from holdfast.errors import ConfigError, RunError
+from holdfast.worker.import_tracking import ImportTrackingSession
 from holdfast.worker.job import Assignment, Job
-from holdfast.worker.learning import LearningSession
-from holdfast.worker.plain import plain_metrics
+from holdfast.worker.plain_data import plain_metrics
 from holdfast.worker.session import Session
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Torchrun:
             return
 
 
-class RankZeroSession(LearningSession):
+class RankZeroSession(ImportTrackingSession):
     """Rank 0's session: reports go to its own agent, collectives to all processes of torchrun."""
 
     def __init__(
@@ -216,7 +216,7 @@ class RankZeroSession(LearningSession):
 
     def _collect(self, kind: str, data: Any) -> Any:
         with self._lock:
-            if kind == "cadence":
+            if kind == "checkpoint_interval":
                 data = self._line.collect(kind, data)  # only the run knows; the others get its answer
             return self._torchrun.collect(kind, data)
 

@@ -48,9 +48,9 @@ def trainer(
 
 def _stop_in_removal_of(name: str) -> None:
     """Have this process stop itself, once, in the middle of the removal of the checkpoint `name`."""
-    from holdfast.checkpoint import expire
+    from holdfast.checkpoint import removal
 
-    look, names = expire.is_pinned, [name]
+    look, names = removal.is_pinned, [name]
 
     def stopping(store: Store, name: str) -> bool:
         caller = sys._getframe(1).f_code.co_name
@@ -59,7 +59,7 @@ def _stop_in_removal_of(name: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return look(store, name)
 
-    expire.is_pinned = stopping
+    removal.is_pinned = stopping
 
 
 def main() -> int:

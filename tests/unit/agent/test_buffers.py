@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.buffers import Buffers, limit_from_environment, warm_up
-from holdfast.agent.memory import available_bytes
-from holdfast.core.parts import MemoryFile, Snapshot
+from holdfast.core.checkpoint_types import MemoryFile, Snapshot
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.worker.sealed import HEADER_BYTES, SealedBuffer, grow, make_memory, new_seal
+from holdfast.linux.memory import available_bytes
+from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, new_seal
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def _memory_fds() -> list[str]:
 
 def _write(path: str, data: bytes) -> Snapshot:
     """What a worker does."""
-    memory = SealedBuffer.open(path)
+    memory = SnapshotBuffer.open(path)
     memory.reserve(len(data))
     memory.data[: len(data)] = data
     memory.seal = seal = new_seal()
@@ -113,7 +113,7 @@ def test_the_other_buffer_is_warmed_up_unless_there_is_no_room_for_it(buffers: B
 
 def test_warming_up_changes_nothing() -> None:
     fd = make_memory("holdfast-test")
-    memory = SealedBuffer(fd)
+    memory = SnapshotBuffer(fd)
     memory.reserve(10_000)
     memory.data[:7] = b"weights"
     memory.seal = 7

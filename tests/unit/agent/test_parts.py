@@ -8,8 +8,8 @@ from pathlib import Path
 
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.parts import Parts
+from holdfast.core.checkpoint_types import Draft, Report
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.parts import Draft, Report
 from holdfast.errors import OutOfSpace, Unavailable
 from holdfast.storage.posix import PosixStore
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.checkpoint import claims
 from holdfast.checkpoint.claims import CLAIM_TIME_TO_LIVE_S, Claim, create_by_claim
-from holdfast.checkpoint.writer import Writer, this_process
+from holdfast.checkpoint.process_identity import ProcessIdentity, this_process
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.storage.store import Entry
 
@@ -163,7 +163,7 @@ def test_writers_that_crash_at_any_step_neither_block_the_others_nor_let_two_win
         assert survivor == (winner == WRITERS - 1), seed
 
 
-def claimed(writer: Writer) -> dict[str, bytes]:
+def claimed(writer: ProcessIdentity) -> dict[str, bytes]:
     claim = Claim(key=KEY, token="00", writer=writer)
     return {"epochs/.keep": b"", "epochs/.claim-000001.json-00.json": msgspec.json.encode(claim)}
 
@@ -172,11 +172,11 @@ def claimed(writer: Writer) -> dict[str, bytes]:
     ("writer", "waits_s"),
     [
         (msgspec.structs.replace(this_process(), started_ticks=1), claims._TRUSTED_S),
-        (Writer(host="elsewhere", pid=1), CLAIM_TIME_TO_LIVE_S),
+        (ProcessIdentity(host="elsewhere", pid=1), CLAIM_TIME_TO_LIVE_S),
     ],
     ids=["certainly dead", "unknown"],
 )
-def test_a_claim_of_a_dead_writer_does_not_count(writer: Writer, waits_s: float) -> None:
+def test_a_claim_of_a_dead_writer_does_not_count(writer: ProcessIdentity, waits_s: float) -> None:
     turns, files, told = Turns(0), claimed(writer), list[bool]()
 
     def create() -> None:

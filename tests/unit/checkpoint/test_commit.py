@@ -22,11 +22,11 @@ from holdfast.checkpoint.commit import (
     reserve,
     upload_part,
 )
+from holdfast.checkpoint.process_identity import this_process
 from holdfast.checkpoint.reservation import Reservation, read_reservation
 from holdfast.checkpoint.restore import fetch
 from holdfast.checkpoint.verify import verify
-from holdfast.checkpoint.writer import this_process
-from holdfast.core.parts import Draft, FileEntry
+from holdfast.core.checkpoint_types import Draft, FileEntry
 from holdfast.errors import CheckpointError, ConfigError, DuplicateFile, Fenced, NameTaken, OutOfSpace, Unavailable
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Digest, OnBytes, Source, Store

@@ -16,7 +16,7 @@ from tests.unit.checkpoint.far_store import FarStore, write_source
 from holdfast.checkpoint.commit import commit_directory, reserve, upload_part
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.known_files import process_wide
-from holdfast.checkpoint.reservation import entomb
+from holdfast.checkpoint.reservation import write_tombstone
 from holdfast.errors import ConfigError, Damaged, InvalidURI, NotCommitted, NotFound
 from holdfast.storage.posix import PosixStore
 
@@ -146,7 +146,7 @@ def test_a_directory_without_a_valid_manifest_is_refused(source: Path, tmp_path:
     if what == "void":
         draft = reserve(store)
         upload_part(store, draft, source, rank=0, parent_files=None)
-        assert entomb(store, draft.name, index=draft.index, epoch=1, token=draft.token)
+        assert write_tombstone(store, draft.name, index=draft.index, epoch=1, token=draft.token)
         found = Checkpoint(tmp_path / "run" / draft.name)
     else:
         found = Checkpoint._from_store(store, commit_directory(store, source).name)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.manifest import Manifest, check_metrics, decode, encode, is_torn
-from holdfast.core.parts import FileEntry
+from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import ConfigError, Damaged, UnsupportedFormat
 
 HASH = "a" * 64

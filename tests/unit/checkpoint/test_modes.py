@@ -11,10 +11,10 @@ from blake3 import blake3
 from tests.unit.checkpoint.far_store import FarStore
 
 from holdfast.checkpoint.commit import commit_directory, merge_parts, reserve, upload_part
-from holdfast.checkpoint.expire import remove
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.manifest import Manifest, decode, encode
-from holdfast.core.parts import FileEntry
+from holdfast.checkpoint.removal import remove
+from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import Damaged
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Store

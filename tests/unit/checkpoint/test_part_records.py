@@ -19,10 +19,10 @@ from holdfast.checkpoint.commit import commit, commit_directory, reserve, upload
 from holdfast.checkpoint.epochs import epoch_key, floor_key
 from holdfast.checkpoint.manifest import sealed
 from holdfast.checkpoint.part_records import PartRecord, is_open, write_part_record
-from holdfast.checkpoint.reservation import entomb, read_reservation
+from holdfast.checkpoint.reservation import read_reservation, write_tombstone
 from holdfast.checkpoint.upload_locks import UploadLock, is_uploading
 from holdfast.checkpoint.verify import repair, verify
-from holdfast.core.parts import CheckpointInfo, Draft
+from holdfast.core.checkpoint_types import CheckpointInfo, Draft
 from holdfast.errors import ConfigError, Fenced
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Store
@@ -70,7 +70,7 @@ def change(store: Store, draft: Draft, **fields: object) -> None:
 def dead_pid_writer() -> dict[str, object]:
     """The identity of a process of this machine that has ended."""
     code = (
-        "import msgspec\nfrom holdfast.checkpoint.writer import this_process\n"
+        "import msgspec\nfrom holdfast.checkpoint.process_identity import this_process\n"
         "print(msgspec.json.encode(this_process()).decode())"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
@@ -171,7 +171,7 @@ def test_nothing_is_recorded_in_a_draft_that_is_shut_or_taken_by_another(store: 
     assert is_open(store, draft)
     other = msgspec.structs.replace(draft, token="0" * 32)
     assert not write_part_record(store, other, INFO, 1, (), generation=3)
-    assert entomb(store, draft.name, index=0, epoch=2, token=draft.token)
+    assert write_tombstone(store, draft.name, index=0, epoch=2, token=draft.token)
     assert not is_open(store, draft)
     assert not write_part_record(store, draft, INFO, 1, (), generation=3)
     assert record_key(draft, 1) not in {entry.key for entry in store.list(draft.name)}

@@ -14,12 +14,12 @@ from tests.unit.checkpoint.far_store import FarStore, write_source
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit, commit_directory, reserve, upload_part
 from holdfast.checkpoint.epochs import epoch_key, floor_key, read_fences
-from holdfast.checkpoint.expire import is_pinned, pin, remove
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.part_records import write_part_record
+from holdfast.checkpoint.removal import is_pinned, pin, remove
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.cli.main import main
-from holdfast.core.parts import CheckpointInfo
+from holdfast.core.checkpoint_types import CheckpointInfo
 from holdfast.errors import Fenced, NotCommitted, OutOfSpace, Pinned
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Entry, Store

@@ -13,7 +13,7 @@ from holdfast.checkpoint.commit import commit
 from holdfast.checkpoint.reserve import reserve
 from holdfast.checkpoint.upload import upload_memory
 from holdfast.checkpoint.verify import verify
-from holdfast.core.parts import FileEntry
+from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.storage.hashing import digest_memory
 from holdfast.storage.posix import PosixStore

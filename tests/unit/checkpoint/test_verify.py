@@ -13,10 +13,10 @@ from tests.unit.checkpoint.far_store import FarStore, write_source
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit, commit_directory, reserve, upload_part
 from holdfast.checkpoint.epochs import epoch_key, floor_key
-from holdfast.checkpoint.expire import is_pinned, pin, remove, unpin
+from holdfast.checkpoint.removal import is_pinned, pin, remove, unpin
 from holdfast.checkpoint.reservation import Reservation, read_reservation
 from holdfast.checkpoint.verify import repair, verify
-from holdfast.core.parts import Draft
+from holdfast.core.checkpoint_types import Draft
 from holdfast.errors import CheckpointError, Fenced, NotCommitted
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import Store

@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.cli.main import main
 from holdfast.control.history import RUN_FILE
-from holdfast.control.journal import Journal
 from holdfast.core import records as r
-from holdfast.core.story import tell
+from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
+from holdfast.views.narrative import tell
 
 RECORDS: tuple[r.Record, ...] = (
     r.ControllerStarted(at=1_000_000_000.0, epoch=1, host="here", pid=7, workers=1),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import __version__, errors
-from holdfast.cli import exits
+from holdfast.cli import exit_codes
 from holdfast.cli.main import main
 
 
@@ -24,33 +24,33 @@ from holdfast.cli.main import main
         (errors.NotCommitted("x"), 3),
         (errors.NameTaken("x"), 4),
         (errors.AlreadyExists("x"), 4),
-        (exits.Refused("x"), 4),
+        (exit_codes.Refused("x"), 4),
         (errors.Unavailable("x"), 5),
         (errors.AccessDenied("x"), 5),
         (errors.OutOfSpace("x"), 5),
     ],
 )
 def test_each_error_has_its_code(error: Exception, code: int) -> None:
-    assert exits.code_of(error) == code
+    assert exit_codes.code_of(error) == code
 
 
 def test_sentences_name_the_file_and_hide_the_machinery() -> None:
-    assert exits.sentence(errors.NotFound("There is none.")) == "There is none."
-    assert exits.sentence(PermissionError(13, "Permission denied", "/x")) == "/x: Permission denied."
-    assert "HOLDFAST_DEBUG=1" in exits.sentence(KeyError("k"))
+    assert exit_codes.sentence(errors.NotFound("There is none.")) == "There is none."
+    assert exit_codes.sentence(PermissionError(13, "Permission denied", "/x")) == "/x: Permission denied."
+    assert "HOLDFAST_DEBUG=1" in exit_codes.sentence(KeyError("k"))
 
 
 def test_the_codes_are_documented_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "--help"]) == 0
     told = capsys.readouterr().out
     for code in (
-        exits.OK,
-        exits.FAILED,
-        exits.USAGE,
-        exits.NOT_FOUND,
-        exits.REFUSED,
-        exits.STORAGE,
-        exits.INTERRUPTED,
+        exit_codes.OK,
+        exit_codes.FAILED,
+        exit_codes.USAGE,
+        exit_codes.NOT_FOUND,
+        exit_codes.REFUSED,
+        exit_codes.STORAGE,
+        exit_codes.INTERRUPTED,
     ):
         assert f"\n    {code:<5}" in told
 

@@ -12,11 +12,11 @@ import pytest
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
-from holdfast.checkpoint.epochs import Settlement, epoch_key, read_settlement
-from holdfast.checkpoint.writer import Writer
-from holdfast.control.journal_reader import Position
+from holdfast.checkpoint.epochs import EpochFloor, epoch_key, read_floor
+from holdfast.checkpoint.process_identity import ProcessIdentity
 from holdfast.control.lease import EpochFile, _settle, acquire, read_cuts
 from holdfast.errors import Fenced, RunBusy
+from holdfast.journal.reader import Position
 from holdfast.storage.posix import PosixStore
 
 
@@ -66,7 +66,7 @@ def test_a_dead_process_on_this_machine_holds_nothing(store: PosixStore) -> None
 def test_a_holder_elsewhere_is_known_by_its_beat(store: PosixStore) -> None:
     """On another host only the beat tells: one that changes lives, one that does not for the time-to-live is dead."""
     lease = acquire(store)
-    away = EpochFile(epoch=1, holder=Writer(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
+    away = EpochFile(epoch=1, holder=ProcessIdentity(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
     store.put("epochs/000001.json", msgspec.json.encode(away))
     pauses: list[float] = []
 
@@ -87,7 +87,7 @@ def test_the_floor_and_the_journals_end_are_settled_behind_the_fence(store: Posi
     commit_directory(store, tmp_path / "files")
     lease = acquire(store)
     assert lease.floor == 1
-    assert read_settlement(store, 1) == Settlement(epoch=1, floor=1)
+    assert read_floor(store, 1) == EpochFloor(epoch=1, floor=1)
     assert read_cuts(store) == [(1, Position())]
 
 
@@ -95,7 +95,7 @@ def test_a_controller_that_was_overtaken_before_it_settled_voids_nothing(store: 
     """B takes over and stalls; C takes over and commits; B goes on: it must find that its time is over."""
     (tmp_path / "files").mkdir()
     acquire(store)
-    stalled = EpochFile(epoch=2, holder=Writer(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
+    stalled = EpochFile(epoch=2, holder=ProcessIdentity(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
     store.create(epoch_key(2), msgspec.json.encode(stalled))
     third = acquire(store, takeover=True)
     done = commit_directory(store, tmp_path / "files")

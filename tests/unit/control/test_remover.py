@@ -11,8 +11,8 @@ from tests.unit.checkpoint.far_store import FarStore, write_source
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
-from holdfast.checkpoint.expire import pin, remove
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.removal import pin, remove
 from holdfast.control.remover import Remover
 from holdfast.core import commands as c
 from holdfast.core import events as e

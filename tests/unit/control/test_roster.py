@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from holdfast.control.agents import FUNCTION_PIECE_BYTES
-from holdfast.control.publish import Publisher
-from holdfast.control.roster import Roster
+from holdfast.control.agent_link import FUNCTION_PIECE_BYTES
+from holdfast.control.agent_pool import AgentPool
+from holdfast.control.publisher import Publisher
 from holdfast.core import events as e
 from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.messages import (
@@ -41,7 +41,7 @@ class _Controller:
     def __init__(self) -> None:
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
-        self.roster = Roster(_PREPARE, 1, self.events.append, Publisher([]), lambda kind, data: data)
+        self.roster = AgentPool(_PREPARE, 1, self.events.append, Publisher([]), lambda kind, data: data)
 
     async def serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
@@ -129,7 +129,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
     prepare = msgspec.structs.replace(_PREPARE, function=function, function_size_bytes=len(function))
 
     async def test(controller: _Controller, address: str) -> None:
-        controller.roster = Roster(prepare, 1, controller.events.append, Publisher([]), lambda kind, data: data)
+        controller.roster = AgentPool(prepare, 1, controller.events.append, Publisher([]), lambda kind, data: data)
         channel = await connect(address, _TOKEN)
         channel.send_nowait(
             AgentHello(protocol=PROTOCOL, agent="a", host="h", address="127.0.0.1", pid=1, slots=2, master_port=1)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.unit.state.trips import in_memory, same
 
+from holdfast.checkpoint.state.flatten import DEPTH_MAX
 from holdfast.checkpoint.state.plan import plan
-from holdfast.checkpoint.state.tree import DEPTH_MAX
 from holdfast.errors import ConfigError
 
 Pair = namedtuple("Pair", "x y")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.storage.draft import Draft
+from holdfast.storage.atomic_file import AtomicFile
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.private_directory import claim_private_directory, make_private_directory
 
@@ -32,7 +32,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_a_stored_file_may_be_read_by_no_more_than_its_source(
     tmp_path: Path, umask: int, mode: int, size_bytes: int, unnamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Draft, "unnamed", unnamed)
+    monkeypatch.setattr(AtomicFile, "unnamed", unnamed)
     source = tmp_path / "source"
     source.write_bytes(bytes(size_bytes))
     source.chmod(mode)

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, OutOfSpace, StorageError, Unavailable
 from holdfast.storage import posix, transfer
-from holdfast.storage.draft import Draft
+from holdfast.storage.atomic_file import AtomicFile
 from holdfast.storage.files import copy_bytes, mount_kind, write_all
 from holdfast.storage.keys import new_temporary
 from holdfast.storage.locate import open_store
@@ -140,7 +140,7 @@ def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", link)
-    monkeypatch.setattr(Draft, "unnamed", True)
+    monkeypatch.setattr(AtomicFile, "unnamed", True)
 
 
 def test_without_hard_links(no_links: None, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_without_hard_links(no_links: None, tmp_path: Path) -> None:
     store.copy("d/x", "d/y")
     (tmp_path / "source").write_bytes(bytes(3_000_001))
     store.upload("d/z", tmp_path / "source")
-    assert not Draft.unnamed, "nameless files are given up where they cannot be linked"
+    assert not AtomicFile.unnamed, "nameless files are given up where they cannot be linked"
     assert store.list() == [Entry("d/x", 3), Entry("d/y", 3), Entry("d/z", 3_000_001)]
     assert _files(tmp_path / "root") == ["x", "y", "z"]
 
@@ -176,7 +176,7 @@ def test_uploads_in_place_check_the_size(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_named_drafts_leave_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "unnamed", False)
+    monkeypatch.setattr(AtomicFile, "unnamed", False)
     store, source = PosixStore(tmp_path / "root"), tmp_path / "source"
     source.write_bytes(bytes(3_000_000))
     store.put("d/x", b"1")

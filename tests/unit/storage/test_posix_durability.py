@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.storage.draft import Draft
+from holdfast.storage.atomic_file import AtomicFile
 from holdfast.storage.files import mount_kind
 from holdfast.storage.posix import PosixStore
 
@@ -73,7 +73,7 @@ def test_what_is_published_is_durable_first(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "link", noting_link)
     monkeypatch.setattr(os, "rename", noting_rename)
     for unnamed in (True, False):
-        monkeypatch.setattr(Draft, "unnamed", unnamed)
+        monkeypatch.setattr(AtomicFile, "unnamed", unnamed)
         root = tmp_path / f"root {unnamed}"
         store = PosixStore(root)
         store.create("d/x", b"1")

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage import rooms, transfer
+from holdfast.storage import hugepages, transfer
 from holdfast.storage.posix import PosixStore
 from holdfast.storage.store import InMemory
 
-LARGE_BYTES = 5 * rooms.ROOM_BYTES + 12_345
+LARGE_BYTES = 5 * hugepages.ROOM_BYTES + 12_345
 DATA = os.urandom(LARGE_BYTES)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "_spare", [])
+    monkeypatch.setattr(hugepages, "_spare", [])
 
 
 @pytest.fixture
@@ -43,26 +43,26 @@ def address(room: memoryview) -> int:
 
 
 def test_rooms_are_whole_large_pages_and_used_again() -> None:
-    with rooms.lent(3) as lent:
+    with hugepages.lent(3) as lent:
         first = {address(room) for room in lent}
         assert len(first) == 3
         for room in lent:
-            assert address(room) % rooms.ROOM_BYTES == 0
-            assert len(room) == rooms.ROOM_BYTES
-    with rooms.lent(2) as lent:
+            assert address(room) % hugepages.ROOM_BYTES == 0
+            assert len(room) == hugepages.ROOM_BYTES
+    with hugepages.lent(2) as lent:
         assert {address(room) for room in lent} < first
 
 
 def test_only_some_rooms_are_kept() -> None:
-    with rooms.lent(rooms._SPARE_MAX + 5), rooms.lent(2):
+    with hugepages.lent(hugepages._SPARE_MAX + 5), hugepages.lent(2):
         pass
-    assert len(rooms._spare) == rooms._SPARE_MAX
+    assert len(hugepages._spare) == hugepages._SPARE_MAX
 
 
 def test_the_kernel_is_asked_for_large_pages() -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this kernel knows no large pages")
-    with rooms.lent(1) as (room,):
+    with hugepages.lent(1) as (room,):
         assert "hg" in _flags(address(room))
 
 
@@ -78,12 +78,12 @@ def _flags(wanted: int) -> list[str]:
 
 
 def test_filling_a_room() -> None:
-    with rooms.lent(1) as (room,):
-        rooms.fill(room, memoryview(DATA)[1:1001])
+    with hugepages.lent(1) as (room,):
+        hugepages.fill(room, memoryview(DATA)[1:1001])
         assert room[:1000] == DATA[1:1001]
-        rooms.fill(room[:0], memoryview(b""))
+        hugepages.fill(room[:0], memoryview(b""))
         with pytest.raises(ValueError, match="5 bytes do not fit into 4"):
-            rooms.fill(room[:4], memoryview(b"12345"))
+            hugepages.fill(room[:4], memoryview(b"12345"))
 
 
 def test_one_thread_writes_all_files_of_another_and_ends_with_it(
@@ -142,12 +142,12 @@ def test_a_room_is_not_given_back_while_it_is_written(tmp_path: Path, monkeypatc
     thread.start()
     given_up.wait()
     thread.join(0.05)  # time for a mistake
-    held = thread.is_alive() and rooms._spare == []
+    held = thread.is_alive() and hugepages._spare == []
     go.set()
     thread.join()
     assert held
     assert raised
-    assert len(rooms._spare) == 2
+    assert len(hugepages._spare) == 2
     assert list(tmp_path.iterdir()) == []
 
 

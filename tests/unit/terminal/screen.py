@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.control.terminal.terminal import Terminal
 from holdfast.core import records as r
 from holdfast.core.accounting import account
+from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire.messages import LogLine
 
 __all__ = ["Screen"]

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from holdfast.control.terminal.terminal import say_complete
+from holdfast.views.terminal.terminal import say_complete
 
 
 def test_a_complete_run_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

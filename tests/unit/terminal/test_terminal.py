@@ -7,7 +7,7 @@ import json
 import math
 
 import pytest
-from tests.unit.outputs.shown import T0, begin, commit, generation, report, reports
+from tests.unit.files.shown import T0, begin, commit, generation, report, reports
 from tests.unit.terminal.screen import Screen
 
 from holdfast.core import records as r

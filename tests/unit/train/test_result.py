@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.failures import run_error
-from holdfast.control.journal import Journal
 from holdfast.control.view import CheckpointView, RunView
 from holdfast.core.records import Reported, RunFailed, WorkerFailure
+from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
 from holdfast.train import Result, TrainingFailedError
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.parts import Report
+from holdfast.core.checkpoint_types import Report
 from holdfast.errors import WireError
 from holdfast.wire import auth, channel
 from holdfast.wire.channel import Channel, connect, serve

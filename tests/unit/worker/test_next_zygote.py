@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import os, socket
-from holdfast.worker.next_zygote import NextZygote, import_until_takeover
+from holdfast.zygote.next_zygote import NextZygote, import_until_takeover
 
 ours, theirs = socket.socketpair()
 pid = os.fork()

@@ -16,7 +16,7 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast import train
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.handle import Checkpoint
-from holdfast.core.parts import Report
+from holdfast.core.checkpoint_types import Report
 from holdfast.errors import CheckpointError, ConfigError, WireError
 from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
@@ -234,7 +234,11 @@ def test_ranks_ask_for_a_checkpoint_only_at_the_calls_that_were_agreed() -> None
         told = [agent.session.should_checkpoint() for _ in range(6)]
         asked = [agent.next(Collect) for _ in range(3)]
     assert told == [False, False, True, False, False, False]
-    assert [(message.kind, message.data) for message in asked] == [("cadence", 1), ("cadence", 3), ("cadence", 4)]
+    assert [(message.kind, message.data) for message in asked] == [
+        ("checkpoint_interval", 1),
+        ("checkpoint_interval", 3),
+        ("checkpoint_interval", 4),
+    ]
 
 
 def test_other_ranks_get_rank_zeros_data() -> None:

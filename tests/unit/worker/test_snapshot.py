@@ -16,12 +16,12 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.state.load import load_state
 from holdfast.checkpoint.state.plan import Plan
-from holdfast.core.parts import Snapshot
+from holdfast.core.checkpoint_types import Snapshot
 from holdfast.errors import CheckpointError, ConfigError, NotFound
 from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
 from holdfast.wire.messages import Waiting, WorkerReport
-from holdfast.worker.sealed import HEADER_BYTES, UNSEALED, SealedBuffer, make_memory
+from holdfast.worker.snapshot_buffer import HEADER_BYTES, UNSEALED, SnapshotBuffer, make_memory
 
 ROOMY = 1 << 30
 
@@ -50,7 +50,7 @@ def in_thread(action: Any, *arguments: Any) -> threading.Thread:
 
 
 def seal_of(path: str) -> int:
-    memory = SealedBuffer.open(path, writable=False)
+    memory = SnapshotBuffer.open(path, writable=False)
     try:
         return memory.seal
     finally:
@@ -82,7 +82,7 @@ def test_the_files_lie_in_memory_when_report_returns(buffers: list[str], tmp_pat
     assert message.staged is None and message.existing is None
     assert message.report.checkpoint and message.report.checkpoint_dir_name == "best" and message.report.stall_s > 0
     assert message.snapshot.buffer in buffers
-    memory = SealedBuffer.open(message.snapshot.buffer)
+    memory = SnapshotBuffer.open(message.snapshot.buffer)
     assert memory.seal == message.snapshot.seal != UNSEALED
     for file in message.snapshot.files:
         assert file.offset % 4096 == 0
@@ -264,7 +264,7 @@ def test_nor_one_that_is_written_to_meanwhile(
         snapshot_of(buffers, 7)
         return found
 
-    monkeypatch.setattr("holdfast.worker.recall.load_state", slow)
+    monkeypatch.setattr("holdfast.worker.memory_checkpoint.load_state", slow)
     put(tmp_path, 5)
     assert step_of(loaded([snapshot], tmp_path)) == 5
 

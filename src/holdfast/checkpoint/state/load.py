@@ -1,7 +1,7 @@
 """Reading a state back from its files, whether they lie in a directory or in memory.
 
 `StateFiles` reads `state.json`, maps the files that it lists and checks their headers; `load_state` puts the state
-together. `filling` copies it into tensors that are there already, `resharding` where these are sharded.
+together. `load_into` copies it into tensors that are there already, `resharding` where these are sharded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.state.revive import (
+from holdfast.checkpoint.state.decode import (
     Piece,
     Reference,
     join_pieces,
@@ -24,7 +24,7 @@ from holdfast.checkpoint.state.revive import (
     read_reference,
 )
 from holdfast.checkpoint.state.safetensors import Stored, parse_header
-from holdfast.checkpoint.state.shards import INDEX, Chunk, ShardedTensor, read_index
+from holdfast.checkpoint.state.shard_index import INDEX, Chunk, ShardedTensor, read_index
 from holdfast.checkpoint.state.skeleton import FILE, read_document, restore
 from holdfast.errors import Damaged, NotFound
 
@@ -48,7 +48,7 @@ def load_state(open_file: OpenFile, map_location: Any = None, into: Any = None) 
     leaves = LoadedLeaves(files, map_location)
     if into is None:
         return restore(files.skeleton, leaves.revive, files.where)
-    from holdfast.checkpoint.state.filling import fill
+    from holdfast.checkpoint.state.load_into import fill
 
     return fill(restore(files.skeleton, leaves.refer, files.where), into, leaves)
 

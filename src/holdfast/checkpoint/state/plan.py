@@ -2,8 +2,8 @@
 copies.
 
 `plan(state)` is what the worker's session and `StateCheckpoint` call. The same structure again costs a walk and a
-comparison (`tree`), for layouts are remembered. `Plan.write_into` is the stall of a checkpoint: it copies the tensors
-to where the files' bytes belong, so that whoever owns the buffer writes files from it as they are.
+comparison (`flatten`), for layouts are remembered. `Plan.write_into` is the stall of a checkpoint: it copies the
+tensors to where the files' bytes belong, so that whoever owns the buffer writes files from it as they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.checkpoint.state.flatten import Flat, flatten
 from holdfast.checkpoint.state.grouping import Group, Tensor, group, round_up
 from holdfast.checkpoint.state.skeleton import FILE, Skeleton
 from holdfast.checkpoint.state.tensors import Arrays, CheckedArrays, Copier, Described, stored_as
-from holdfast.checkpoint.state.tree import Flat, flatten
 
 __all__ = ["INDEX", "Layout", "Plan", "PlannedFile", "Structure", "plan"]
 
@@ -135,7 +135,7 @@ def plan(state: Any) -> Plan:
         if known.layout is not None:
             text = known.skeleton.encode(flat.plains, [file.path for file in known.layout.files])
             return Plan(known.layout, flat.leaves, [(FILE, text)])
-    from holdfast.checkpoint.state.sharded import plan_sharded
+    from holdfast.checkpoint.state.sharded_plan import plan_sharded
 
     return plan_sharded(known, flat)
 

@@ -1,7 +1,7 @@
 """Reading tensors into others that are spread over other ranks than those that wrote them.
 
 torch.distributed.checkpoint's own planner works out which parts of the files belong where; our `StateReader` copies
-them from the mapped files. No rank needs another for this, so there is no collective call. `filling` comes here for
+them from the mapped files. No rank needs another for this, so there is no collective call. `load_into` comes here for
 DTensors, and for tensors that several ranks wrote.
 """
 
@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from holdfast.checkpoint.state.decode import Reference, read_part
 from holdfast.checkpoint.state.load import StateFiles
-from holdfast.checkpoint.state.revive import Reference, read_part
 from holdfast.checkpoint.state.tensors import carrier_of
 from holdfast.errors import Damaged
 

@@ -1,6 +1,6 @@
 """`state.json`: the structure of a state with its plain values, and references where tensors belong.
 
-Built from the tokens of `tree`, once for each structure: later states of that structure only fill their plain values
+Built from the tokens of `flatten`, once for each structure: later states of that structure only fill their plain values
 into its slots. Reading checks every node, for the file may come from anywhere; the leaves are the reader's (`load`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.state.tree import COUNTER, DEPTH_MAX, DICT, LEAF, OBJECT, PLAIN, TUPLE
+from holdfast.checkpoint.state.flatten import COUNTER, DEPTH_MAX, DICT, LEAF, OBJECT, PLAIN, TUPLE
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Damaged, UnsupportedFormat
 

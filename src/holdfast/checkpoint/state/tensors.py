@@ -1,9 +1,9 @@
 """Tensors and arrays on their way out: what they are, which of them are one and the same, and the copy into a buffer.
 
-This and `revive` (the way back), `device` and `sharded` are the only modules here that touch torch or numpy, and they
-import neither: a state can hold a tensor only where torch is loaded already. The copy is the stall of a checkpoint,
-so it is one copy each, from wherever and however strided the source is straight to its place in the buffer; what is
-large and plain is left to `moving`.
+This and `decode` (the way back), `cuda_copy` and `sharded_plan` are the only modules here that touch torch or numpy,
+and they import neither: a state can hold a tensor only where torch is loaded already. The copy is the stall of a
+checkpoint, so it is one copy each, from wherever and however strided the source is straight to its place in the buffer;
+what is large and plain is left to `parallel_copy`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from holdfast.checkpoint.state.device import copy_from_device
+from holdfast.checkpoint.state.cuda_copy import copy_from_device
 from holdfast.checkpoint.state.dtypes import CODE_OF_NUMPY, CODE_OF_TORCH, RAW
+from holdfast.checkpoint.state.flatten import Refused
 from holdfast.checkpoint.state.grouping import Tensor
-from holdfast.checkpoint.state.moving import LARGE_BYTES, move
-from holdfast.checkpoint.state.tree import Refused
+from holdfast.checkpoint.state.parallel_copy import LARGE_BYTES, move
 
 __all__ = ["Arrays", "CheckedArrays", "Copier", "Described", "carrier_of", "stored_as"]
 

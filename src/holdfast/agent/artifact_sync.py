@@ -1,0 +1,94 @@
+"""Takes what lies on the node to the run's storage: log files, and the artifacts that the user left in the
+working directory.
+
+Files are uploaded whole when they changed since the last time; a failure is logged, and made good by the next
+turn. `agent` says when: now and then, after a commit, and at the end of a generation. A log that is still written to
+waits until it is longer by an eighth: so all its uploads together cost no more than nine times its length.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.errors import StorageError
+from holdfast.storage.store import Store
+
+__all__ = ["ArtifactSync"]
+
+_OURS = re.compile(
+    r"run\.json|result\.json|progress\.csv|params\.json|error\.txt|events\.out\.tfevents\..*"
+    r"|epochs|journal|logs|artifacts|checkpoint_.*|\..*"
+)
+"""First parts of keys that are the run's own, and no artifact may take."""
+_GROWTH = 8
+_log = logging.getLogger(__name__)
+
+_Stamp = tuple[int, int]
+"""When a file was changed, and its size."""
+
+
+class ArtifactSync:
+    """Remembers what was uploaded. Its methods block and may be called from any thread, one at a time works."""
+
+    def __init__(self, open_store: Callable[[], Store], logs: Path, work_dir: Path | None) -> None:
+        self._open_store = open_store
+        self._logs = logs
+        self._work_dir = work_dir
+        self._uploaded: dict[Path, _Stamp] = {}
+        self._refused: set[str] = set()
+        self._lock = threading.Lock()
+
+    def sync_logs(self, *, still_written: bool = False) -> None:
+        """Upload log files that grew, as `logs/generation_000003/rank_0.log`; of those that are `still_written` only
+        what grew by an eighth."""
+        files = ((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in _files(self._logs))
+        self._sync(files, still_written=still_written)
+
+    def sync_artifacts(self) -> None:
+        """Upload the working directory's new and changed files to the run's directory, under their own names."""
+        if self._work_dir is not None:
+            self._sync(self._artifacts(self._work_dir))
+
+    def _artifacts(self, root: Path) -> Iterator[tuple[Path, str]]:
+        local_root = self._open_store().local_root
+        if local_root is not None and local_root.resolve() == root.resolve():
+            return  # they are there already
+        for path in _files(root):
+            key = path.relative_to(root).as_posix()
+            first = key.split("/", 1)[0]
+            if not _OURS.fullmatch(first):
+                yield path, key
+            elif first not in self._refused:
+                self._refused.add(first)
+                _log.warning("The artifact %s is not stored: that name is the run's own; choose another.", first)
+
+    def _sync(self, files: Iterator[tuple[Path, str]], *, still_written: bool = False) -> None:
+        with self._lock:
+            try:
+                for path, key in files:
+                    self._upload(path, key, still_written)
+            except StorageError as error:
+                _log.warning("Files of the working directory or logs could not be stored: %s", error)
+
+    def _upload(self, path: Path, key: str, still_written: bool) -> None:
+        try:
+            found = path.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+            before = self._uploaded.get(path)
+            if before == stamp or (before and still_written and stamp[1] - before[1] <= before[1] // _GROWTH):
+                return
+            self._open_store().upload(key, path)
+            self._uploaded[path] = stamp
+        except FileNotFoundError:
+            _log.debug("%s vanished before it could be stored", path)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Regular files below `root`, symbolic links left alone."""
+    for path in sorted(root.rglob("*")) if root.is_dir() else []:
+        if path.is_file() and not path.is_symlink():
+            yield path

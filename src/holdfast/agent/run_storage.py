@@ -1,0 +1,159 @@
+"""The run's storage as the agent uses it: opened on first use, in a thread; parts, logs and artifacts go up.
+
+`parts` and `artifact_sync` do the work; this holds what they share, and the threads that they run in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.agent.artifact_sync import ArtifactSync
+from holdfast.agent.buffers import Buffers
+from holdfast.agent.finish_uploads import finish_uploads
+from holdfast.agent.log_writer import LogWriter
+from holdfast.agent.parts import Answer, Parts
+from holdfast.core.checkpoint_types import VerifiedFile
+from holdfast.errors import CheckpointError
+from holdfast.storage.private_directory import make_private_directory
+from holdfast.storage.store import OnBytes, Store
+from holdfast.wire.messages import Prepare, Settled, Upload
+
+__all__ = ["RunStorage"]
+
+_THREADS = 8
+_UPLOAD_THREADS = 4
+_NICENESS = 10
+_LOGS_TIMEOUT_S = 30.0
+"""A disk that has not taken the logs by then is stalled: what is there of them is stored."""
+_log = logging.getLogger(__name__)
+
+
+class RunStorage:
+    """Storage work of one agent. All methods are called from its event loop; what blocks runs in threads."""
+
+    def __init__(self, session: Path, buffers: Buffers) -> None:
+        """`session` is the agent's directory (see `session_dir`)."""
+        self._executor = ThreadPoolExecutor(_THREADS, "holdfast-agent", _give_way)
+        self._logs = session / "logs"
+        self.log_writer = LogWriter()
+        self._order: Prepare | None = None
+        self._mirror: ArtifactSync | None = None
+        self._store: Store | None = None
+        self._store_lock = threading.Lock()
+        self.parts = Parts(self._executor, buffers, session)
+        self._executor.submit(_sweep_cache)
+
+    def prepare(self, order: Prepare) -> None:
+        """From here on, storage is what `order` says."""
+        work_dir = make_private_directory(Path(order.work_dir))
+        self._order = order
+        self._store = None
+        self._mirror = ArtifactSync(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
+
+    async def verify(self, name: str) -> list[VerifiedFile]:
+        """Verify the checkpoint that a generation is to start from, where workers read it in place; gives the versions
+        of its files for them. Raises `Damaged` or `NotCommitted`. Reading stops soon after this is cancelled."""
+        cancelled = threading.Event()
+
+        def on_bytes(count: int) -> None:
+            if cancelled.is_set():
+                raise CheckpointError(f"The verification of {name} was cancelled.")
+
+        try:
+            work = functools.partial(_verify, self._open_store, name, on_bytes)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            cancelled.set()
+
+    def start_upload(self, order: Upload) -> asyncio.Task[Answer]:
+        return self.parts.start_upload(order, self._open_store, _UPLOAD_THREADS)
+
+    async def finish_uploads(self) -> None:
+        """The controller is gone: bring what it had ordered to its end, for the next one to commit."""
+        await finish_uploads(self.parts, self._open_store, self._executor, _UPLOAD_THREADS)
+
+    def settle(self, message: Settled) -> None:
+        """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored, unless
+        the user does not want that."""
+        self.parts.settle(message.generation, message.number, message.name)
+        wanted = self._order is not None and self._order.sync_artifacts_on_checkpoint
+        if message.name is not None and self._mirror is not None and wanted:
+            self._executor.submit(self._mirror.sync_artifacts)
+
+    def generation_ended(self, staging: Path) -> None:
+        self.parts.remove_unreported(staging)
+        self._executor.submit(self._sync)
+
+    async def sync_artifacts_periodically(self) -> None:
+        """Store artifacts every `sync_period_s`, for as long as the order of this moment is the agent's."""
+        order, mirror = self._order, self._mirror
+        assert order is not None and mirror is not None
+        while order.sync_artifacts and self._order is order:
+            await asyncio.sleep(order.sync_period_s)
+            await asyncio.get_running_loop().run_in_executor(self._executor, mirror.sync_artifacts)
+
+    async def sync_logs(self) -> None:
+        """While they are written."""
+        if self._mirror is not None:
+            work = functools.partial(self._mirror.sync_logs, still_written=True)
+            await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def close(self, flush_s: float) -> None:
+        """Take up to `flush_s` to store what is left of logs and artifacts, then let go of everything."""
+        self.parts.abandon()
+        if flush_s > 0 and self._mirror is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(flush_s):
+                    await asyncio.get_running_loop().run_in_executor(self._executor, self._sync)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.log_writer.close()
+
+    def _sync(self) -> None:
+        self.log_writer.wait_written(_LOGS_TIMEOUT_S)
+        if self._mirror is not None:
+            self._mirror.sync_logs()
+            self._mirror.sync_artifacts()
+
+    def _open_store(self) -> Store:
+        from holdfast.storage.locate import open_store
+
+        with self._store_lock:
+            if self._store is None:
+                order = self._order
+                assert order is not None, "storage is used before the job was prepared"
+                filesystem = None
+                if order.filesystem is not None:
+                    import cloudpickle
+
+                    filesystem = cloudpickle.loads(order.filesystem)
+                self._store = open_store(order.storage, filesystem)
+            return self._store
+
+
+def _give_way() -> None:
+    """Training comes first: a thread that stores, and those that it starts, take what is left of the processors."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _verify(open_store: Callable[[], Store], name: str, on_bytes: OnBytes) -> list[VerifiedFile]:
+    from holdfast.checkpoint.restore import verify_in_place
+
+    return verify_in_place(open_store(), name, threads=_UPLOAD_THREADS, on_bytes=on_bytes)
+
+
+def _sweep_cache() -> None:
+    from holdfast.checkpoint.cache import sweep_cache
+
+    try:
+        sweep_cache()
+    except OSError as error:
+        _log.warning("The checkpoint cache could not be swept: %s", error)

@@ -1,0 +1,83 @@
+"""Who writes a checkpoint, told so that others can find out whether it still lives.
+
+A process is named by host, boot, PID namespace, PID and start time: a PID alone is reused after a while, and
+means nothing on another machine, after a reboot, or in another container. `reservation` records it, `repair`
+and `reserve` ask.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["ProcessIdentity", "describe", "is_dead", "machine_id", "this_process"]
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, anywhere, any time. Fields are empty or 0 where the system does not tell."""
+
+    host: str
+    boot_id: str = ""
+    pid_namespace: str = ""
+    pid: int
+    started_ticks: int = 0
+
+
+def this_process() -> ProcessIdentity:
+    """The calling process. Not cached as a whole: a forked child is somebody else."""
+    host, boot_id, namespace = _machine()
+    pid = os.getpid()
+    found = _state_and_start(pid)
+    return ProcessIdentity(
+        host=host, boot_id=boot_id, pid_namespace=namespace, pid=pid, started_ticks=found[1] if found else 0
+    )
+
+
+def is_dead(writer: ProcessIdentity) -> bool | None:
+    """Whether that process is gone for good; None where this process cannot know (another host, boot or
+    container)."""
+    if not writer.boot_id or (writer.host, writer.boot_id, writer.pid_namespace) != _machine():
+        return None
+    if not writer.started_ticks:
+        return None
+    found = _state_and_start(writer.pid)
+    if found is None:
+        return True
+    state, started_ticks = found
+    return state in ("Z", "X") or started_ticks != writer.started_ticks
+
+
+def describe(writer: ProcessIdentity) -> str:
+    """`host:pid`, for people and for the manifest."""
+    return f"{writer.host}:{writer.pid}"
+
+
+def machine_id() -> str:
+    """A short name for this host, boot and PID namespace: processes that can see each other have the same one."""
+    return hashlib.sha256("\0".join(_machine()).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _machine() -> tuple[str, str, str]:
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        boot_id = namespace = ""
+    return platform.node(), boot_id, namespace
+
+
+def _state_and_start(pid: int) -> tuple[str, int] | None:
+    """A process's state letter and start time since boot, or None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command's name stands in parentheses and may hold anything, parentheses and blanks included.
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[19])

@@ -1,0 +1,102 @@
+"""Letting checkpoints go, and keeping some from ever going.
+
+`holdfast.core.retention` chooses, this deletes: the manifest first, so that no reader finds a half-deleted checkpoint;
+`deletion` has the order. What an interrupted removal leaves is a leftover like any other. A pin is a file of its own,
+so that it can be set and lifted without touching the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from holdfast.checkpoint import layout
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.deletion import erase_part_records, erase_rest
+from holdfast.checkpoint.process_identity import describe, is_dead, this_process
+from holdfast.checkpoint.reservation import Reservation, now_text, read_reservation
+from holdfast.errors import NotCommitted, NotFound, OutOfSpace, Pinned
+from holdfast.storage.store import Store
+
+__all__ = ["is_pinned", "pin", "remove", "unpin"]
+
+
+def remove(store: Store, name: str, *, token: str | None = None, check_lease: Callable[[], None] | None = None) -> None:
+    """Delete one checkpoint, committed or damaged; unfinished drafts are `repair`'s.
+
+    `token` is the manifest's that the caller decided about (None: whichever is there), and `check_lease` raises if the
+    caller may not decide any more: both are looked at right before the manifest goes, and the token again between
+    deletions, so that a controller that was paused in here leaves alone what its successor committed under the same
+    name. With a token, a removal that was interrupted after the manifest had gone is finished. Raises `Pinned`, and
+    `NotCommitted` where that checkpoint is not there (any more).
+    """
+    layout.check_name(name)
+    reservation = read_reservation(store, name)
+    owner = None if reservation is None else reservation.token
+    if check_lease is not None:
+        check_lease()
+    if is_pinned(store, name):
+        raise Pinned(f"{store.uri}: {name} is pinned: `holdfast ckpt unpin` it before it is removed.")
+    if check_lease is None and reservation is not None:
+        _sign(store, name, reservation)
+    erase_part_records(store, name)
+    look = Catalog(store).look(name)
+    if look.manifest is not None or (look.problem is not None and not look.torn):
+        found = owner if look.manifest is None else look.manifest.token
+        if token is not None and found != token:
+            raise NotCommitted(f"{store.uri}: the checkpoint {name!r} to be removed was replaced by another.")
+        store.delete([layout.key_of(name, layout.MANIFEST)])
+    elif token is None or owner != token:
+        raise NotCommitted(
+            f"{store.uri} holds no checkpoint {name!r} to remove: `holdfast ckpt verify --repair` clears leftovers."
+        )
+
+    def still_ours() -> bool:
+        now = read_reservation(store, name)
+        return owner == (None if now is None else now.token)
+
+    erase_rest(store, name, still_ours)
+
+
+def _sign(store: Store, name: str, reservation: Reservation) -> None:
+    """Put the reservation of a committed checkpoint in this process's name, as far as there is room for that.
+
+    Should this process die half-way, `repair` then need not wait for the end of a writer that still lives. What a
+    controller removes is its own or of an earlier epoch, which `repair` knows without that.
+    """
+    if is_dead(reservation.writer) is True or reservation.writer == this_process():
+        return
+    found = Catalog(store).look(name).manifest
+    if found is not None and found.token == reservation.token:
+        mine = msgspec.structs.replace(reservation, writer=this_process())
+        with suppress(OutOfSpace):
+            store.put(layout.key_of(name, layout.RESERVED), msgspec.json.encode(mine))
+
+
+def pin(store: Store, name: str) -> None:
+    """Keep a committed checkpoint from retention and removal."""
+    Catalog(store).get(name)
+    note = {"pinned_at": now_text(), "by": describe(this_process())}
+    key = layout.key_of(name, layout.PINNED)
+    store.put(key, msgspec.json.encode(note))
+    try:
+        Catalog(store).get(name)
+    except NotCommitted:
+        store.delete([key])  # it was being removed: the pin came too late, and must not stay behind alone
+        raise
+
+
+def unpin(store: Store, name: str) -> None:
+    """Lift the pin; no error if there is none."""
+    Catalog(store).get(name)
+    store.delete([layout.key_of(name, layout.PINNED)])
+
+
+def is_pinned(store: Store, name: str) -> bool:
+    try:
+        store.size(layout.key_of(name, layout.PINNED))
+    except NotFound:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""The thread that called `fit()`: it waits for the controller's, answers signals, and in local mode runs the function.
+
+The first Ctrl+C or SIGTERM asks for a clean stop, further ones for a quick one. Python runs signal handlers in the main
+thread only, while the kernel may hand a signal to any: so this one waits on a socket that the signal itself rings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from holdfast.core.events import StopRequested
+
+__all__ = ["DriverThread"]
+
+_Call = Callable[[], None]
+
+
+class DriverThread:
+    """One `fit()`. `put` may be called from any thread, the rest from the one that this is about."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._bell, self._ringer = socket.socketpair()
+        self._ringer.setblocking(False)
+        self._over = False
+        self._busy = False
+        self._asked = 0
+        self._post: Callable[[StopRequested], None] | None = None
+        self._early: list[StopRequested] = []
+
+    def put(self, call: _Call | None) -> None:
+        """Have `serve` make a call; None when the run is over."""
+        self._calls.put(call)
+        with contextlib.suppress(BlockingIOError):  # so full a socket will wake it all the same
+            self._ringer.send(b"\0")
+
+    def connect(self, post: Callable[[StopRequested], None]) -> None:
+        """From here on the controller can be told to stop; what was asked before is told now."""
+        self._post = post
+        while self._early:
+            post(self._early.pop(0))
+
+    def serve(self) -> None:
+        """Until the run is over."""
+        while not self._over:
+            # Raised by `_stop` to get out of the user's function; that the run shall end is told already.
+            with contextlib.suppress(KeyboardInterrupt):
+                self._serve_one()
+
+    def _serve_one(self) -> None:
+        try:
+            call = self._calls.get_nowait()
+        except queue.Empty:
+            self._bell.recv(4096)
+            return
+        if call is None:
+            self._over = True
+            return
+        self._busy = True
+        try:
+            call()
+        finally:
+            self._busy = False
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Answer Ctrl+C and SIGTERM for the time of the block, where Python lets this thread do so."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        wakeup = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+
+    def close(self) -> None:
+        self._bell.close()
+        self._ringer.close()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+        why = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
+        request = StopRequested(why=why, force=self._asked > 1)
+        if self._post is not None:
+            self._post(request)
+        else:
+            self._early.append(request)
+        if self._busy:
+            raise KeyboardInterrupt

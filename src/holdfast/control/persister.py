@@ -1,0 +1,194 @@
+"""Carrying out `PersistCheckpoint`: reserve a name, have the agents upload their parts, create the manifest.
+
+Storage that fails for a while is waited for, since training goes on meanwhile; what cannot get better (no permission,
+two ranks with the same file, a name in use) ends the ticket at once and, being fatal, the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from holdfast.checkpoint import commit
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.reserve import reserve
+from holdfast.checkpoint.upload import merge_parts
+from holdfast.control.agent_pool import AgentPool
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry
+from holdfast.core.failure_kind import FailureKind
+from holdfast.errors import HoldfastError, OutOfSpace, StorageError, Unavailable
+from holdfast.storage.store import Store
+from holdfast.wire.messages import Upload, Uploaded, UploadFailed
+
+__all__ = ["Persister"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+
+
+class _AgentGone(Exception):
+    """The agent that held a part is lost, and the part with it."""
+
+
+class Persister:
+    """Persists one ticket at a time. `deliver` hands it the agents' answers."""
+
+    def __init__(self, store: Store, epoch: int, agents: AgentPool, patience_s: float) -> None:
+        self._store = store
+        self._epoch = epoch
+        self._agents = agents
+        agents.on_upload = self.deliver
+        self._patience_s = patience_s
+        self._answers: dict[tuple[e.Ticket, int], asyncio.Future[Uploaded]] = {}
+        self._parent: Manifest | None = None
+
+    async def persist(self, command: c.PersistCheckpoint) -> e.CheckpointStored | e.CheckpointFailed:
+        """Never raises for what storage or agents did: the outcome is an event."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        draft: Draft | None = None
+        try:
+            # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
+            token = secrets.token_hex(16)
+            draft = await self._patiently(lambda: asyncio.to_thread(self._reserve, command, token))
+            answers = await self._upload(command, draft)
+            files = merge_parts({rank: answer.files for rank, answer in answers.items()})
+            made = draft
+
+            def seal() -> Manifest:
+                return commit.commit(
+                    self._store,
+                    made,
+                    files,
+                    metrics=command.metrics,
+                    world_size=command.world_size,
+                    generation=command.ticket.generation,
+                    iteration=command.iteration,
+                )
+
+            self._parent = await self._patiently(lambda: asyncio.to_thread(seal))
+        except (HoldfastError, _AgentGone) as error:
+            if draft is not None:
+                await self._abandon(draft)
+            fatal = not isinstance(error, _AgentGone)
+            kind = FailureKind.of(error) if fatal else FailureKind.STORAGE
+            return e.CheckpointFailed(ticket=command.ticket, error=str(error), kind=kind, fatal=fatal)
+        stored = _stored(self._parent)
+        sent = sum(answer.uploaded_bytes for answer in answers.values())
+        elapsed_s = clock() - began
+        return e.CheckpointStored(ticket=command.ticket, stored=stored, uploaded_bytes=sent, elapsed_s=elapsed_s)
+
+    def deliver(self, answer: Uploaded | UploadFailed) -> None:
+        """An agent's answer to an `Upload`."""
+        key = (e.Ticket(answer.generation, answer.number), answer.rank)
+        waiting = self._answers.get(key)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, Uploaded):
+            waiting.set_result(answer)
+        else:
+            waiting.set_exception(answer.kind.as_error(answer.error, otherwise=StorageError))
+
+    async def _upload(self, command: c.PersistCheckpoint, draft: Draft) -> dict[int, Uploaded]:
+        parent_files = list(self._parent.files) if self._parent and self._parent.name == draft.parent else []
+        ranks = [rank for rank, _ in command.parts]
+        found = await asyncio.gather(
+            *(
+                self._patiently(partial(self._ask, command, draft, rank, agent, parent_files))
+                for rank, agent in command.parts
+            )
+        )
+        return dict(zip(ranks, found, strict=True))
+
+    async def _ask(
+        self, command: c.PersistCheckpoint, draft: Draft, rank: int, agent: str, parent_files: list[FileEntry]
+    ) -> Uploaded:
+        link = self._agents.links.get(agent)
+        if link is None:
+            raise _AgentGone(f"agent {agent} was lost with the part of rank {rank}")
+        ticket = command.ticket
+        answer: asyncio.Future[Uploaded] = asyncio.get_running_loop().create_future()
+        self._answers[ticket, rank] = answer
+        gone = asyncio.ensure_future(link.gone.wait())
+        either: set[asyncio.Future[Any]] = {answer, gone}
+        try:
+            link.send(
+                Upload(
+                    generation=ticket.generation,
+                    number=ticket.number,
+                    rank=rank,
+                    draft=draft,
+                    parent_files=parent_files,
+                    info=CheckpointInfo(
+                        ranks=tuple(rank for rank, _ in command.parts),
+                        world_size=command.world_size,
+                        iteration=command.iteration,
+                        metrics=command.metrics,
+                    ),
+                )
+            )
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise _AgentGone(f"agent {agent} was lost while it stored the part of rank {rank}")
+            return answer.result()
+        finally:
+            gone.cancel()
+            self._answers.pop((ticket, rank), None)
+
+    def _reserve(self, command: c.PersistCheckpoint, token: str) -> Draft:
+        draft = reserve(
+            self._store,
+            epoch=self._epoch,
+            name=command.name,
+            at_least=command.at_least_index,
+            adopt=command.adopt,
+            token=token,
+        )
+        if draft.parent is not None and (self._parent is None or self._parent.name != draft.parent):
+            # None if somebody has removed it since: then there is nothing to copy from.
+            self._parent = Catalog(self._store).look(draft.parent).manifest
+        return draft
+
+    async def _abandon(self, draft: Draft) -> None:
+        try:
+            await asyncio.to_thread(commit.abandon, self._store, draft)
+        except HoldfastError as error:
+            _log.info("What was uploaded of %s stays until the next clean-up: %s", draft.name, error)
+
+    async def _patiently(self, action: Callable[[], Awaitable[_T]]) -> _T:
+        """Try again while storage may come back; say so once."""
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + self._patience_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await action()
+            except (Unavailable, OutOfSpace) as error:
+                if clock() + pause_s > give_up_at:
+                    raise
+                if pause_s == _FIRST_PAUSE_S:
+                    _log.warning("Storage trouble; training goes on while it is tried again: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _stored(manifest: Manifest) -> e.Stored:
+    metrics: dict[str, Any] = dict(manifest.metrics)
+    return e.Stored(
+        name=manifest.name,
+        index=manifest.index,
+        iteration=manifest.iteration,
+        generation=manifest.generation,
+        metrics=metrics,
+        size_bytes=manifest.size_bytes,
+        token=manifest.token,
+    )

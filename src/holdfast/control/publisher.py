@@ -1,0 +1,177 @@
+"""Showing records and worker output to the observers: after they are durable, and off the controller's loop.
+
+Each observer has a thread of its own: result files live in storage and may be slow, callbacks are the user's and may do
+anything, and neither must delay a decision, the terminal, or each other. Reports may come faster than files can be
+written: an observer that is far behind is not told from memory any more, but reads the records from the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from holdfast.core.records import Record
+from holdfast.errors import StorageError
+from holdfast.views.observer import Observer
+from holdfast.wire.messages import LogLine
+
+__all__ = ["Publisher", "ReadBack"]
+
+_FLUSH_S = 1.0
+_FLUSH_RECORDS = 1_000
+"""After so many records an observer is flushed at once, or it would hold them all."""
+_BACKLOG_RECORDS = 2_000
+"""So many records may wait in memory for one observer."""
+_TRIES = 5
+"""When the run is over, the journal is asked so often before a view is left as it is."""
+_log = logging.getLogger(__name__)
+
+ReadBack = Callable[[int], Iterable[tuple[int, Record]]]
+"""The records of this controller after the n-th, each with its number, as the journal has them."""
+
+
+class Publisher:
+    """`hold` what was decided, `release` it once it is durable."""
+
+    def __init__(self, observers: Sequence[Observer], read_back: ReadBack | None = None) -> None:
+        self._threads = [_ObserverThread(observer, read_back) for observer in observers]
+        self._held: list[Record] = []
+
+    def hold(self, records: Sequence[Record]) -> None:
+        self._held.extend(records)
+
+    def forget(self) -> None:
+        """What was held is void."""
+        self._held.clear()
+
+    def release(self) -> None:
+        if self._held:
+            for one in self._threads:
+                one.put_records(self._held)
+            self._held = []
+
+    def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
+        for one in self._threads:
+            one.put_logs(generation, lines)
+
+    def close(self) -> None:
+        """Show what is left and wait until it is written."""
+        self.release()
+        for one in self._threads:
+            one.put_end()
+        for one in self._threads:
+            one.thread.join()
+
+
+class _ObserverThread:
+    """One observer and the thread that calls it."""
+
+    def __init__(self, observer: Observer, read_back: ReadBack | None) -> None:
+        self._observer = observer
+        self._read_back = read_back
+        self._news = threading.Condition()
+        self._queue: deque[list[Record] | tuple[int, Sequence[LogLine]]] = deque()
+        self._waiting = 0
+        """How many records are queued."""
+        self._put = self._given = 0
+        """Numbers of the last record that was released, and of the last that the observer was told."""
+        self._behind = False
+        """Records are not queued any more, but read back from the journal when the queue is empty."""
+        self._ended = False
+        self._failures = 0
+        """How often in a row the journal could not be read."""
+        self._flush_at = time.monotonic() + _FLUSH_S
+        self._unflushed = 0
+        name = f"holdfast-{type(observer).__name__.lower()}"
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
+
+    def put_records(self, records: list[Record]) -> None:
+        with self._news:
+            self._put += len(records)
+            if self._read_back is not None and self._waiting > _BACKLOG_RECORDS:
+                self._behind = True
+            if not self._behind:
+                self._queue.append(records)
+                self._waiting += len(records)
+            self._news.notify()
+
+    def put_logs(self, generation: int, lines: Sequence[LogLine]) -> None:
+        with self._news:
+            self._queue.append((generation, lines))
+            self._news.notify()
+
+    def put_end(self) -> None:
+        with self._news:
+            self._ended = True
+            self._news.notify()
+
+    def _work(self) -> None:
+        try:
+            while self._serve_next():
+                pass
+            self._observer.flush(True)
+            self._observer.close()
+        except Exception:  # noqa: BLE001  the run outlives its views
+            _log.exception("%s failed and is switched off for the rest of this run.", type(self._observer).__name__)
+            with self._news:  # nobody takes anything from here any more
+                self._queue.clear()
+                self._behind, self._read_back = True, None
+
+    def _serve_next(self) -> bool:
+        """Tell the observer what is next; False if nothing ever is."""
+        with self._news:
+            if not self._queue and not self._behind and not self._ended:
+                self._news.wait(max(0.0, self._flush_at - time.monotonic()))
+            news = self._queue.popleft() if self._queue else None
+            if isinstance(news, list):
+                self._waiting -= len(news)
+            behind = news is None and self._behind
+            ended = news is None and not behind and self._ended
+        if isinstance(news, list):
+            for record in news:
+                self._tell(record)
+        elif news is not None:
+            self._observer.logs(*news)
+        elif behind:
+            self._catch_up()
+        self._flush_if_due()
+        return not ended
+
+    def _catch_up(self) -> None:
+        """Tell what is in the journal; from there on records are queued again once nothing is missing."""
+        assert self._read_back is not None
+        with self._news:
+            end = self._put
+        try:
+            for n, record in self._read_back(self._given):
+                if n > end:
+                    break
+                self._given = n - 1
+                self._tell(record)
+                self._flush_if_due()
+        except StorageError as error:
+            _log.info("%s cannot read the journal now: %s", type(self._observer).__name__, error)
+            with self._news:
+                self._failures += 1
+                if not self._ended or self._failures < _TRIES:
+                    self._news.wait(_FLUSH_S)
+                    return
+        self._failures = 0
+        self._given = end  # also where the journal has lost some
+        with self._news:
+            self._behind = self._put > end
+
+    def _tell(self, record: Record) -> None:
+        self._given += 1
+        self._unflushed += 1
+        self._observer.record(record)
+
+    def _flush_if_due(self) -> None:
+        if self._unflushed >= _FLUSH_RECORDS or time.monotonic() >= self._flush_at:
+            self._observer.flush()
+            self._unflushed = 0
+            self._flush_at = time.monotonic() + _FLUSH_S

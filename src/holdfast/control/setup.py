@@ -1,0 +1,264 @@
+"""What a controller is made of, put together from the request and from what storage holds.
+
+`run` calls this before anything starts: refusals and warnings come from here, while nothing has happened yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import platform
+import secrets
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+
+import cloudpickle
+import msgspec
+from blake3 import blake3
+
+from holdfast import __version__
+from holdfast.agent.inline import RunInMain
+from holdfast.checkpoint import removal, restore
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.manifest import Manifest, sealed
+from holdfast.checkpoint.process_identity import this_process
+from holdfast.checkpoint.reservation import create_once, now_text
+from holdfast.control.callbacks import CallbackObserver
+from holdfast.control.history import RUN_FILE, History, open_journal, run_id
+from holdfast.control.job_pickle import pickle_job
+from holdfast.control.lease import Lease
+from holdfast.control.loop import ControllerSetup, MakeEngine, Settings
+from holdfast.control.request import TrainRequest
+from holdfast.control.wait_for_uploads import wait_for_uploads
+from holdfast.core import events as e
+from holdfast.core.records import RunFinished
+from holdfast.core.retention import RetentionRule
+from holdfast.core.spec import RunSpec
+from holdfast.core.state import State
+from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
+from holdfast.engines.inline import InlineEngine
+from holdfast.engines.local import LocalEngine
+from holdfast.errors import ConfigError
+from holdfast.journal.fold import FoldWriter
+from holdfast.printable import printable
+from holdfast.storage.locate import join, local_cache_dir
+from holdfast.storage.store import Store
+from holdfast.views.files.results import ResultFiles
+from holdfast.views.observer import Observer
+from holdfast.views.terminal.terminal import Terminal
+from holdfast.wire.messages import Prepare
+
+__all__ = ["changes_of", "check_resume", "make_setup", "make_prepare"]
+
+_CHANGES_TOLD = 8
+_log = logging.getLogger("holdfast")
+
+
+def make_setup(
+    request: TrainRequest, prepare: Prepare, store: Store, history: History, lease: Lease, run_in_main: RunInMain
+) -> ControllerSetup:
+    """Everything that `Controller` needs, once the lease is held."""
+    identity = _write_run_file(request, store)
+    changes = changes_of(request, history)
+    _warn_of_changes(request, store, history, changes)
+    fold_writer = FoldWriter(store, lease.epoch, lease.id, identity, deepcopy(history.summary))
+    return ControllerSetup(
+        store=store,
+        run_id=identity,
+        state=State(_spec(request), history.durable),
+        began=_begin(request, store, lease, history, changes),
+        prepare=prepare,
+        make_engine=_engine_maker(request, run_in_main),
+        observers=_observers(request, store, history, lease, fold_writer),
+        fold_writer=fold_writer,
+        settings=_settings(),
+        max_restarts=request.max_failures,
+    )
+
+
+def check_resume(request: TrainRequest, store: Store, history: History) -> None:
+    """Refuse what `RunConfig(resume)` rules out."""
+    if request.resume == "never" and history.exists:
+        raise ConfigError(
+            f'RunConfig(resume="never"): {store.uri} holds a run already; choose another name, or resume="auto".'
+        )
+    if request.resume == "must" and not history.exists and Catalog(store).newest() is None:
+        raise ConfigError(
+            f'RunConfig(resume="must"): no run at {store.uri}; check storage_path and name, or use resume="auto".'
+        )
+
+
+def _write_run_file(request: TrainRequest, store: Store) -> str:
+    """Create run.json if this is the first controller; the id that it gives the run."""
+    identity = {
+        "format": "holdfast.run/1.0",
+        "id": secrets.token_hex(4),
+        "name": request.name,
+        "trainer": request.trainer_name,
+        "created_at": now_text(),
+        "holdfast": __version__,
+        "python": platform.python_version(),
+    }
+    create_once(store, RUN_FILE, sealed(msgspec.json.encode(identity)))
+    return run_id(store.get(RUN_FILE))
+
+
+def changes_of(request: TrainRequest, history: History) -> list[str]:
+    """What differs from the script and the configuration with which the run was started last, for a person."""
+    before = history.durable.fingerprint
+    return request.fingerprint.changes_since(before) if before else []
+
+
+def _warn_of_changes(request: TrainRequest, store: Store, history: History, changes: Sequence[str]) -> None:
+    """A name that is used again with something else in it may be a mistake; and who waits for a complete run must know
+    why it is not."""
+    if not changes or request.resume == "restart":
+        return
+    told = "; ".join(changes[:_CHANGES_TOLD])
+    if len(changes) > _CHANGES_TOLD:
+        told += f"; and {len(changes) - _CHANGES_TOLD} more"
+    if isinstance(history.durable.outcome, RunFinished):
+        newest = history.durable.resume_point()
+        source = f"from {newest.name}" if newest else "from the beginning, for it has no checkpoint"
+        _log.warning(
+            "%s was complete, and is called again %s, since it differs: %s.", store.uri, source, printable(told)
+        )
+    else:
+        _log.warning(
+            "%s continues, but not as it was started: %s. If this is another run, give it another name.",
+            store.uri,
+            printable(told),
+        )
+
+
+def _spec(request: TrainRequest) -> RunSpec:
+    return RunSpec(
+        workers_min=request.min_workers,
+        workers_max=request.max_workers,
+        max_failures=request.max_failures,
+        progress_timeout_s=request.progress_timeout_s,
+        backoff_base_s=float(os.environ.get("HOLDFAST_BACKOFF_S", "1")),
+        target_overhead=request.target_overhead,
+        retention=RetentionRule(request.num_to_keep, request.score_attribute, request.score_order),
+    )
+
+
+def _settings() -> Settings:
+    return Settings(
+        storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
+        agent_silence_s=float(os.environ.get("HOLDFAST_AGENT_SILENCE_S", "30")),
+    )
+
+
+def _begin(
+    request: TrainRequest, store: Store, lease: Lease, history: History, changes: Sequence[str]
+) -> e.ControllerBegan:
+    """Look at what storage really holds: shut what earlier controllers left open, and look for the newest commit whose
+    files are all there. Their bytes are verified by the agents before workers start from them."""
+    catalog = Catalog(store)
+    catalog.seal(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease))
+    damaged: dict[str, str] = {}
+
+    def note(manifest: Manifest, why: str) -> None:
+        damaged[manifest.name] = why
+        _log.error("%s", printable(why))
+
+    restore.newest_intact(store, deep=False, on_damage=note)
+    manifests = [manifest for manifest in catalog.committed() if manifest.name not in damaged]
+    may_remove = request.num_to_keep is not None
+    stored = tuple(
+        e.Stored(
+            name=manifest.name,
+            index=manifest.index,
+            iteration=manifest.iteration,
+            generation=manifest.generation,
+            metrics=dict(manifest.metrics),
+            size_bytes=manifest.size_bytes,
+            token=manifest.token,
+        )
+        for manifest in manifests
+    )
+    me = this_process()
+    return e.ControllerBegan(
+        epoch=lease.epoch,
+        host=me.host,
+        pid=me.pid,
+        fingerprint=request.fingerprint.stored(history.durable.fingerprint),
+        stored=stored,
+        damaged=tuple(damaged.items()),
+        pinned=tuple(one.name for one in manifests if may_remove and removal.is_pinned(store, one.name)),
+        next_index=lease.floor,
+        changes=tuple(changes[:_CHANGES_TOLD]),
+        restart=request.resume == "restart",
+    )
+
+
+def make_prepare(request: TrainRequest) -> Prepare:
+    """What agents are sent once; a function that cannot be sent is refused here."""
+    function = pickle_job(request.job)
+    if request.local_mode:
+        function = b""  # checked, but nobody will open it
+    digest = blake3(join(request.storage_path, request.name).encode()).hexdigest()[:8]
+    work_dir = local_cache_dir() / "work" / f"{request.name}-{digest}"
+    return Prepare(
+        function=function,
+        function_size_bytes=len(function),
+        function_hash=blake3(function).hexdigest(),
+        storage=join(request.storage_path, request.name),
+        filesystem=None if request.filesystem is None else cloudpickle.dumps(request.filesystem),
+        experiment=request.name,
+        trial_id=request.name,
+        trial_dir=join(request.storage_path, request.name),
+        work_dir=str(work_dir),
+        sys_path=[entry or str(Path.cwd()) for entry in sys.path],
+        environment=dict(request.environment),
+        preload=list(request.preload),
+        change_directory=_wants_change_of_directory(),
+        sync_artifacts=request.sync_artifacts,
+        sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
+        sync_period_s=request.sync_period_s,
+    )
+
+
+def _wants_change_of_directory() -> bool:
+    for name in ("HOLDFAST_CHDIR_TO_TRIAL_DIR", "RAY_CHDIR_TO_TRIAL_DIR"):
+        if name in os.environ:
+            return os.environ[name] not in ("0", "false", "False")
+    return True
+
+
+def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
+    slots_per_agent = -(-request.max_workers // max(1, request.nodes))
+
+    def make(meeting: ControllerEndpoint, on_gone: OnGone) -> Engine:
+        if request.local_mode:
+            return InlineEngine(meeting, on_gone, request.job, run_in_main, request.torchrun)
+        return LocalEngine(meeting, slots_per_agent, on_gone)
+
+    return make
+
+
+def _observers(
+    request: TrainRequest, store: Store, history: History, lease: Lease, fold_writer: FoldWriter
+) -> list[Observer]:
+    journal, _ = open_journal(store)
+    observers: list[Observer] = [
+        Terminal(
+            sys.stderr,
+            name=request.name,
+            uri=store.uri,
+            total_workers=request.max_workers,
+            quiet=True if request.verbose == 0 else None,
+            prior=deepcopy(history.summary),
+        ),
+        ResultFiles(
+            store, journal, epoch=lease.epoch, lease=lease.id, params=dict(request.params), fenced=lease.is_fenced
+        ),
+        fold_writer,
+    ]
+    if request.callbacks:
+        observers.append(CallbackObserver(request.callbacks, request.run_context, store))
+    return observers

@@ -1,0 +1,86 @@
+"""The small things that every layer says about a checkpoint: a file in it, a draft of it, a snapshot to be one.
+
+They live at the bottom so that manifest, wire and core mean the same struct.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["CheckpointInfo", "Draft", "FileEntry", "MemoryFile", "Report", "Snapshot", "VerifiedFile"]
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the user's files: where it lies below the checkpoint's directory, and what it must hash to."""
+
+    path: str
+    size_bytes: int
+    blake3: str
+    rank: int = 0
+    mode: int | msgspec.UnsetType = msgspec.UNSET
+    """Its permission bits (0o777), where they are known: files that came from memory have none of their own."""
+    directory: bool | msgspec.UnsetType = msgspec.UNSET
+    """True for an empty directory of a part on its way to the manifest, which lists these apart from files."""
+
+
+class VerifiedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of a checkpoint that was hashed and found right while it had this version (see `Store.version`)."""
+
+    path: str
+    version: str
+    size_bytes: int
+    blake3: str
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A reserved, not yet committed checkpoint: the exact name that everyone uploads to."""
+
+    name: str
+    index: int
+    epoch: int
+    token: str
+    parent: str | None = None
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says of a checkpoint besides its files, and which ranks give files."""
+
+    ranks: tuple[int, ...]
+    world_size: int
+    iteration: int
+    metrics: dict[str, Any] = {}
+
+
+class MemoryFile(msgspec.Struct, frozen=True, array_like=True):
+    """One file of a snapshot, and where its bytes lie behind the buffer's seal."""
+
+    path: str
+    offset: int
+    size_bytes: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one rank's checkpoint in memory that the agent owns; see `worker.snapshot_buffer`."""
+
+    buffer: str
+    """The buffer's path in /proc."""
+    seal: int
+    files: list[MemoryFile]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of `train.report`. `number` counts this rank's calls in this generation from 1.
+
+    Ranks other than 0 send metrics as None: only rank 0's are kept."""
+
+    number: int
+    at: float
+    metrics: dict[str, Any] | None = None
+    checkpoint: bool = False
+    checkpoint_dir_name: str | None = None
+    adopt: bool = False
+    """The files lie in the run's storage already, under that name."""
+    stall_s: float = 0.0
+    """How long this call kept training waiting (copying, or waiting for an earlier upload)."""

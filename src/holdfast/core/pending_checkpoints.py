@@ -1,0 +1,299 @@
+"""Bookkeeping of reports and checkpoints.
+
+A checkpoint is the n-th report of every rank in a generation. It is *complete* once every rank has made its n-th
+report (or finished), so the set of its parts is known; it is then persisted, one ticket after the other, whether
+or not the workers that reported it still live. Only what is complete survives its group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core import removal
+from holdfast.core.checkpoint_types import Report
+from holdfast.core.failure_kind import FailureKind
+from holdfast.core.state import Group, Pending, State
+
+if TYPE_CHECKING:
+    from holdfast.core.machine import Output
+
+__all__ = [
+    "complete",
+    "deadlines",
+    "distrust",
+    "drop_incomplete",
+    "found_damage",
+    "lose_agent",
+    "persist_next",
+    "reconcile",
+    "take_outcome",
+    "take_reports",
+    "warn_laggards",
+]
+
+_RECENT_LIMIT = 256
+"""How many of rank 0's metrics are remembered for ranks that lag behind."""
+
+
+def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -> None:
+    """A controller begins: storage, not the journal, says which checkpoints there are."""
+    durable = state.durable
+    is_new = durable.epoch == 0
+    out.record(
+        r.ControllerStarted(
+            at=now,
+            epoch=event.epoch,
+            host=event.host,
+            pid=event.pid,
+            workers=state.spec.workers_max,
+            score_attribute=state.spec.retention.score_attribute,
+            score_order=state.spec.retention.score_order,
+            fingerprint=event.fingerprint,
+            changes=event.changes,
+        )
+    )
+    known = {stored.name for stored in event.stored}
+    for name, why in event.damaged:
+        out.record(r.CheckpointDamaged(at=now, name=name, why=why))
+    for stored in event.stored:
+        before = durable.checkpoints.get(stored.name)
+        if before is None or (before.token and before.token != stored.token):
+            out.record(_committed(stored, now))
+        durable.checkpoints[stored.name] = stored
+    # Retention removes first and writes that down afterwards; what it would have removed is not missed.
+    expired = removal.lets_go(state, pins=set())
+    for name in [name for name in durable.checkpoints if name not in known]:
+        if name in expired:
+            removal.finish(state, name)
+            out.record(r.CheckpointDeleted(at=now, name=name))
+        else:
+            out.record(r.CheckpointDamaged(at=now, name=name, why="it is not in storage any more"))
+    durable.next_index = max(durable.next_index, event.next_index)
+    if event.restart and not is_new:
+        out.record(r.RunRestarted(at=now, first_index=durable.next_index))
+    state.pins = set(event.pinned)
+    removal.remove_now(state, now, out)
+
+
+def take_reports(state: State, group: Group, event: e.RankReported, now: float, out: Output) -> None:
+    """One rank's reports, in order. A report seen before is ignored."""
+    rank = event.rank
+    group.progress_at[rank] = now
+    for item in event.items:
+        if item.number <= group.counts[rank]:
+            continue
+        group.counts[rank] = item.number
+        iteration = group.base_iteration + item.number
+        if rank == 0:
+            metrics = item.metrics or {}
+            out.record(
+                r.Reported(
+                    at=item.at,
+                    generation=group.generation,
+                    iteration=iteration,
+                    metrics=metrics,
+                    checkpoint=item.checkpoint,
+                    stall_s=item.stall_s,
+                )
+            )
+            if group.world_size > 1:
+                group.recent[item.number] = metrics
+                if len(group.recent) > _RECENT_LIMIT:
+                    group.recent.pop(next(iter(group.recent)))
+                if item.checkpoint_dir_name is not None:
+                    group.dir_names[item.number] = item.checkpoint_dir_name
+        if item.checkpoint:
+            if rank == 0:
+                state.checkpoint_interval.stalled(item.stall_s, now)
+            _take_part(state, group, rank, item, iteration, now)
+
+
+def _take_part(state: State, group: Group, rank: int, item: Report, iteration: int, now: float) -> None:
+    ticket = e.Ticket(group.generation, item.number)
+    pending = state.pending.get(ticket)
+    if pending is None:
+        pending = state.pending[ticket] = Pending(ticket, iteration, now, group.world_size)
+    pending.parts[rank] = group.agent_of(rank)
+    if rank == 0:
+        pending.metrics = item.metrics or {}
+    if item.checkpoint_dir_name is not None:
+        (pending.adopted if item.adopt else pending.names)[rank] = item.checkpoint_dir_name
+
+
+def complete(state: State, group: Group) -> None:
+    """Mark the tickets that every rank has reached."""
+    for ticket, pending in state.pending.items():
+        reachable = not pending.complete and pending.lost is None and ticket.generation == group.generation
+        if reachable and not group.laggards(ticket.number):
+            pending.complete = True
+            pending.name = _name(group, pending)
+            pending.metrics = pending.metrics or group.recent.get(ticket.number) or state.durable.metrics or {}
+    if group.recent or group.dir_names:
+        behind = min((n for rank, n in group.counts.items() if rank not in group.finished), default=0)
+        for remembered in (group.recent, group.dir_names):
+            for number in [number for number in remembered if number <= behind]:
+                del remembered[number]
+
+
+def _name(group: Group, pending: Pending) -> str | None:
+    """Where the files lie already; otherwise the name that rank 0 gave, with a part or without one; otherwise that of
+    the lowest rank that gave one."""
+    if pending.adopted:
+        return pending.adopted[min(pending.adopted)]
+    if (first := group.dir_names.get(pending.ticket.number)) is not None:
+        return first
+    return pending.names[min(pending.names)] if pending.names else None
+
+
+def persist_next(state: State, now: float, out: Output) -> None:
+    """Persist the oldest complete ticket, unless one is being persisted already.
+
+    Without a journal nothing new may begin. What is under way may still be committed: the next controller finds it."""
+    if state.journal_lost:
+        for pending in list(state.pending.values()):
+            state.pending.pop(pending.ticket)
+            _give_up(state, pending, "the journal could not be written", now, out)
+    if not state.pending:
+        return
+    ticket = min(state.pending)
+    pending = state.pending[ticket]
+    if pending.persisting or not pending.complete or removal.holds_name(state, pending.name):
+        return
+    pending.persisting = True
+    newest = state.durable.newest()
+    out.do(
+        c.PersistCheckpoint(
+            ticket=ticket,
+            parts=tuple(sorted(pending.parts.items())),
+            name=pending.name,
+            adopt=bool(pending.adopted),
+            at_least_index=state.durable.next_index,
+            parent=newest.name if newest else None,
+            world_size=pending.world_size,
+            iteration=pending.iteration,
+            metrics=pending.metrics,
+        )
+    )
+
+
+def take_outcome(
+    state: State, event: e.CheckpointStored | e.CheckpointFailed, now: float, out: Output
+) -> dict[int, str]:
+    """The ticket is done with. Says which ranks' parts (rank to agent) were lost with their agents, if any were."""
+    pending = state.pending.pop(event.ticket, None)
+    if pending is None:
+        return {}
+    if state.group is not None:
+        state.group.saw_progress(now)  # workers may have been waiting for this
+    if isinstance(event, e.CheckpointStored):
+        state.checkpoint_interval.stored(event.elapsed_s)
+        out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
+        _tell(state, pending, event.stored.name, out)
+        state.retention_due = True
+        return {}
+    _give_up(state, pending, event.error, now, out)
+    if event.fatal:
+        state.fatal = state.fatal or (event.kind, event.error)
+    return {rank: agent for rank, agent in pending.parts.items() if agent not in state.agents}
+
+
+def drop_incomplete(state: State, now: float, out: Output) -> None:
+    """The group is gone: what not every rank had reported never will be."""
+    for pending in [pending for pending in state.pending.values() if not pending.complete]:
+        state.pending.pop(pending.ticket)
+        why = pending.lost or "the workers stopped before every rank had reported it"
+        _give_up(state, pending, why, now, out)
+
+
+def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
+    """Parts staged on a lost agent are lost with it; says whose. What is being persisted is left to its own outcome,
+    and what is not complete to the end of its group: another rank's part may still come, and must not make it whole.
+    """
+    bereft: set[int] = set()
+    for pending in list(state.pending.values()):
+        ranks = {rank for rank, holder in pending.parts.items() if holder == agent}
+        if not ranks or pending.persisting:
+            continue
+        bereft |= ranks
+        why = f"agent {agent} was lost with its part"
+        if pending.complete:
+            state.pending.pop(pending.ticket)
+            _give_up(state, pending, why, now, out)
+        else:
+            pending.lost = why
+    return bereft
+
+
+def found_damage(state: State, group: Group) -> dict[str, str]:
+    """The checkpoints of the run that could not be loaded since their bytes are not what was committed, and why.
+
+    One that the run does not have (any more) is not among them, so each costs the run one of its checkpoints and the
+    number of generations that end like this is bounded.
+    """
+    found = dict(group.damaged)
+    for failure in group.failures:
+        if failure.kind is FailureKind.DAMAGED and failure.damaged_checkpoint is not None:
+            found.setdefault(failure.damaged_checkpoint, failure.error or "")
+    return {name: why for name, why in found.items() if name in state.durable.checkpoints}
+
+
+def distrust(state: State, group: Group, now: float, out: Output) -> None:
+    """A checkpoint that was found damaged is not used again: the one before it is next."""
+    for name, why in found_damage(state, group).items():
+        out.record(r.CheckpointDamaged(at=now, name=name, why=why))
+
+
+def warn_laggards(state: State, group: Group, now: float, out: Output) -> None:
+    for pending in state.pending.values():
+        if _may_lag(pending) and now >= pending.since + state.spec.lag_warning_s:
+            pending.warned = True
+            ranks = group.laggards(pending.ticket.number)
+            number = pending.ticket.number
+            out.record(r.RanksLagging(at=now, generation=group.generation, number=number, ranks=ranks))
+
+
+def deadlines(state: State) -> list[float]:
+    return [
+        pending.since + state.spec.lag_warning_s
+        for pending in state.pending.values()
+        if _may_lag(pending) and state.group is not None
+    ]
+
+
+def _may_lag(pending: Pending) -> bool:
+    return not pending.complete and not pending.warned and pending.lost is None
+
+
+def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) -> None:
+    ticket, iteration = pending.ticket, pending.iteration
+    out.record(r.CheckpointAbandoned(at=now, generation=ticket.generation, iteration=iteration, why=why))
+    _tell(state, pending, None, out)
+
+
+def _tell(state: State, pending: Pending, name: str | None, out: Output) -> None:
+    """To the agents that hold its parts; a commit to the whole group, since any rank may ask for the newest."""
+    concerned = set(pending.parts.values())
+    group = state.group
+    if name is not None and group is not None and group.generation == pending.ticket.generation:
+        concerned.update(place.agent for place in group.places)
+    agents = tuple(sorted(concerned & state.agents.keys()))
+    if agents:
+        out.do(c.SettleCheckpoint(ticket=pending.ticket, name=name, agents=agents))
+
+
+def _committed(stored: e.Stored, now: float, uploaded_bytes: int = 0, elapsed_s: float = 0.0) -> r.CheckpointCommitted:
+    return r.CheckpointCommitted(
+        at=now,
+        name=stored.name,
+        index=stored.index,
+        iteration=stored.iteration,
+        generation=stored.generation,
+        metrics=stored.metrics,
+        size_bytes=stored.size_bytes,
+        uploaded_bytes=uploaded_bytes,
+        elapsed_s=elapsed_s,
+        token=stored.token,
+    )

@@ -1,0 +1,41 @@
+"""How a process ended, in a phrase for a person: exit codes, signals by name, and whether memory had run out.
+
+The kernel does not tell who was killed for memory; it counts. A SIGKILL that nobody here sent, with a counter
+that rose since the generation began, is taken for that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+__all__ = ["ExitStatus", "exit_status_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """A wait status in words."""
+
+    cause: str
+    code: int | None
+    signal: int | None
+
+
+def exit_status_of(status: int, *, out_of_memory: bool = False) -> ExitStatus:
+    """`status` as of wait(2); `out_of_memory` says whether the kernel has killed someone for memory meanwhile."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        why = " (out of memory)" if out_of_memory and number == signal.SIGKILL else ""
+        return ExitStatus(f"killed by {_signal_name(number)}{why}", None, number)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        return ExitStatus("exited with code 0 before its function returned", code, None)
+    return ExitStatus(f"exited with code {code}", code, None)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,106 @@
+"""SIGKILL for the descendants of this process, which is a subreaper, with a moment for resource trackers to finish.
+
+A process that uses multiprocessing's spawn or forkserver has a resource tracker, a process that unlinks named
+semaphores and shared memory when the last holder of its pipe has ended. Killed earlier, it would leave them in
+/dev/shm for ever. So everybody else is killed first, and a tracker only if it has not ended in time by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from holdfast.linux.process import children
+
+__all__ = ["end_children", "is_resource_tracker", "kill_children", "kill_descendants", "kill_group"]
+
+_TRACKERS_TIMEOUT_S = 1.0
+"""Less than what the agent gives its zygote to end."""
+_TRACKER_COMMAND = b"resource_tracker import main"
+"""In the command line of multiprocessing's, and of joblib's, which is a copy."""
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Whether the process is a resource tracker that has not ended: a zombie has no command line."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return _TRACKER_COMMAND in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def kill_descendants(pids: Collection[int]) -> None:
+    """SIGKILL these children and, without waiting for their deaths, all below them but resource trackers.
+
+    Whoever is missed, because it was orphaned at that moment, is then a child of this process: `kill_children`
+    finds it."""
+    for pid in pids:
+        _kill(pid)
+    for pid in _below(pids):
+        if not is_resource_tracker(pid):
+            with suppress(PermissionError):  # as sudo's
+                _kill(pid)
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL the rest of the process group of a child that led it and is now a zombie, but resource trackers."""
+    members = [pid for pid in children() if pid != leader and os.getpgid(pid) == leader]
+    family = [*members, *_below(members)]
+    if any(map(is_resource_tracker, family)):
+        for pid in family:
+            if not is_resource_tracker(pid):
+                with suppress(PermissionError):
+                    _kill(pid)
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+
+
+def kill_children(spared: Collection[int] = ()) -> bool:
+    """SIGKILL every child but those that are `spared`, and but resource trackers as long as there is anybody else;
+    when there is not, wait for the trackers to end, for a bounded time, and kill them then. False when there was no
+    child left, not even a zombie."""
+    found = [pid for pid in children() if pid not in spared]
+    others = [pid for pid in found if not is_resource_tracker(pid)]
+    for pid in others:
+        _kill(pid)
+    if not others:
+        _end_trackers(found)
+    return bool(found)
+
+
+def end_children(spared: Collection[int] = ()) -> None:
+    """Kill and reap until nobody is left but those that are `spared`: each death may turn grandchildren into
+    children."""
+    while kill_children(spared):
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def _end_trackers(pids: Iterable[int]) -> None:
+    deadline = monotonic() + _TRACKERS_TIMEOUT_S
+    for pid in pids:
+        pidfd = os.pidfd_open(pid)  # a child that was not waited for, so the pid is its own
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(max(0.0, deadline - monotonic()) * 1000)
+        finally:
+            os.close(pidfd)
+        _kill(pid)
+
+
+def _below(pids: Iterable[int]) -> Iterator[int]:
+    """All descendants of these, each before its own children are looked for: killed by then, it has no more."""
+    for pid in pids:
+        for child in children(pid):
+            yield child
+            yield from _below([child])
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,35 @@
+"""Who watches a run: result files, the terminal, and whatever else shows what was decided.
+
+`control.publisher` calls every observer from one thread, with records that are durable already; `control.files` and
+`control.terminal` hold the observers that come with Holdfast. An observer decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.core.records import Record
+from holdfast.wire.messages import LogLine
+
+__all__ = ["Observer"]
+
+
+class Observer(Protocol):
+    """Told of everything that is durable, in order."""
+
+    def record(self, record: Record) -> None:
+        """One more record of the journal. Must be quick: thousands may come in a second."""
+        ...
+
+    def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
+        """What workers printed."""
+        ...
+
+    def flush(self, final: bool = False) -> None:
+        """Called about once a second, and once at the end with `final`. May take as long as storage does."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; nothing is called after this."""
+        ...

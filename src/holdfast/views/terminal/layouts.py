@@ -1,0 +1,176 @@
+"""The blocks that the terminal shows: a result, a death, a recovery, the end. Pure text from records.
+
+`terminal` decides when to show which; `box` draws, `formatting` says.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from holdfast.core.curve import Row
+from holdfast.core.records import GenerationEnded, GenerationStarted, WorkerFailure
+from holdfast.core.root_cause import root_cause, signature
+from holdfast.printable import printable
+from holdfast.views.files.rows import flatten
+from holdfast.views.terminal.box import box
+from holdfast.views.terminal.formatting import (
+    brief_time,
+    cell,
+    count,
+    long_time,
+    moment,
+    name_ranks,
+    place,
+    trim,
+)
+from holdfast.views.terminal.totals import Totals
+
+__all__ = ["death", "recovery", "result", "resume_command", "short_traceback", "summary", "summary_line"]
+
+_METRICS_MAX = 40
+_TRACEBACK_LINES = 60
+_STALL_SHARE = 0.02
+"""Of the wall time: more than this is worth a word."""
+
+
+def result(row: Row, began: float, skipped: int, *, fine: bool) -> str:
+    """One report: when, and the boxed table of what it said."""
+    head = (
+        f"Training finished iteration {row.iteration} at {moment(row.at)}. "
+        f"Total running time: {long_time(row.at - began)}"
+    )
+    if skipped:
+        head += f" (+{count(skipped, 'report')} not shown)"
+    rows = [("checkpoint_dir_name", row.checkpoint)] if row.checkpoint else []
+    rows += [
+        ("time_this_iter_s", cell(row.this_s)),
+        ("time_total_s", cell(row.total_s)),
+        ("training_iteration", str(row.iteration)),
+    ]
+    flat = sorted(flatten(row.metrics).items())
+    rows += [(trim(printable(key), 40), cell(value)) for key, value in flat[:_METRICS_MAX]]
+    if len(flat) > _METRICS_MAX:
+        rows.append((f"... {count(len(flat) - _METRICS_MAX, 'metric')} more", ""))
+    return f"{head}\n{box('Training result', rows, fine=fine, right=True)}"
+
+
+def death(ended: GenerationEnded, hosts: Mapping[int, str]) -> str:
+    """What died and why, in one line; and which other ranks went with it."""
+    where = f"at {moment(ended.detected_at)}, iteration {ended.iteration}"
+    if not ended.failures:
+        return f"The workers stopped {where}: {ended.why}"
+    cause = root_cause(ended.failures)
+    text = f"{_who(cause, hosts)} {_did(cause.cause)}, {where}"
+    same = [other.rank for other in ended.failures if other is not cause and signature(other) == signature(cause)]
+    others = [other.rank for other in ended.failures if other is not cause and other.rank not in same]
+    if same:
+        text += f" (same on {name_ranks(same)})"
+    if others:
+        text += f"; {name_ranks(others)} failed after it"
+    return text
+
+
+def short_traceback(failure: WorkerFailure) -> str:
+    """The traceback, or else what was printed last, indented; of a very long one the middle is left out."""
+    lines = (failure.traceback or "\n".join(failure.last_lines)).rstrip().splitlines()
+    if len(lines) > _TRACEBACK_LINES:
+        half = _TRACEBACK_LINES // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def recovery(
+    ended: GenerationEnded, started: GenerationStarted, running_at: float, hosts: Mapping[int, str], *, fine: bool
+) -> str:
+    """The workers run again: what died, what that cost."""
+    if ended.failures:
+        cause = root_cause(ended.failures)
+        what = trim(f"{_who(cause, hosts, first='rank')} {_did(cause.cause)}", 70)
+    else:
+        what = trim(printable(ended.why), 70)
+    lost = ended.iteration - started.iteration
+    if lost <= 0:
+        said = "nothing"
+    else:
+        span = f"{ended.iteration}" if lost == 1 else f"{started.iteration + 1} to {ended.iteration}"
+        said = f"{count(lost, 'iteration')} ({span})"
+    source = f"{started.checkpoint}, iteration {started.iteration}" if started.checkpoint else "the beginning"
+    rows = [
+        ("what died" if ended.failures else "why", what),
+        ("lost", said),
+        ("goes on from", source),
+        ("workers", f"{started.world_size}, generation {started.generation}"),
+        ("took", f"{brief_time(running_at - ended.detected_at)} from detection until all workers ran"),
+    ]
+    return box("Recovered" if ended.failures else "Workers replaced", rows, fine=fine)
+
+
+def summary(name: str, uri: str, status: str, tally: Totals, *, width: int, fine: bool) -> str:
+    """The box at the end. A checkpoint's path that does not fit is named below it, to be copied whole."""
+    path = place(uri, tally.newest) if tally.newest else "none"
+    fits = len(path) <= width - 20
+    rows = [
+        ("status", status),
+        ("iterations", str(tally.iteration)),
+        ("checkpoint", path if fits or tally.newest is None else tally.newest),
+        ("recoveries", _recoveries(tally)),
+        ("goodput", _goodput(tally)),
+        ("wall time", brief_time(tally.account.wall_s)),
+        ("stall", brief_time(tally.account.stall_s)),
+    ]
+    text = box(f"Run {printable(name)}", rows, fine=fine)
+    if not fits:
+        text += f"\nCheckpoint: {path}"
+    return text + _stall_advice(tally)
+
+
+def summary_line(name: str, uri: str, status: str, tally: Totals) -> str:
+    """The same in one line, for those who want quiet."""
+    where = f"checkpoint at {place(uri, tally.newest)}" if tally.newest else "no checkpoint"
+    took = brief_time(tally.account.wall_s)
+    return (
+        f"Run {printable(name)} {status} after {count(tally.iteration, 'iteration')} in {took}: "
+        f"{where}, {count(len(tally.account.recoveries), 'recovery')}, goodput {_goodput(tally)}"
+    )
+
+
+def resume_command(command: Sequence[str]) -> str | None:
+    """What to type to continue; None where the program was not started by a command that can be repeated."""
+    bare = len(command) == 1 and not command[0].endswith(".py")
+    if not command or bare or any("ipykernel" in word for word in command):
+        return None
+    return shlex.join(["python", *command] if command[0].endswith(".py") else command)
+
+
+def _recoveries(tally: Totals) -> str:
+    recoveries = tally.account.recoveries
+    took_s = sum(one.elapsed_s for one in recoveries)
+    return f"{len(recoveries)} ({brief_time(took_s)} in all)" if recoveries else "0"
+
+
+def _stall_advice(tally: Totals) -> str:
+    """What to do about checkpoints that keep training waiting, where they do."""
+    share = tally.account.stall_s / tally.account.wall_s if tally.account.wall_s > 0 else 0.0
+    if share <= _STALL_SHARE:
+        return ""
+    return (
+        f"\nCheckpoints kept training waiting for {100 * share:.1f} % of the time: report them less often, let "
+        "train.should_checkpoint() decide when, or use faster storage."
+    )
+
+
+def _goodput(tally: Totals) -> str:
+    goodput = tally.account.goodput
+    return "unknown" if goodput is None else f"{100 * goodput:.1f} %"
+
+
+def _who(failure: WorkerFailure, hosts: Mapping[int, str], first: str = "Rank") -> str:
+    host = failure.host or hosts.get(failure.rank, "")
+    return f"{first} {failure.rank} on {host}" if host else f"{first} {failure.rank}"
+
+
+def _did(cause: str) -> str:
+    """The cause as the rest of a sentence."""
+    said = trim(printable(cause), 300)
+    return f"was {said}" if said.startswith("killed") else said

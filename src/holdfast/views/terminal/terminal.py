@@ -1,0 +1,262 @@
+"""`Terminal`: the observer that tells a person how the run goes, at a pace that can be read.
+
+Reports that come faster than that are counted and the latest is shown; nothing that needs attention is ever left out.
+HOLDFAST_QUIET=1 leaves warnings and the last line; HOLDFAST_JSON=1 prints every record as a line of JSON instead.
+Neighbours: `layouts` makes the texts, `worker_output` shows worker output, `totals` counts, `nonblocking_stream`
+writes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import msgspec
+
+from holdfast.core import records as r
+from holdfast.core.root_cause import root_cause, signature
+from holdfast.core.summary import Summary
+from holdfast.journal.format import encode_record
+from holdfast.printable import printable
+from holdfast.views.terminal import layouts
+from holdfast.views.terminal.formatting import count, long_time, moment, name_ranks, place
+from holdfast.views.terminal.nonblocking_stream import NonblockingStream
+from holdfast.views.terminal.throttle import Due, Throttle
+from holdfast.views.terminal.totals import Totals
+from holdfast.views.terminal.worker_output import WorkerOutput
+from holdfast.wire.messages import LogLine
+
+__all__ = ["Terminal", "say_complete"]
+
+_RED, _YELLOW, _GREEN, _BOLD, _DIM = "31", "33", "32", "1", "2"
+_encode = msgspec.json.Encoder().encode
+
+
+class Terminal:
+    """Prints to `stream`; None for a switch means: as the environment and the stream say."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        name: str,
+        uri: str,
+        total_workers: int,
+        quiet: bool | None = None,
+        json_lines: bool | None = None,
+        interactive: bool | None = None,
+        command: Sequence[str] | None = None,
+        prior: Summary | None = None,
+        json_stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._json = _wanted("HOLDFAST_JSON") if json_lines is None else json_lines
+        self._quiet = _wanted("HOLDFAST_QUIET") if quiet is None else quiet
+        self._outlet = NonblockingStream((json_stream or sys.stdout) if self._json else stream, interactive)
+        self._name, self._uri, self._total_workers = name, uri, total_workers
+        self._command = sys.orig_argv if command is None else command
+        self._clock = clock
+        self._tally = Totals(prior)
+        self._hosts_of_agents: dict[str, tuple[str, int]] = {}
+        self._hosts: dict[int, str] = {}
+        self._chatter = WorkerOutput(self._outlet, self._hosts, clock)
+        self._pace = Throttle(self._outlet.interactive, clock)
+        self._epoch = 0
+        self._restored = False
+        """Whether it was told where this controller's first generation starts from."""
+        self._ended: r.GenerationEnded | None = None
+        self._started: r.GenerationStarted | None = None
+        self._last_error = ("", 0)
+
+    def record(self, record: r.Record) -> None:
+        if self._json:
+            self._outlet.line(encode_record(record).decode())
+        else:
+            row = self._tally.take(record)
+            if row is None:
+                self._take(record)
+            elif not self._quiet:
+                self._pace.report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
+            self._show(self._pace.due())
+        if not self._json or not isinstance(record, r.Reported):
+            self._outlet.drain()
+
+    def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
+        if self._json:
+            for line in lines:
+                told = {"kind": "WorkerOutput", "generation": generation, "rank": line.rank, "stream": line.stream}
+                self._outlet.line(_encode(told | {"text": line.text}).decode())
+        elif not self._quiet:
+            self._chatter.lines(lines)
+        self._outlet.drain()
+
+    def flush(self, final: bool = False) -> None:
+        self._chatter.flush(everything=final)
+        self._show(self._pace.due(everything=final))
+        self._outlet.drain()
+
+    def close(self) -> None:
+        self._outlet.drain(wait=True)
+
+    # ------------------------------------------------------------ one method a kind of record
+
+    def _take(self, record: r.Record) -> None:
+        match record:
+            case r.ControllerStarted():
+                self._take_start(record)
+            case r.RunRestarted():
+                self._restored = True
+                self._say("Training starts over; the checkpoints from before are kept and not restored")
+            case r.AgentHere():
+                self._hosts_of_agents[record.agent] = (record.host, record.slots)
+            case r.AgentGone():
+                self._warn(f"agent {record.agent} on {record.host} is gone: {record.why}")
+            case r.GenerationStarted():
+                self._take_generation(record)
+            case r.GenerationRunning():
+                self._take_running(record)
+            case r.GenerationEnded():
+                self._take_death(record)
+            case r.CheckpointCommitted():
+                if not self._quiet:
+                    self._pace.commit(record)
+            case r.CheckpointAbandoned():
+                self._pace.settle(record.iteration, None)
+                self._warn(f"the checkpoint of iteration {record.iteration} was not kept: {record.why}")
+            case r.CheckpointDamaged():
+                where = place(self._uri, record.name)
+                text = f"WARNING: the checkpoint {where} is DAMAGED and is no longer used: {printable(record.why)}"
+                self._outlet.line(text, f"{_BOLD};{_RED}")
+            case r.RemovalFailed():
+                self._warn(f"{record.name} could not be removed, which is tried again later: {record.why}")
+            case r.RanksLagging():
+                who = name_ranks(record.ranks)
+                self._warn(f"a checkpoint waits for {who}, which called report() fewer than {record.number} times")
+            case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
+                self._take_end(record)
+
+    def _take_start(self, record: r.ControllerStarted) -> None:
+        self._epoch = record.epoch
+        verb = "started" if record.epoch <= 1 else "continues"
+        self._say(
+            f"Run {printable(self._name)} {verb} at {moment(record.at)} with {count(self._total_workers, 'worker')} "
+            f"in {place(self._uri)}"
+        )
+
+    def _take_generation(self, record: r.GenerationStarted) -> None:
+        self._started = record
+        self._place_ranks(record)
+        if self._restored:
+            return
+        self._restored = True
+        if record.checkpoint is not None:
+            where = place(self._uri, record.checkpoint)
+            self._say(f"Restored from checkpoint: {where} (iteration {record.iteration})")
+        elif self._epoch > 1:
+            self._say("There was no checkpoint to restore: training starts from the beginning")
+
+    def _take_death(self, record: r.GenerationEnded) -> None:
+        self._chatter.flush(everything=True)  # the next generation's lines are not repetitions of this one's
+        self._show(self._pace.due(everything=True))
+        self._ended = self._ended or record
+        if not record.counted:
+            return
+        if self._quiet:
+            self._warn(layouts.death(record, self._hosts))
+            return
+        self._outlet.line("")
+        self._outlet.line(layouts.death(record, self._hosts), _RED)
+        cause = root_cause(record.failures) if record.failures else None
+        if cause is None or not (cause.traceback or cause.last_lines):
+            return
+        kind, times = signature(cause), self._last_error[1] + 1
+        if kind == self._last_error[0]:
+            self._outlet.line(f"  (the same error as above, {times} times now)")
+        else:
+            times = 1
+            self._outlet.line(layouts.short_traceback(cause), _DIM)
+        self._last_error = (kind, times)
+
+    def _take_running(self, record: r.GenerationRunning) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None and self._started is not None:
+            self._say(layouts.recovery(ended, self._started, record.at, self._hosts, fine=self._outlet.fine))
+
+    def _take_end(self, record: r.RunFinished | r.RunFailed | r.RunInterrupted) -> None:
+        self._chatter.flush(everything=True)
+        self._show(self._pace.due(everything=True))
+        done = f"after {count(self._tally.iteration, 'iteration')} at {moment(record.at)}"
+        match record:
+            case r.RunFinished():
+                status, colour, head = "finished", _GREEN, f"Training completed {done}"
+            case r.RunFailed():
+                status, colour, head = "failed", _RED, f"Training failed {done}"
+            case r.RunInterrupted():
+                status, colour, head = "interrupted", _YELLOW, f"Training was stopped {done} ({printable(record.why)})"
+        if self._quiet:
+            self._outlet.line(layouts.summary_line(self._name, self._uri, status, self._tally))
+        else:
+            total = long_time(record.at - self._tally.began)
+            self._outlet.line("")
+            self._outlet.line(head, colour, f". Total running time: {total}")
+            width = shutil.get_terminal_size().columns if self._outlet.interactive else 160
+            self._outlet.line(
+                layouts.summary(self._name, self._uri, status, self._tally, width=width, fine=self._outlet.fine)
+            )
+        if isinstance(record, r.RunFinished) and record.return_value_error:
+            self._outlet.line(f"Warning: {printable(record.return_value_error)}", _YELLOW)
+        if isinstance(record, r.RunFailed):
+            self._outlet.line(f"Error: {printable(record.error)}", _RED)
+        if not isinstance(record, r.RunFinished):
+            self._outlet.line(self._way_on())
+
+    # ------------------------------------------------------------ saying it
+
+    def _show(self, due: Due | None) -> None:
+        if due is None:
+            return
+        if due.row is not None:
+            block = layouts.result(due.row, self._tally.began, due.rows_skipped, fine=self._outlet.fine)
+            self._outlet.line(f"\n{block}")
+        if due.commit is not None:
+            more = f" (+{due.commits_skipped} not shown)" if due.commits_skipped else ""
+            where = place(self._uri, due.commit.name)
+            self._outlet.line(f"Training saved a checkpoint for iteration {due.commit.iteration} at: {where}{more}")
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._outlet.line(text)
+
+    def _warn(self, text: str) -> None:
+        self._outlet.line(f"Warning: {printable(text)}", _YELLOW)
+
+    def _way_on(self) -> str:
+        newest = self._tally.newest
+        source = f"from {newest}" if newest else "from the beginning"
+        command = layouts.resume_command(self._command)
+        how = f"run this again:\n  {command}" if command else "call fit() again with the same name and storage path."
+        return f"To continue {source}, {how}"
+
+    def _place_ranks(self, record: r.GenerationStarted) -> None:
+        """Ranks fill the agents in their order, as `core.placement` places them."""
+        self._hosts.clear()
+        for agent in record.agents:
+            host, slots = self._hosts_of_agents.get(agent, ("", 0))
+            first = len(self._hosts)
+            for rank in range(first, min(first + slots, record.world_size)):
+                self._hosts[rank] = host
+
+
+def say_complete(stream: TextIO, name: str, uri: str, iterations: int) -> None:
+    """The run that was asked for needs nothing more: say so, in one line."""
+    if not (_wanted("HOLDFAST_QUIET") or _wanted("HOLDFAST_JSON")):
+        done = f"Run {name} is complete already, with {iterations} iterations and 0 left: {uri}"
+        print(printable(done), file=stream, flush=True)
+
+
+def _wanted(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")

@@ -1,0 +1,104 @@
+"""A worker's line to its agent: frames out, answers in, and which of this rank's checkpoints are still on their way.
+
+Synchronous and without a thread: what the agent says is read when there is a reason to. `session` speaks through it
+for the user; the agent is at the other end of the socket pair, and if it dies, so does this process.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import WireError
+from holdfast.wire.frames import receive, send
+from holdfast.wire.messages import Collect, Collected, Settled, ToWorker, Waiting, WorkerMessage
+from holdfast.worker.job import Assignment
+
+__all__ = ["AgentConnection"]
+
+_DECODER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_AGENT_GONE = "The agent of this worker is gone, and so the run has moved on without it: this process must end."
+
+
+class AgentConnection:
+    """One worker's connection in one generation. The session's lock guards it."""
+
+    def __init__(self, connection: socket.socket, assignment: Assignment) -> None:
+        self._connection = connection
+        self._generation = assignment.generation
+        self._rank = assignment.rank
+        self._sequence = 0
+        self._collected: Collected | None = None
+        self.newest = assignment.checkpoint
+        """The newest committed checkpoint that this rank knows of."""
+        self.pending: list[int] = []
+        """The reports whose checkpoints, of this rank, are neither committed nor given up yet; oldest first."""
+        self.settled: Settled | None = None
+        """The last word on any checkpoint of this generation."""
+        self.committed = 0
+        """The newest report whose checkpoint is known to be committed."""
+
+    def send(self, message: WorkerMessage) -> None:
+        try:
+            send(self._connection, message)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise WireError(_AGENT_GONE) from error
+
+    def drain(self) -> None:
+        """Read what has arrived, without waiting."""
+        while self._has_arrived():
+            self._take(self._receive())
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Until what the agent says makes `condition` true; the run is told that this rank waits."""
+        self.drain()
+        if condition():
+            return
+        self.send(Waiting(generation=self._generation, rank=self._rank, waiting=True))
+        while not condition():
+            self._take(self._receive())
+        self.send(Waiting(generation=self._generation, rank=self._rank, waiting=False))
+
+    def await_settled(self) -> None:
+        """Until every checkpoint on its way is committed or given up."""
+        self.wait_until(lambda: not self.pending)
+
+    def collect(self, kind: str, data: Any) -> Any:
+        """Meet all ranks in a collective; what the controller answers."""
+        self._sequence += 1
+        self.send(
+            Collect(generation=self._generation, rank=self._rank, sequence=self._sequence, kind=kind, data=data),
+        )
+        while self._collected is None or self._collected.sequence != self._sequence:
+            self._take(self._receive())
+        answer, self._collected = self._collected, None
+        return answer.data
+
+    def _has_arrived(self) -> bool:
+        """Whether a read would find something: bytes, or the end."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _receive(self) -> ToWorker:
+        message = receive(self._connection, _DECODER)
+        if message is None:
+            raise WireError(_AGENT_GONE)
+        return message
+
+    def _take(self, message: ToWorker) -> None:
+        if message.generation != self._generation:
+            return
+        if isinstance(message, Collected):
+            self._collected = message
+            return
+        self.settled = message
+        if message.name is not None:
+            self.newest = message.name
+            self.committed = message.number
+        self.pending = [number for number in self.pending if number > message.number]

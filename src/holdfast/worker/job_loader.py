@@ -1,0 +1,79 @@
+"""Opening the job: the one place where something that came over the wire is unpickled, and the modules that go
+with it.
+
+Runs in the zygote, once for all workers, or in a cold worker, for itself. An error in here is the training
+function's error, and is kept to be told by every worker; `zygote.fork_safety` says whether the process may still
+be forked afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from holdfast.worker.failure import Failure, describe
+from holdfast.worker.job import Job
+from holdfast.worker.main_module import show_main
+
+__all__ = ["Loaded", "import_quietly", "load_job", "set_up_imports"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The job, or why there is none. `filesystem` stays closed: opening it may start threads."""
+
+    job: Job | Failure
+    filesystem: bytes | None
+
+
+def set_up_imports(sys_path: Sequence[str], environment: dict[str, str]) -> None:
+    """The controller's view of where modules are, and its environment; what only this process knows comes last."""
+    os.environ.update(environment)
+    sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path and entry != "")]
+
+
+def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
+    """Unpickle the job from the memory behind a descriptor. Whatever goes wrong is the answer, not an exception."""
+    import cloudpickle
+
+    try:
+        with _mapped(function_fd) as function:
+            job = cloudpickle.loads(function)
+        if not isinstance(job, Job):
+            raise TypeError(f"The training function arrived as {type(job).__qualname__}, not as a job.")
+        show_main(job)
+        return Loaded(job, filesystem)
+    except ModuleNotFoundError as error:
+        hint = ": import it in the function, or install it on the node"
+        return Loaded(describe(error, 1, hint), filesystem)
+    except BaseException as error:  # noqa: BLE001  unpickling runs the user's code, which may raise or exit at will
+        return Loaded(describe(error, 1), filesystem)
+
+
+@contextmanager
+def _mapped(fd: int) -> Iterator[mmap.mmap | bytes]:
+    """What lies behind a descriptor, without a copy."""
+    size_bytes = os.fstat(fd).st_size
+    if not size_bytes:
+        yield b""
+        return
+    memory = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ)
+    try:
+        yield memory
+    finally:
+        with suppress(BufferError):  # an unpickling that failed may still hold it
+            memory.close()
+
+
+def import_quietly(name: str) -> bool:
+    """Import a module that would be good to have; False where it cannot be, whatever the reason."""
+    try:
+        importlib.import_module(name)
+    except BaseException:  # noqa: BLE001  someone's module: it may raise anything, SystemExit included
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The process that has imported everything once and forks workers from it, and its messages with the agent."""

@@ -1,0 +1,421 @@
+"""The zygote: a process that has imported everything once, starts no thread, and forks workers in
+milliseconds.
+
+`python -m holdfast.zygote.zygote FD PARENT`, started by the agent (`agent.zygote_client`), which speaks to it over
+the socket FD in the words of `messages`. A plain loop over that socket and SIGCHLD; `children` ends children,
+`loading` opens the job, `import_trial` tries out what workers imported by themselves, and `next_zygote` imports it, to
+take this process's place between two generations. If the agent dies, by whatever hand, the zygote ends all its
+children, removes the agent's directory, and goes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from holdfast.linux.process import become_subreaper, die_with_parent, is_exiting, live_without_parent, name_process
+from holdfast.wire.frames import Splitter, encode
+from holdfast.worker.bootstrap import ForkContext, run_worker
+from holdfast.worker.environment import find_openblas, set_environment
+from holdfast.worker.job import Assignment
+from holdfast.worker.job_loader import Loaded, import_quietly, load_job, set_up_imports
+from holdfast.worker.stdio import WorkerFds, take_output
+from holdfast.zygote.children import Child, Children
+from holdfast.zygote.cold_start import ColdStart
+from holdfast.zygote.fork_safety import one_thread_each, unsafe_reason
+from holdfast.zygote.import_trial import ImportTrial
+from holdfast.zygote.messages import (
+    Cleared,
+    Died,
+    Dismiss,
+    Fork,
+    Forked,
+    FromZygote,
+    Kill,
+    Learn,
+    Load,
+    TookOver,
+    ToZygote,
+    Warm,
+)
+from holdfast.zygote.next_zygote import NextZygote, import_until_takeover, wait_for_reparenting
+
+__all__ = ["Zygote", "main"]
+
+_RECEIVE_BYTES = 256 * 1024
+_FDS_MAX = 8
+_LAST_WORD_S = 1.0
+_decoder: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
+
+
+@dataclass(frozen=True, slots=True)
+class _ForkedWorker:
+    """Says to a forked child, at the bottom of its stack, who it is."""
+
+    loaded: Loaded
+    assignment: Assignment
+    worker_fds: WorkerFds
+
+
+class Zygote:
+    """One zygote's state; `run` returns in a forked child only."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._pid = os.getpid()
+        self._agent = os.getppid()
+        self._control = control
+        self._splitter = Splitter()
+        self._fds: deque[int] = deque()
+        self._brood = Children()
+        self._apprentice = ImportTrial()
+        self._load: Load | None = None
+        self._function_fd = -1
+        self._loaded: Loaded | None = None
+        self._clearing: int | None = None
+        self._next: NextZygote | None = None
+        self._taking_over: socket.socket | None = None
+        """In the next zygote only: its connection to the present one."""
+        self._birth: _ForkedWorker | None = None
+        self._dismissed = False
+        self._reading = False
+        self._terminated = False
+        self.inheritance = ForkContext([], frozenset())
+
+    def run(self) -> _ForkedWorker:
+        """Serve the agent until it goes, which ends this process; or until this process is a newborn worker."""
+        while True:
+            self._serve()
+            if self._birth is not None:
+                return self._birth
+            self._take_over()
+
+    def _serve(self) -> None:
+        """Returns in a forked child only."""
+        alarm, self._alarm = socket.socketpair()
+        for end in (alarm, self._alarm):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._be_terminated())
+        signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._control, selectors.EVENT_READ, self._listen)
+            self._selector.register(alarm, selectors.EVENT_READ, lambda: self._reap(alarm))
+            while not self._is_child:
+                for key, _ in self._selector.select(0 if self._has_time_to_study else None):
+                    key.data()
+                    if self._is_child:
+                        break
+                else:
+                    self._learn()
+        signal.set_wakeup_fd(-1)
+        alarm.close()
+        self._alarm.close()
+
+    @property
+    def _is_child(self) -> bool:
+        """Whether this process was forked by a zygote a moment ago, and has its own way to go."""
+        return self._birth is not None or self._taking_over is not None
+
+    # ------------------------------------------------------------------ the agent's words
+
+    def _listen(self) -> None:
+        self._reading = True
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _RECEIVE_BYTES, _FDS_MAX)
+        except ConnectionResetError:
+            data, fds = b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._fds.extend(fds)
+        orders = self._understand(data)
+        self._reading = False
+        if not data or self._terminated:
+            self._end()
+        for order in orders:
+            self._obey(order)
+            if self._is_child:
+                return
+
+    def _understand(self, data: bytes) -> list[ToZygote]:
+        orders = [_decoder.decode(body) for body in self._splitter.feed(data)]
+        self._dismissed = self._dismissed or any(isinstance(order, Dismiss) for order in orders)
+        return orders
+
+    def _obey(self, order: ToZygote) -> None:
+        if isinstance(order, Load):
+            self._warm_up(order)
+        elif isinstance(order, Fork):
+            self._fork(order)
+        elif isinstance(order, Kill):
+            self._brood.condemn()
+            self._clearing = order.generation
+            self._apprentice.interrupted()
+            self._clear()
+        elif isinstance(order, Learn):
+            self._apprentice.learn(order.modules)
+
+    def _say(self, word: FromZygote) -> None:
+        try:
+            self._control.sendall(encode(word))
+        except (BrokenPipeError, ConnectionResetError):
+            self._end()
+
+    # ------------------------------------------------------------------ importing
+
+    def _warm_up(self, load: Load) -> None:
+        self._load = load
+        self._function_fd = self._fds.popleft()
+        if not load.fork:
+            self._say(Warm())
+            return
+        set_up_imports(load.sys_path, load.environment)
+        reason = None
+        with one_thread_each():
+            for name in load.preload:
+                import_quietly(name)
+                if (reason := unsafe_reason(f"Importing {name}")) is not None:
+                    break
+            else:
+                self._loaded = load_job(self._function_fd, load.filesystem)
+                reason = unsafe_reason("Opening the training function")
+        self._apprentice.trust(load.preload)
+        self._settle()
+        self._say(Warm(cold_reason=reason))
+
+    def _settle(self) -> None:
+        """What is here stays: find what forked children will need, and keep the collector from touching their pages."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or every child would print it again
+        self.inheritance = ForkContext(find_openblas(), frozenset(sys.modules))
+        self._brood.keep_trackers()
+        gc.collect()
+        gc.freeze()
+
+    @property
+    def _has_time_to_study(self) -> bool:
+        return self._clearing is None and self._can_hand_over and not self._apprentice.idle
+
+    @property
+    def _can_hand_over(self) -> bool:
+        return self._loaded is not None and self._load is not None and self._load.agent_is_subreaper
+
+    def _learn(self) -> None:
+        """When all that was heard is dealt with: have new modules tried out, have those that did no harm imported by
+        the next zygote, and let that take over when it is ready."""
+        if self._next is not None and self._next.spoiled:
+            self._replace_next()
+        elif not self._hand_over() and self._has_time_to_study:
+            self._study()
+
+    def _study(self) -> None:
+        if modules := self._apprentice.take_safe():
+            if self._next is None:
+                self._fork_next(modules)
+            else:
+                self._next.import_modules(modules)
+        elif self._apprentice.start_trial():
+            self._apprentice.trial_pid = self._fork_trial()
+
+    def _fork_trial(self) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            die_with_parent(parent)
+            self._newborn()
+            self._apprentice.take_trial()
+        return pid
+
+    # ------------------------------------------------------------------ the next zygote
+
+    def _fork_next(self, modules: list[str]) -> None:
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            ours.close()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            self._taking_over = theirs
+            return
+        theirs.close()
+        self._next = NextZygote(pid, ours, modules)
+        self._selector.register(ours, selectors.EVENT_READ, self._next.hear)
+
+    def _replace_next(self) -> None:
+        """Try another one without the module that spoiled it."""
+        assert self._next is not None
+        spoiled, self._next = self._next, None
+        self._selector.unregister(spoiled.connection)
+        if modules := spoiled.end():
+            self._fork_next(modules)
+
+    def _hand_over(self) -> bool:
+        """Let the next zygote take over, and end, if it is ready and nothing here is unfinished; whether that was
+        tried."""
+        unread = self._fds or self._splitter.pending_bytes
+        busy = self._brood.workers or self._clearing is not None or self._dismissed or unread
+        if busy or self._next is None or not self._next.is_ready:
+            return False
+        if self._next.hand_over(self._apprentice.untried):
+            self._brood.end(spared=self._next.pid)
+            os._exit(0)
+        return True
+
+    def _take_over(self) -> None:
+        """Be the next zygote: import, wait, then do as the one that forked this process."""
+        former, self._pid = self._pid, os.getpid()
+        connection, self._taking_over = self._taking_over, None
+        assert connection is not None
+        self._next = None
+        self._brood = Children()
+        self._splitter = Splitter()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+        name_process("hf-next-zygote")
+        untried = import_until_takeover(connection, self._settle)
+        self._apprentice.begin_anew(untried)
+        live_without_parent()
+        wait_for_reparenting(connection, former)
+        become_subreaper()
+        name_process("hf-zygote")
+        if os.getppid() != self._agent:
+            self._end()
+        # Before the kernel may send it: an agent that dies right now leaves things that this process must remove.
+        signal.signal(signal.SIGTERM, lambda *_: self._be_terminated())
+        die_with_parent(self._agent, signal.SIGTERM)
+        self._say(TookOver(pid=self._pid))
+
+    # ------------------------------------------------------------------ children
+
+    def _fork(self, order: Fork) -> None:
+        here = order.assignment
+        worker_fds = WorkerFds.from_fds([self._fds.popleft() for _ in range(5 if order.listens else 4)])
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            die_with_parent(parent)
+            self._newborn()
+            if self._loaded is None:
+                self._become_cold(here, worker_fds)
+            os.close(self._function_fd)
+            take_output(worker_fds)
+            self._birth = _ForkedWorker(self._loaded, here, worker_fds)
+            return
+        self._brood.workers[pid] = Child(here.generation, here.rank)
+        for fd in worker_fds.fds:
+            os.close(fd)
+        self._say(Forked(generation=here.generation, rank=here.rank, pid=pid))
+
+    def _newborn(self) -> None:
+        """In a child: nothing of the zygote's business."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._control.close()
+        if self._next is not None:
+            self._next.connection.close()
+
+    def _become_cold(self, assignment: Assignment, worker_fds: WorkerFds) -> NoReturn:
+        assert self._load is not None
+        os.environ.update(self._load.environment)
+        set_environment(assignment)
+        orders_fd = os.memfd_create("holdfast-cold-start", 0)
+        with os.fdopen(os.dup(orders_fd), "wb") as file:
+            file.write(msgspec.msgpack.encode(ColdStart(self._load, assignment)))
+        take_output(worker_fds)
+        fds = [
+            orders_fd,
+            self._function_fd,
+            worker_fds.connection,
+            worker_fds.dump,
+            *([] if worker_fds.listen is None else [worker_fds.listen]),
+        ]
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        command = [sys.executable, "-m", "holdfast.zygote.cold_start", *map(str, fds)]
+        os.execv(sys.executable, command)
+
+    def _reap(self, alarm: socket.socket) -> None:
+        alarm.recv(4096)
+        for pid, child, status, killed in self._brood.reap():
+            if child is not None:
+                self._say(Died(generation=child.generation, rank=child.rank, status=status, killed=killed))
+            elif pid == self._apprentice.trial_pid:
+                self._apprentice.trial_ended(status)
+            elif self._next is not None and pid == self._next.pid:
+                self._next.spoiled = True
+        self._clear()
+
+    def _clear(self) -> None:
+        spared = None if self._next is None else self._next.pid
+        if self._clearing is not None and not self._brood.kill(spared):
+            generation, self._clearing = self._clearing, None
+            self._say(Cleared(generation=generation))
+
+    def _be_terminated(self) -> None:
+        """By the kernel when the agent died, or by the agent itself; also in the midst of an import."""
+        self._terminated = True
+        if not self._reading:  # or what was just read would be lost
+            self._end()
+
+    def _end(self) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.getpid() != self._pid:
+            os._exit(1)  # a newborn that had not yet let go of its parent's ways
+        self._brood.end()
+        if self._load is not None and not self._agent_lives():
+            for path in map(Path, self._load.leftovers):
+                shutil.rmtree(path, ignore_errors=True)
+                path.unlink(missing_ok=True)
+        os._exit(0)
+
+    def _agent_lives(self) -> bool:
+        """It says so before it lets go. A killed one hangs up without a word, though perhaps a while after the
+        kernel's signal: that comes with the death of one thread, the end of the connection with the last. Until then
+        the kernel shows that it is on its way out."""
+        self._control.settimeout(_LAST_WORD_S)
+        try:
+            while not self._dismissed:
+                data = self._control.recv(_RECEIVE_BYTES)
+                if not data:
+                    return False
+                self._understand(data)
+        except TimeoutError:
+            return not is_exiting(self._agent)
+        except ConnectionResetError:
+            return False
+        return True
+
+
+def main(control_fd: int, parent_pid: int) -> NoReturn:
+    """Be a zygote for the agent at the other end of `control_fd`."""
+    die_with_parent(parent_pid, signal.SIGTERM)
+    become_subreaper()
+    name_process("hf-zygote")
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    zygote = Zygote(socket.socket(fileno=control_fd))
+    birth = zygote.run()
+    run_worker(birth.loaded, birth.assignment, birth.worker_fds, zygote.inheritance)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,46 @@
+"""Who is alive, who is dead, and who can tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from holdfast.checkpoint.process_identity import ProcessIdentity, describe, is_dead, this_process
+
+
+def test_this_process_lives() -> None:
+    me = this_process()
+    assert is_dead(me) is False
+    assert describe(me).endswith(f":{me.pid}")
+    assert msgspec.json.decode(msgspec.json.encode(me), type=ProcessIdentity) == me
+
+
+def test_a_child_dies() -> None:
+    program = "import msgspec; from holdfast.checkpoint.process_identity import this_process as me;"
+    program += "print(msgspec.json.encode(me()).decode(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdin is not None
+        writer = msgspec.json.decode(child.stdout.readline(), type=ProcessIdentity)
+        assert writer.pid == child.pid
+        assert is_dead(writer) is False
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        # Its output ends when it does; it is a zombie until it is waited for, which is dead enough.
+        assert child.stdout.read() == b""
+        child.wait()
+        assert is_dead(writer) is True
+
+
+def test_a_reused_pid_is_somebody_else() -> None:
+    me = this_process()
+    assert is_dead(msgspec.structs.replace(me, started_ticks=me.started_ticks + 1)) is True
+
+
+@pytest.mark.parametrize("field", ["host", "boot_id", "pid_namespace"])
+def test_elsewhere_nobody_knows(field: str) -> None:
+    assert is_dead(msgspec.structs.replace(this_process(), **{field: "other"})) is None
+    assert is_dead(msgspec.structs.replace(this_process(), boot_id="")) is None
+    assert is_dead(msgspec.structs.replace(this_process(), started_ticks=0)) is None

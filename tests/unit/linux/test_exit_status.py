@@ -1,0 +1,31 @@
+"""Wait statuses in words."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from holdfast.linux.exit_status import exit_status_of
+from holdfast.linux.memory import oom_kills
+
+
+def test_every_way_to_end() -> None:
+    assert exit_status_of(0).cause == "exited with code 0 before its function returned"
+    assert exit_status_of(3 << 8).cause == "exited with code 3"
+    assert exit_status_of(signal.SIGSEGV).cause == "killed by SIGSEGV"
+    assert exit_status_of(signal.SIGSEGV | 0x80).signal == signal.SIGSEGV  # with a core dump
+    assert exit_status_of(signal.SIGRTMIN + 3).cause == "killed by signal 37"
+
+
+def test_memory_is_blamed_for_sigkill_only() -> None:
+    assert exit_status_of(signal.SIGKILL, out_of_memory=True).cause == "killed by SIGKILL (out of memory)"
+    assert exit_status_of(signal.SIGTERM, out_of_memory=True).cause == "killed by SIGTERM"
+
+
+def test_an_ordinary_kill_does_not_count_as_out_of_memory() -> None:
+    before = oom_kills()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process.kill()
+    process.communicate()
+    assert oom_kills() == before
