@@ -18,7 +18,7 @@ __all__ = ["ImportTrackingSession"]
 
 
 class ImportTrackingSession(Session):
-    """A session that tells, at the end of a report, which modules are new."""
+    """A session that tells, before each report, which modules are new."""
 
     def __init__(self, known: Set[str] | None, *args: Any, **kwargs: Any) -> None:
         """`known` are the zygote's modules; None where there is no zygote to learn. They are not copied: touching
@@ -29,9 +29,10 @@ class ImportTrackingSession(Session):
         self._modules = len(sys.modules)
 
     def report(self, metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        super().report(metrics, *args, **kwargs)
+        # Before the report: whoever stops this worker as soon as that is there has heard of the modules.
         if len(sys.modules) != self._modules:
             self.tell_imports()
+        super().report(metrics, *args, **kwargs)
 
     def tell_imports(self) -> None:
         """Send the names of the modules that were imported since the last time."""
