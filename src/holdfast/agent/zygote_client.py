@@ -1,6 +1,6 @@
 """The agent's side of the zygote: starts it, hands it descriptors, hears of births and deaths, and ends it.
 
-One process (`worker.zygote`) is the parent of all workers, forked or cold, so that their deaths, their orphans
+One process (`zygote.zygote`) is the parent of all workers, forked or cold, so that their deaths, their orphans
 and the death of this agent are handled in one place. A zygote that cannot be forked safely is replaced by one
 that starts workers cold; one that was killed is replaced by another of its kind.
 """

@@ -161,7 +161,7 @@ def acquire(
 
 
 def read_cuts(store: Store) -> list[tuple[int, Position]]:
-    """For each controller, where the journal of those before it ends (see `journal.read_records`)."""
+    """For each controller, where the journal of those before it ends (see `history.read_records`)."""
     settled = [read_floor(store, number) for number, has_floor in list_epochs(store).items() if has_floor]
     return [
         (one.epoch, Position(one.journal_key, one.journal_bytes, one.journal_record))

@@ -1,7 +1,7 @@
 """A run's whole journal in a few kilobytes: its durable state, its curve, and where its time went.
 
 `Summary.take` is fed with every record in order, so a summary and the records after it give the same as all records
-would. `control.fold` writes it beside the journal, and a new controller starts from it.
+would. `journal.fold` writes it beside the journal, and a new controller starts from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who watches a run: result files, the terminal, and whatever else shows what was decided.
 
-`control.publisher` calls every observer from one thread, with records that are durable already; `control.files` and
-`control.terminal` hold the observers that come with Holdfast. An observer decides nothing.
+`control.publisher` calls every observer from one thread, with records that are durable already; `views.files` and
+`views.terminal` hold the observers that come with Holdfast. An observer decides nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the agent and the zygote say to each other, over a socket pair that only they hold.
 
-The agent's side is `agent.zygote_client`, the zygote's `worker.zygote`. File descriptors travel beside `Fork`, in the
+The agent's side is `agent.zygote_client`, the zygote's `zygote.zygote`. File descriptors travel beside `Fork`, in the
 order of its docstring. Nothing here reaches the controller.
 """
 
