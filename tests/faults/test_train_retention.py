@@ -96,7 +96,7 @@ def test_a_controller_that_was_paused_in_a_removal_leaves_its_successors_checkpo
     faults = {f"*:{rank}:4": "hold" for rank in (0, 1)}
     config = {"steps": _STEPS, "names": names, "faults": faults}
     first = place.drive(config, {"HOLDFAST_TEST_STOP_IN_REMOVAL": "even"}, run=_config(num_to_keep=1))
-    first.expect("CheckpointCommitted", iteration=2)
+    # What it told before it stopped may still be in its memory: its state is all that can be waited for.
     kin.until(lambda: kin.condition_of(first.pid).split("state ")[1][0] == "T", "the first driver is stopped")
     second = place.drive(config, run={**_config(num_to_keep=1), "takeover": True})
     second.expect("CheckpointCommitted", iteration=3, name="even")

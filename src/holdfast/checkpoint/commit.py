@@ -26,10 +26,12 @@ from holdfast.checkpoint.upload import reference_existing as reference_existing
 from holdfast.checkpoint.upload import upload_part as upload_part
 from holdfast.core.checkpoint_types import Draft as Draft
 from holdfast.core.checkpoint_types import FileEntry
-from holdfast.errors import ConfigError, Fenced, OutOfSpace, StorageError
+from holdfast.errors import ConfigError, Fenced, OutOfSpace, StorageError, Unavailable
 from holdfast.storage.store import OnBytes, Store
 
 __all__ = ["abandon", "commit", "commit_directory"]
+
+_ATTEMPTS = 10
 
 
 def commit(
@@ -66,14 +68,14 @@ def commit(
     reservation = read_reservation(store, draft.name)
     if reservation is None or reservation.token != draft.token:
         raise Fenced(f"{store.uri}: the reservation of {draft.name} was cleared away by somebody who took us for dead.")
-    try:
-        created = create_once(store, layout.key_of(draft.name, layout.MANIFEST), encode(manifest))
-    except StorageError:
-        if _own_manifest(store, draft) is None:
-            raise
-        created = False  # it was made, and only what came after that failed: an answer, an fsync on a full disk
-    if not created:
-        manifest = _settle(store, draft)
+    for _ in range(_ATTEMPTS):
+        if _create_manifest(store, draft, encode(manifest)):
+            break
+        if (found := _settle(store, draft)) is not None:
+            manifest = found
+            break
+    else:
+        raise Unavailable(f"{store.uri}: {draft.name} is being written to by controllers that were taken over.")
     if read_fences(store).may_void(draft.epoch, draft.index):
         raise Fenced(f"{store.uri}: a newer controller took the run over before {draft.name} was committed.")
     return manifest
@@ -124,10 +126,30 @@ def _parent_files(store: Store, draft: Draft) -> tuple[FileEntry, ...]:
     return found.files if found is not None else ()
 
 
-def _settle(store: Store, draft: Draft) -> Manifest:
-    """There is a manifest already: it is ours if an answer was lost, and otherwise somebody shut us out."""
+def _create_manifest(store: Store, draft: Draft, data: bytes) -> bool:
+    try:
+        return create_once(store, layout.key_of(draft.name, layout.MANIFEST), data)
+    except StorageError:
+        if _own_manifest(store, draft) is None:
+            raise
+        return False  # it was made, and only what came after that failed: an answer, an fsync on a full disk
+
+
+def _settle(store: Store, draft: Draft) -> Manifest | None:
+    """There is a manifest already: ours if an answer was lost, or somebody's who shut us out. None if it was a
+    controller's that ours had taken over: it was paused between its look at the reservation, which is ours since then,
+    and its manifest, which never counts. That one is deleted."""
     found = _own_manifest(store, draft)
     if found is None:
+        look = Catalog(store).look(draft.name)
+        owner = read_reservation(store, draft.name)
+        if look.manifest is None:
+            late = look.problem is None or look.torn
+        else:
+            late = look.manifest.epoch < draft.epoch and look.manifest.token != draft.token
+        if late and owner is not None and owner.token == draft.token and read_fences(store).highest <= draft.epoch:
+            store.delete([layout.key_of(draft.name, layout.MANIFEST)])
+            return None
         raise Fenced(f"{store.uri}: {draft.name} was shut by a newer controller before it was committed.")
     # The fsync of the directory may be what failed. Deleting a key that is not there repeats it, and writes nothing.
     store.delete([layout.key_of(draft.name, f"{layout.CLAIM_PREFIX}{draft.token}.json")])
@@ -141,6 +163,8 @@ def _own_manifest(store: Store, draft: Draft) -> Manifest | None:
 
 
 def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
+    if read_fences(store).highest > draft.epoch:
+        return  # a newer controller may use the name again at any moment, and clears it then
     owner = read_reservation(store, draft.name)
     if owner is None or owner.token != draft.token:
         return  # cleared away already, and perhaps another's by now

@@ -28,7 +28,7 @@ from holdfast.checkpoint.reservation import (
     writer_is_gone,
 )
 from holdfast.core.checkpoint_types import Draft
-from holdfast.errors import AlreadyExists, ConfigError, NameTaken, NotFound, Unavailable
+from holdfast.errors import AlreadyExists, ConfigError, Fenced, NameTaken, NotFound, Unavailable
 from holdfast.storage.store import Store
 
 __all__ = ["reserve"]
@@ -62,6 +62,8 @@ def reserve(
     catalog = Catalog(store)
     survey = catalog.survey()
     epoch = survey.fences.highest if epoch is None else epoch
+    if epoch < survey.fences.highest:
+        raise Fenced(f"{store.uri}: a newer controller took the run over before a checkpoint was begun.")
     newest = next(survey.newest_first(), None)
     parent = newest.name if newest is not None else None
     if name is None:

@@ -22,8 +22,9 @@ from holdfast.checkpoint.commit import (
     reserve,
     upload_part,
 )
+from holdfast.checkpoint.epochs import epoch_key
 from holdfast.checkpoint.process_identity import this_process
-from holdfast.checkpoint.reservation import Reservation, read_reservation
+from holdfast.checkpoint.reservation import Reservation, read_reservation, write_tombstone
 from holdfast.checkpoint.restore import fetch
 from holdfast.checkpoint.verify import verify
 from holdfast.core.checkpoint_types import Draft, FileEntry
@@ -173,6 +174,33 @@ def test_a_later_epoch_takes_a_name_over(store: FarStore, source: Path) -> None:
     assert read_reservation(store, "best") is not None, "a fenced writer must not abandon its successor's draft"
     files = upload_part(store, taken, source, rank=0, parent_files=None)
     assert commit(store, taken, files).epoch == 2
+
+
+def test_a_fenced_writers_late_manifest_does_not_end_its_successor(store: FarStore, source: Path) -> None:
+    """The first is paused after it saw its own reservation, and creates its manifest when the name is its
+    successor's."""
+    store.put(epoch_key(1), b"{}")
+    late = reserve(store, name="best", epoch=1)
+    store.put(epoch_key(2), b"{}")
+    taken = reserve(store, name="best", epoch=2)
+    files = upload_part(store, taken, source, rank=0, parent_files=None)
+    assert write_tombstone(store, "best", index=late.index, epoch=1, token=late.token)
+    done = commit(store, taken, files)
+    assert (done.epoch, done.token) == (2, taken.token)
+    assert verify(store, deep=True).ok == [done]
+
+
+def test_a_fenced_writer_neither_reserves_nor_deletes(store: FarStore, source: Path) -> None:
+    store.put(epoch_key(1), b"{}")
+    draft = reserve(store, name="best", epoch=1)
+    upload_part(store, draft, source, rank=0, parent_files=None)
+    before = [entry.key for entry in store.list("best")]
+    store.put(epoch_key(2), b"{}")
+    abandon(store, draft)
+    assert [entry.key for entry in store.list("best")] == before
+    for name in ("other", None):
+        with pytest.raises(Fenced, match="took the run over"):
+            reserve(store, name=name, epoch=1)
 
 
 def test_a_commit_whose_answer_was_lost_may_be_repeated(store: FarStore, source: Path) -> None:
