@@ -16,7 +16,7 @@ from tests.contract.servers import AWS_SECRETS, Server, unused_port
 from tests.contract.store_contract import StoreContract
 
 from holdfast.errors import AccessDenied, ConfigError, MissingExtra, NotFound, Unavailable
-from holdfast.storage.arrow import ArrowStore
+from holdfast.storage.arrow.store import ArrowStore
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Entry, Store
 

@@ -16,10 +16,10 @@ from tests.contract.servers import AWS_SECRETS, AZURE_SECRETS, Server, unused_po
 from tests.contract.store_contract import StoreContract
 
 from holdfast.errors import AccessDenied, AlreadyExists, InvalidURI, MissingExtra, NotFound, StorageError, Unavailable
-from holdfast.storage import objects
 from holdfast.storage.locate import open_store
-from holdfast.storage.objects import ObjectStore, open_objects
-from holdfast.storage.objects_uri import parse
+from holdfast.storage.objects import store as objects
+from holdfast.storage.objects.location import parse
+from holdfast.storage.objects.store import ObjectStore, open_objects
 from holdfast.storage.store import Digest, Entry, Store
 
 MIB = 1024 * 1024

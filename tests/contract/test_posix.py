@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.contract.store_contract import StoreContract
 
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Store
 
 

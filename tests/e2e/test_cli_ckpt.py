@@ -17,7 +17,8 @@ from tests.contract.servers import rclone_s3
 
 from holdfast.checkpoint.commit import commit_directory, reserve
 from holdfast.cli.main import main
-from holdfast.storage.locate import join, open_store
+from holdfast.storage.locate import open_store
+from holdfast.storage.uri import join
 
 DIES_WHILE_UPLOADING = """
 import os, sys

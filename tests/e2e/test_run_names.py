@@ -10,7 +10,8 @@ from tests.e2e.small import save, value_of
 from tests.faults.programs.place import Place
 
 from holdfast import train
-from holdfast.storage.locate import join, open_store, split
+from holdfast.storage.locate import open_store
+from holdfast.storage.uri import join, split
 from holdfast.train import Checkpoint, Result, RunConfig, ScalingConfig
 
 _NAMES = ["a?b", "x%20y", "x y", "a#b", "50%", "%2F", "a+b=c&d", "a;b:c", "größe", "[x]", "a@b", "~x", "s3:x"]

@@ -15,7 +15,8 @@ from tests.faults.programs.place import Place
 from tests.faults.programs.proxy import line_to
 
 from holdfast.checkpoint.verify import verify
-from holdfast.storage.locate import join, open_store
+from holdfast.storage.locate import open_store
+from holdfast.storage.uri import join
 from holdfast.train import Result
 
 _STEPS = 12

@@ -24,7 +24,7 @@ _GATE = """
 import sys
 if "holdfast.agent" in sys.orig_argv:
     from pathlib import Path
-    from holdfast.storage.posix import PosixStore
+    from holdfast.storage.posix.store import PosixStore
     upload = PosixStore.upload
     def gated(self, key, *arguments, **options):
         if key == {key!r}:

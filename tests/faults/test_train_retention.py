@@ -18,7 +18,7 @@ from tests.faults.programs.place import Place
 from holdfast.cli.main import main
 from holdfast.core import records as r
 from holdfast.errors import OutOfSpace, Unavailable
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 
 _STEPS = 8
 

@@ -8,7 +8,6 @@ directory or another library's checkpoint, is taken as it is. `holdfast.train` s
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -26,13 +25,12 @@ from holdfast.checkpoint.manifest import Manifest, decode
 from holdfast.checkpoint.restore import fetch_manifest, require_intact
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import ConfigError, Damaged, MissingExtra, NotCommitted, NotFound
-from holdfast.storage.locate import open_store, redact
+from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
+from holdfast.storage.uri import AZURE_SCHEMES, is_uri, redact, scheme_of
 
 __all__ = ["Checkpoint"]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_AZURE = frozenset({"az", "abfs", "abfss"})
 _TYPE_NAMES = {"file": "local", "gs": "gcs", "az": "abfs", "abfss": "abfs"}
 
 
@@ -47,16 +45,15 @@ class Checkpoint:
         self._given = os.fspath(path)
         self._custom = None if getattr(filesystem, "type_name", None) == "local" else filesystem
         self._opened: Store | None = None
-        scheme = _SCHEME.match(self._given) if self._custom is None else None
+        scheme = scheme_of(self._given) if self._custom is None else None
         if self._custom is not None:
             self._kind = str(getattr(self._custom, "type_name", "custom"))
             self._path = self._given.rstrip("/")
-        elif scheme is None or scheme[1].lower() == "file":
+        elif scheme is None or scheme == "file":
             self._kind = "local"
             self._given = self._path = str(self._open().local_root)
         else:
-            name = scheme[1].lower()
-            self._kind = _TYPE_NAMES.get(name, name)
+            self._kind = _TYPE_NAMES.get(scheme, scheme)
             self._path = _path_in(self._given)
 
     @classmethod
@@ -87,7 +84,7 @@ class Checkpoint:
         """The runtime's way: a checkpoint of the run whose directory is the store's root."""
         below = store.sub(name)
         where = str(below.local_root or below.uri)
-        found = cls(where, None if below.local_root or _SCHEME.match(where) else _brought_along(below))
+        found = cls(where, None if below.local_root or is_uri(where) else _brought_along(below))
         found._opened = below
         return found
 
@@ -102,7 +99,7 @@ class Checkpoint:
         if self._custom is not None:
             return self._custom
         try:
-            from holdfast.storage.arrow import filesystem_for
+            from holdfast.storage.arrow.store import filesystem_for
 
             return filesystem_for(None if self._kind == "local" else self._given)
         except MissingExtra:
@@ -260,7 +257,7 @@ def _path_in(uri: str) -> str:
     """`bucket/prefix`, as pyarrow's filesystems call it: no scheme, user, account's host or query."""
     parts = urlsplit(uri)
     user, at, host = parts.netloc.rpartition("@")
-    bucket = user.partition(":")[0] if at and parts.scheme.lower() in _AZURE else host
+    bucket = user.partition(":")[0] if at and parts.scheme.lower() in AZURE_SCHEMES else host
     return unquote(bucket + parts.path).rstrip("/")
 
 

@@ -14,9 +14,10 @@ from holdfast.checkpoint.catalog import Catalog, ManifestRead
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.cli.formatting import print_line
 from holdfast.errors import ConfigError, Damaged, NotCommitted, NotFound
-from holdfast.storage import locate
-from holdfast.storage.locate import is_uri, open_store
+from holdfast.storage import uri as uris
+from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
+from holdfast.storage.uri import is_uri
 
 __all__ = ["Chosen", "choose", "find", "find_checkpoint", "find_run", "split"]
 
@@ -34,7 +35,7 @@ def split(uri: str) -> tuple[str, str]:
     """The URI of the directory above, and the last part's name; a query stays with the URI."""
     if not is_uri(uri):
         uri = os.path.abspath(os.path.expanduser(uri))  # noqa: PTH100, PTH111  keeps symlinks
-    return locate.split(uri)
+    return uris.split(uri)
 
 
 def find(uri: str) -> tuple[Store, str | None]:

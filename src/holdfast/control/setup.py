@@ -44,8 +44,9 @@ from holdfast.engines.local import LocalEngine
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
 from holdfast.printable import printable
-from holdfast.storage.locate import join, local_cache_dir
+from holdfast.storage.locate import local_cache_dir
 from holdfast.storage.store import Store
+from holdfast.storage.uri import join
 from holdfast.views.files.results import ResultFiles
 from holdfast.views.observer import Observer
 from holdfast.views.terminal.terminal import Terminal

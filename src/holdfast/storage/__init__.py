@@ -1,5 +1,5 @@
-"""Somewhere to keep bytes: the Store protocol, one file per backend, retry as a decorator.
+"""Where bytes are kept: the Store protocol, one subpackage per backend, retry as a decorator.
 
-`store` states what every backend owes; `posix`, `objects` and `arrow` pay it; `locate` turns what a user wrote into one
-of them. Nothing here knows what a checkpoint is.
+`store` states what every backend owes; `posix`, `objects` and `arrow` are the backends; `uri` has the syntax of paths,
+and `locate` opens the store that one names. Nothing here knows what a checkpoint is.
 """

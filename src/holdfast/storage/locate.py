@@ -1,7 +1,7 @@
 """From what a user wrote to a store: paths, URIs, and the environment's defaults.
 
 The one place that knows every backend; `objects` and `arrow`, and the libraries below them, are imported only when a
-path asks for them. `redact` keeps credentials out of everything that is shown.
+path asks for them. `uri` has the syntax of URIs.
 """
 
 from __future__ import annotations
@@ -9,27 +9,22 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import InvalidURI, MissingExtra
 from holdfast.storage.files import mount_kind
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.private_directory import claim_private_directory
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
+from holdfast.storage.uri import redact, scheme_of
 
-__all__ = ["default_storage_path", "is_uri", "join", "local_cache_dir", "open_store", "redact", "split"]
+__all__ = ["default_storage_path", "local_cache_dir", "open_store"]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NEARLY = re.compile(r"(s3|gs|gcs|az|abfs|abfss|hdfs|file):", re.IGNORECASE)
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_SECRET = re.compile(
-    r"secret|token|passw|credential|signature|\bsig\b|sas|auth|access_?key|account_?key|api_?key|^key$", re.I
-)
-_RAW_PASSWORD = re.compile(r"[^/@?#]*:(?!\d*(?:[/?#]|$))[^@]*@")
 _OBJECT_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _NETWORK_MOUNTS = ("fuse", "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "glusterfs")
-_AZURE = {"az", "abfs", "abfss"}
 
 
 def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -> Store:
@@ -39,16 +34,15 @@ def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -
         raise InvalidURI(
             f"The storage path {text!r} is empty or not text: write a directory or a URI such as s3://bucket/runs."
         )
-    match = _SCHEME.match(text)
+    scheme = scheme_of(text)
     if filesystem is not None:
-        if match:
+        if scheme is not None:
             raise InvalidURI(
-                f"The storage path {redact(text)} has a scheme beside a filesystem: write it without {match[0]}."
+                f"The storage path {redact(text)} has a scheme beside a filesystem: write it without {scheme}://."
             )
         return _open_arrow(text, filesystem)
-    if match is None:
+    if scheme is None:
         return _open_directory(_local_path(text))
-    scheme = match[1].lower()
     _check_encoding(text)
     if scheme == "file":
         return _open_directory(_file_path(text))
@@ -61,38 +55,6 @@ def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -
         f"The storage path {redact(text)} has the unknown scheme {scheme}://: use a directory, file://, s3://, gs://, az://,"
         " abfs:// or hdfs://, or give a filesystem."
     )
-
-
-def is_uri(path: str) -> bool:
-    """Whether `path` has a scheme: its parts are then percent-encoded, and a query may follow."""
-    return _SCHEME.match(path) is not None
-
-
-def join(path: str, name: str) -> str:
-    """The path or URI of `name` below `path`. Below a URI the name is percent-encoded, and the query stays last."""
-    scheme, rest, query = _take_apart(path)
-    return f"{scheme}{rest.rstrip('/')}/{quote(name) if scheme else name}{query}"
-
-
-def split(path: str) -> tuple[str, str]:
-    """The opposite of `join`: what holds the directory `path`, with a URI's query, and its name. The name is empty
-    where there is none, as in `s3://bucket` or `/`."""
-    scheme, rest, query = _take_apart(path)
-    rest = rest.rstrip("/")
-    parent, slash, name = rest.rpartition("/")
-    if scheme and scheme.lower() != "file://" and not parent:
-        return scheme + rest + query, ""
-    if not scheme and not slash:
-        return ".", name
-    return f"{scheme}{parent or '/'}{query}", unquote(name) if scheme else name
-
-
-def _take_apart(path: str) -> tuple[str, str, str]:
-    """A URI's scheme with its `://`, what follows it, and its query with its `?`; a plain path has only the middle."""
-    if not (match := _SCHEME.match(path)):
-        return "", path, ""
-    rest, mark, query = path[match.end() :].partition("?")
-    return match[0], rest, mark + query
 
 
 def default_storage_path() -> str:
@@ -117,26 +79,6 @@ def local_cache_dir() -> Path:
     return claim_private_directory(Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}"))
 
 
-def redact(uri: str) -> str:
-    """The URI without user, password and secret query values; anything else as it is."""
-    if not (match := _SCHEME.match(uri)):
-        return uri
-    scheme, rest = match[1].lower(), uri[match.end() :]
-    # In Azure's URIs what stands before the @ is the container, unless a password follows it.
-    container = f"{rest.partition('@')[0].partition(':')[0]}@" if scheme in _AZURE and "@" in rest else ""
-    # A password that was not percent-encoded may hold a slash, which hides it from urlsplit.
-    while password := _RAW_PASSWORD.match(rest):
-        rest = rest[password.end() :]
-    try:
-        parts = urlsplit(f"{scheme}://{rest}")
-    except ValueError:
-        return f"{scheme}://..."
-    host = container + parts.netloc.rpartition("@")[2]
-    pairs = [(k, redact(v)) for k, v in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(k)]
-    query = "?" + urlencode(pairs, safe=":/") if pairs else ""
-    return f"{scheme}://{host}{parts.path}{query}" + (f"#{parts.fragment}" if parts.fragment else "")
-
-
 def _open_directory(path: Path) -> Store:
     store = PosixStore(path)
     # A disk that fails will fail again; a mount over a network may not.
@@ -145,7 +87,7 @@ def _open_directory(path: Path) -> Store:
 
 def _open_objects(uri: str, scheme: str) -> Store:
     try:
-        from holdfast.storage.objects import open_objects
+        from holdfast.storage.objects.store import open_objects
 
         store: Store = open_objects(uri)
     except ImportError as error:
@@ -158,7 +100,7 @@ def _open_objects(uri: str, scheme: str) -> Store:
 
 def _open_arrow(path: str, filesystem: object | None) -> Store:
     try:
-        from holdfast.storage.arrow import open_arrow
+        from holdfast.storage.arrow.store import open_arrow
 
         store: Store = open_arrow(path, filesystem)
     except ImportError as error:

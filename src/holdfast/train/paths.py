@@ -1,6 +1,6 @@
 """Paths of runs: where `RunConfig` puts one, and which `(storage_path, name)` a given path means.
 
-`holdfast.storage.locate` knows what the URIs mean and joins and splits them; this only fills in defaults.
+`holdfast.storage.uri` joins and splits them; this only fills in defaults.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.storage.locate import default_storage_path, is_uri, redact, split
+from holdfast.storage.locate import default_storage_path
+from holdfast.storage.uri import is_uri, redact, scheme_of, split
 from holdfast.train.config import RunConfig
 
 __all__ = ["resolve_storage_path", "split_run_path"]
@@ -31,8 +32,7 @@ def split_run_path(path: str | os.PathLike[str]) -> tuple[str, str]:
     text = os.fspath(path)
     parent, name = split(text)
     if is_uri(text) and not name:
-        scheme = text.partition("://")[0]
-        raise ConfigError(f"{redact(text)} names a bucket, not a run in it: write {scheme}://bucket/name.")
+        raise ConfigError(f"{redact(text)} names a bucket, not a run in it: write {scheme_of(text)}://bucket/name.")
     if name in ("", ".", ".."):
         raise ConfigError(f"{redact(text)} does not name a run's directory: write <storage_path>/<name>.")
     return parent, name

@@ -16,7 +16,7 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.view import RunView
 from holdfast.core.retention import Candidate, RetentionRule, ranked
 from holdfast.errors import HoldfastError, NotFound
-from holdfast.storage.locate import join
+from holdfast.storage.uri import join
 
 if TYPE_CHECKING:
     import pandas

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.control.run import run_training
-from holdfast.storage.locate import join
+from holdfast.storage.uri import join
 from holdfast.train.result import Result
 from holdfast.worker import bootstrap
 from holdfast.worker.torchrun import OtherRankSession, Torchrun

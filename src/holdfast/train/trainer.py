@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from holdfast.errors import ConfigError, NotFound, TrainingFailedError
-from holdfast.storage.locate import join
+from holdfast.storage.uri import join
 from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request, check_function

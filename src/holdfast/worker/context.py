@@ -109,6 +109,6 @@ class TrainContext:
 
 
 def _last_part(path: str) -> str:
-    from holdfast.storage.locate import split
+    from holdfast.storage.uri import split
 
     return split(path)[1]

@@ -25,7 +25,7 @@ def install(directory: Path) -> str:
 
 
 def _arm(die_at: int, marker: Path) -> None:
-    from holdfast.storage.posix import PosixStore
+    from holdfast.storage.posix.store import PosixStore
 
     passed = itertools.count(1)  # threads share it
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.artifact_sync import ArtifactSync
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 
 
 def _mirror(tmp_path: Path) -> tuple[ArtifactSync, PosixStore, Path, Path]:

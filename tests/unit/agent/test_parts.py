@@ -11,7 +11,7 @@ from holdfast.agent.parts import Parts
 from holdfast.core.checkpoint_types import Draft, Report
 from holdfast.core.failure_kind import FailureKind
 from holdfast.errors import OutOfSpace, Unavailable
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
 
 DRAFT = Draft(name="checkpoint_000000", index=0, epoch=1, token="t")

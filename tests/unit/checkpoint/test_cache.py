@@ -17,7 +17,7 @@ from tests.unit.checkpoint.far_store import FarStore, write_source
 from holdfast.checkpoint.cache import shared_copy, shared_directory, sweep_cache
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.errors import Damaged
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

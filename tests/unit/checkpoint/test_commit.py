@@ -29,7 +29,7 @@ from holdfast.checkpoint.restore import fetch
 from holdfast.checkpoint.verify import verify
 from holdfast.core.checkpoint_types import Draft, FileEntry
 from holdfast.errors import CheckpointError, ConfigError, DuplicateFile, Fenced, NameTaken, OutOfSpace, Unavailable
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Digest, OnBytes, Source, Store
 
 

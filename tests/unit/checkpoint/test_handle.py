@@ -18,7 +18,7 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.reservation import write_tombstone
 from holdfast.errors import ConfigError, Damaged, InvalidURI, NotCommitted, NotFound
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 
 
 @pytest.fixture

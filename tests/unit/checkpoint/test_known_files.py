@@ -19,7 +19,7 @@ from holdfast.checkpoint.upload import upload_memory
 from holdfast.checkpoint.verify import verify
 from holdfast.errors import Damaged, NotFound
 from holdfast.storage.hashing import digest_file
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Digest, Store
 
 

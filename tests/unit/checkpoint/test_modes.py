@@ -16,7 +16,7 @@ from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.checkpoint.removal import remove
 from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import Damaged
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Store
 
 _MODES = {"run.sh": 0o755, "secret.key": 0o600, "deep/model.bin": 0o640, "shared": 0o664}

@@ -24,7 +24,7 @@ from holdfast.checkpoint.upload_locks import UploadLock, is_uploading
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft
 from holdfast.errors import ConfigError, Fenced
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Store
 
 INFO = CheckpointInfo(ranks=(0, 2), world_size=4, iteration=7, metrics={"loss": math.nan, "step": 6})

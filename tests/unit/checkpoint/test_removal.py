@@ -21,7 +21,7 @@ from holdfast.checkpoint.verify import repair, verify
 from holdfast.cli.main import main
 from holdfast.core.checkpoint_types import CheckpointInfo
 from holdfast.errors import Fenced, NotCommitted, OutOfSpace, Pinned
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Entry, Store
 
 

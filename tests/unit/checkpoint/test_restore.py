@@ -12,7 +12,7 @@ from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.restore import fetch, newest_intact
 from holdfast.errors import Damaged, NotCommitted
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Store
 
 DAMAGE: dict[str, Callable[[Path], object]] = {

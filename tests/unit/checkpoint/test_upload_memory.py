@@ -16,7 +16,7 @@ from holdfast.checkpoint.verify import verify
 from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.storage.hashing import digest_memory
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Digest, OnBytes, Store
 
 

@@ -18,7 +18,7 @@ from holdfast.checkpoint.reservation import Reservation, read_reservation
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.core.checkpoint_types import Draft
 from holdfast.errors import CheckpointError, Fenced, NotCommitted
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Store
 
 

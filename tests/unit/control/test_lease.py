@@ -17,7 +17,7 @@ from holdfast.checkpoint.process_identity import ProcessIdentity
 from holdfast.control.lease import EpochFile, _settle, acquire, read_cuts
 from holdfast.errors import Fenced, RunBusy
 from holdfast.journal.reader import Position
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_takeover_fences_the_first(store: PosixStore) -> None:
 def test_a_dead_process_on_this_machine_holds_nothing(store: PosixStore) -> None:
     program = (
         "import sys; from pathlib import Path; from holdfast.control.lease import acquire;"
-        "from holdfast.storage.posix import PosixStore; acquire(PosixStore(Path(sys.argv[1])))"
+        "from holdfast.storage.posix.store import PosixStore; acquire(PosixStore(Path(sys.argv[1])))"
     )
     subprocess.run([sys.executable, "-c", program, store.uri], check=True)
     assert acquire(store).epoch == 2

@@ -14,7 +14,7 @@ from holdfast.core.records import Record, Reported
 from holdfast.errors import Unavailable
 from holdfast.journal.reader import JournalReader, Mark
 from holdfast.journal.writer import Journal
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.wire.messages import LogLine
 
 LEASE = "0123456789abcdef"

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core import records as r
 from holdfast.errors import NotFound, Unavailable
 from holdfast.storage.hashing import size_of
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Digest, OnBytes, Source
 
 T0 = 1_700_000_000.0

@@ -19,7 +19,7 @@ from tests.unit.files.shown import T0, CountingStore, begin, commit, generation,
 from holdfast.core import records as r
 from holdfast.journal.reader import JournalReader
 from holdfast.journal.writer import Journal
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Store
 from holdfast.views.files.results import ResultFiles
 

@@ -16,7 +16,7 @@ from holdfast.core import records as r
 from holdfast.errors import Unavailable
 from holdfast.journal.reader import JournalReader
 from holdfast.journal.writer import Journal
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Digest, Entry, OnBytes, Source
 from holdfast.views.files import results as module
@@ -344,7 +344,7 @@ def test_files_are_written_where_nameless_files_are_not_possible(
         raise PermissionError(1, "no links in this sandbox")
 
     monkeypatch.setattr("holdfast.views.files.sinks.link_open_file", refused)
-    monkeypatch.setattr("holdfast.storage.atomic_file.AtomicFile.unnamed", True)
+    monkeypatch.setattr("holdfast.storage.posix.atomic_file.AtomicFile.unnamed", True)
     files = files_of(PosixStore(tmp_path / "run"), 1)
     for record in [begin(), *generation(1), *reports(1, 5)]:
         files.record(record)

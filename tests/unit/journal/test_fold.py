@@ -18,7 +18,7 @@ from holdfast.journal import fold as module
 from holdfast.journal.fold import Fold, FoldWriter, decode_sealed, encode_sealed, read_fold
 from holdfast.journal.reader import JournalReader, Position
 from holdfast.journal.writer import Journal
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 
 LEASES = ("", "0123456789abcdef", "fedcba9876543210", "00ff00ff00ff00ff")
 KEY = f"journal/000001-{LEASES[1]}.fold.json"

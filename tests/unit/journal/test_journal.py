@@ -19,7 +19,7 @@ from holdfast.journal import writer as module
 from holdfast.journal.format import encode_header, encode_line, encode_record
 from holdfast.journal.reader import START, JournalReader, Mark, Position, position, read_records
 from holdfast.journal.writer import Journal
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Entry
 
 LEASE = "0123456789abcdef"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.directories import Directories
+from holdfast.storage.posix.directories import Directories
 
 
 def _open(directories: Directories, directory: Path, root: Path) -> None:

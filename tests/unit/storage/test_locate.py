@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import ConfigError, InvalidURI, MissingExtra
 from holdfast.storage.locate import default_storage_path, local_cache_dir, open_store
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.retry import RetryingStore
 
 
@@ -108,7 +108,7 @@ def test_a_missing_extra_says_what_to_install(
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
         # Our own module is imported anew, as in a process where the package never was.
-        if name in ("holdfast.storage.objects", "holdfast.storage.arrow"):
+        if name in ("holdfast.storage.objects.store", "holdfast.storage.arrow.store"):
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         return really(name, *rest, **more)
 
@@ -122,8 +122,8 @@ def test_another_import_error_is_not_blamed_on_the_extra(monkeypatch: pytest.Mon
     really = builtins.__import__
 
     def broken(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "holdfast.storage.objects":
-            raise ImportError("cannot import name 'x'", name="holdfast.storage.objects")
+        if name == "holdfast.storage.objects.store":
+            raise ImportError("cannot import name 'x'", name="holdfast.storage.objects.store")
         return really(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", broken)

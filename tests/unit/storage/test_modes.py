@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.storage.atomic_file import AtomicFile
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.atomic_file import AtomicFile
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.private_directory import claim_private_directory, make_private_directory
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, OutOfSpace, StorageError, Unavailable
-from holdfast.storage import posix, transfer
-from holdfast.storage.atomic_file import AtomicFile
+from holdfast.storage import transfer
 from holdfast.storage.files import copy_bytes, mount_kind, write_all
 from holdfast.storage.keys import new_temporary
 from holdfast.storage.locate import open_store
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix import store as posix
+from holdfast.storage.posix.atomic_file import AtomicFile
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Entry
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.storage.atomic_file import AtomicFile
 from holdfast.storage.files import mount_kind
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.atomic_file import AtomicFile
+from holdfast.storage.posix.store import PosixStore
 
 
 def _files(root: Path) -> list[str]:
@@ -22,7 +22,7 @@ def _files(root: Path) -> list[str]:
 _UPLOADER = """
 import os, sys
 from pathlib import Path
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 seen = 0
 def halfway(count):
     global seen

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, Unavailable
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 

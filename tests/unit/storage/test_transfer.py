@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.storage import hugepages, transfer
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import InMemory
 
 LARGE_BYTES = 5 * hugepages.ROOM_BYTES + 12_345

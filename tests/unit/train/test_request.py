@@ -13,7 +13,7 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.request import TrainRequest
 from holdfast.errors import ConfigError
-from holdfast.storage.locate import join
+from holdfast.storage.uri import join
 from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request

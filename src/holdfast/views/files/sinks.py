@@ -23,10 +23,10 @@ from zlib import crc32
 import msgspec
 
 from holdfast.errors import Fenced, NotFound
-from holdfast.storage.atomic_file import AtomicFile, link_open_file
 from holdfast.storage.failures import translated
 from holdfast.storage.files import mount_kind, write_all
 from holdfast.storage.keys import new_temporary
+from holdfast.storage.posix.atomic_file import AtomicFile, link_open_file
 from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 

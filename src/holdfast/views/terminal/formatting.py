@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.printable import printable
-from holdfast.storage.locate import join
+from holdfast.storage.uri import join
 
 __all__ = ["brief_time", "cell", "count", "long_time", "moment", "name_ranks", "place", "trim"]
 

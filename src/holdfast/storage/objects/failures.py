@@ -21,7 +21,7 @@ from obstore.exceptions import (
 )
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, OutOfSpace, StorageError, Unavailable
-from holdfast.storage.objects_uri import Location
+from holdfast.storage.objects.location import Location
 
 __all__ = ["RAISED", "NoBucket", "translate"]
 

@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.storage.atomic_file import sync
+from holdfast.storage.posix.atomic_file import sync
 
 __all__ = ["Directories"]
 

@@ -1,6 +1,6 @@
 """obstore's clients, made from a `Location`: one kind of client per cloud, with our patience instead of obstore's.
 
-Neighbours: `objects_uri` makes the location, `objects` uses the clients.
+Neighbours: `location` makes the location, `objects` uses the clients.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import InvalidURI
-from holdfast.storage.objects_failures import RAISED
-from holdfast.storage.objects_uri import Location
+from holdfast.storage.objects.failures import RAISED
+from holdfast.storage.objects.location import Location
 
 __all__ = ["connect"]
 

@@ -2,7 +2,7 @@
 
 Only what stands in them as plain text is used, and `credential_process`: keys, token, region and endpoint of
 AWS_PROFILE (or `default`). Roles and single sign-on are left to the environment's own means. `ProfileCredentials` reads
-the keys again and again, since tools renew them during a run. Neighbour: `objects_uri` asks.
+the keys again and again, since tools renew them during a run. Neighbour: `location` asks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Any `pyarrow.fs.FileSystem` as a store: HDFS, those that users bring along, and fsspec's through `FSSpecHandler`.
 
 pyarrow knows no creation that refuses an existing file, so this store is never `exclusive`; a local filesystem
-therefore becomes a `PosixStore`, which is, and which reads in place, and S3 goes through obstore (`arrow_s3`). On
-object stores a file appears when it is closed; elsewhere a temporary is written and moved. `arrow_verbs` holds the
-verbs in which filesystems differ, `arrow_failures` the errors. This is the one place that opens pyarrow's filesystems.
+therefore becomes a `PosixStore`, which is, and which reads in place, and S3 goes through obstore (`s3`). On
+object stores a file appears when it is closed; elsewhere a temporary is written and moved. `verbs` holds the
+verbs in which filesystems differ, `failures` the errors. This is the one place that opens pyarrow's filesystems.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 from pyarrow import fs as pafs
 
 from holdfast.errors import AlreadyExists, ConfigError, HoldfastError, MissingExtra, NotFound, StorageError, Unavailable
-from holdfast.storage.arrow_failures import translate
-from holdfast.storage.arrow_s3 import through_objects
-from holdfast.storage.arrow_verbs import Verbs, verbs_of
+from holdfast.storage.arrow.failures import translate
+from holdfast.storage.arrow.s3 import through_objects
+from holdfast.storage.arrow.verbs import Verbs, verbs_of
 from holdfast.storage.hashing import BLOCK_BYTES, HashingSource
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
-from holdfast.storage.posix import PosixStore
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 from holdfast.storage.transfer import receive
 

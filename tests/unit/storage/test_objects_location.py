@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidURI
-from holdfast.storage.aws_profile import ProfileCredentials
-from holdfast.storage.objects_uri import Location, parse
+from holdfast.storage.objects.aws_profile import ProfileCredentials
+from holdfast.storage.objects.location import Location, parse
 
 NOWHERE = {"AWS_SHARED_CREDENTIALS_FILE": "/nonexistent", "AWS_CONFIG_FILE": "/nonexistent"}
 AZURE = {"AZURE_STORAGE_ACCOUNT_NAME": "acc"}

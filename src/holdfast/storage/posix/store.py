@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
-from holdfast.storage.atomic_file import AtomicFile, discard, link_open_file, sync
-from holdfast.storage.directories import Directories
 from holdfast.storage.failures import translate, translated
 from holdfast.storage.files import atomic_download, copy_bytes, mount_kind, reflink, write_all
 from holdfast.storage.hashing import size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
+from holdfast.storage.posix.atomic_file import AtomicFile, discard, link_open_file, sync
+from holdfast.storage.posix.directories import Directories
 from holdfast.storage.store import Digest, Entry, OnBytes, Source
 from holdfast.storage.transfer import write_stream
 

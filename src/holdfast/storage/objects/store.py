@@ -2,9 +2,9 @@
 
 A key is an object's name below a prefix. Nothing is ever renamed: an object appears whole when its PUT, or the last
 call of its multipart upload, succeeds. Small verbs go through a client that never tries again by itself, so that
-`retry` knows of every lost answer; bulk transfers go through one that repeats single parts. `objects_uri` says where to
-and with what credentials, `objects_client` makes the clients, `objects_transfer` moves what is large, and
-`objects_failures` translates errors.
+`retry` knows of every lost answer; bulk transfers go through one that repeats single parts. `location` says where to
+and with what credentials, `client` makes the clients, `transfer` moves what is large, and
+`failures` translates errors.
 
 A multipart upload that is cut short leaves invisible parts that some clouds charge for: give the bucket a lifecycle
 rule that aborts unfinished uploads.
@@ -27,10 +27,10 @@ import obstore
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.hashing import HashingSource, size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
-from holdfast.storage.objects_client import connect
-from holdfast.storage.objects_failures import RAISED, NoBucket, translate
-from holdfast.storage.objects_transfer import part_bytes_for, put_parts, ranges
-from holdfast.storage.objects_uri import Location, parse
+from holdfast.storage.objects.client import connect
+from holdfast.storage.objects.failures import RAISED, NoBucket, translate
+from holdfast.storage.objects.location import Location, parse
+from holdfast.storage.objects.transfer import part_bytes_for, put_parts, ranges
 from holdfast.storage.store import Digest, Entry, OnBytes, Source
 from holdfast.storage.transfer import receive
 
@@ -57,7 +57,7 @@ class _Shared:
 
 
 def open_objects(uri: str) -> ObjectStore:
-    """The store at an `s3://`, `gs://`, `az://` or `abfs://` URI; `objects_uri` documents parameters and variables."""
+    """The store at an `s3://`, `gs://`, `az://` or `abfs://` URI; `location` documents parameters and variables."""
     location = parse(uri, os.environ)
     return ObjectStore(location, ranged_downloads=not location.own_endpoint)
 

@@ -23,7 +23,7 @@ def through_objects(filesystem: Any, root: str) -> Store | None:
     if any(options.get(name) for name in _ONLY_PYARROW) or options.get("proxy_options", {}).get("host"):
         return None
     try:
-        from holdfast.storage.objects import open_objects
+        from holdfast.storage.objects.store import open_objects
     except ImportError:
         return None
     keys = ""

@@ -27,8 +27,8 @@ from typing import Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.errors import InvalidURI
-from holdfast.storage.aws_profile import ProfileCredentials, read_profile
 from holdfast.storage.keys import check_prefix
+from holdfast.storage.objects.aws_profile import ProfileCredentials, read_profile
 
 __all__ = ["Kind", "Location", "parse"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.storage.locate import redact
+from holdfast.storage.uri import redact
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Filesystems of pyarrow: HDFS, those that users pass in, fsspec's. `store` is the backend."""

@@ -1,0 +1,1 @@
+"""Files below a directory: local disks, NFS, Lustre, FUSE mounts. `store` is the backend."""
