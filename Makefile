@@ -6,8 +6,15 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 # The CPU build: a bare `torch` would bring gigabytes of CUDA along.
 TORCH := torch==2.13.0
 SEEDS ?= 2000
+PYTEST_WORKERS ?= 2
+PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# Tests of a tier that no machine has everything for may all be skipped or, with status 5, not exist.
+OR_NONE := || [ $$? -eq 5 ]
+FRAMEWORKS := .venv-frameworks
+RAY := .venv-ray
 
-.PHONY: help demo test lint types imports unit sim bench-store bench-train bench-checkpoint bench-journal counts test-as-user clean
+.PHONY: help demo test lint types imports unit test-slow test-hosts test-frameworks test-ray test-as-user sim \
+	bench-store bench-train bench-checkpoint bench-journal counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -27,12 +34,43 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) install -e '.[bench]'
 	@touch $@
 
+# Environments on top of .venv: they see its packages (torch is large) and add their own, which `make test` does not have.
+define overlay
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		>"$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(1)/bin/python -m pip --disable-pip-version-check -q install $(TORCH) $(2)
+	@touch $@
+endef
+
+$(FRAMEWORKS)/.installed: $(VENV)/.dev
+	$(call overlay,$(FRAMEWORKS),-e '.[frameworks]')
+
+$(RAY)/.installed: $(VENV)/.dev
+	$(call overlay,$(RAY),-e '.[bench]')
+
 ## demo          train on 2 workers, kill one, watch it recover
 demo: $(VENV)/.base
 	$(BIN)/python examples/demo.py
 
-## test          lint, types, layers, and the whole suite
+## test          lint, types, layers, and every test that an ordinary machine can run
 test: lint types imports unit
+
+## test-slow     long soaks: thousands of kills, hundreds of drivers
+test-slow: $(VENV)/.dev
+	$(BIN)/python $(PYTEST) -m slow
+
+## test-hosts    what needs root: mounts, control groups, other users, network namespaces
+test-hosts: $(VENV)/.dev
+	$(BIN)/python $(PYTEST) -m "hosts and not slow"
+
+## test-frameworks  real Lightning, Transformers, Accelerate, XGBoost, LightGBM and JAX, in .venv-frameworks
+test-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pytest -m "frameworks and not slow" $(OR_NONE)
+
+## test-ray      our public names against those of an installed ray, in .venv-ray
+test-ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest -m "ray and not slow" $(OR_NONE)
 
 ## test-as-user  the same in a fresh clone, as an ordinary user with a home directory of 60 characters (needs root)
 test-as-user:
@@ -49,7 +87,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow and not hosts and not frameworks and not ray"
 
 ## sim           many seeds of the simulated cluster: make sim SEEDS=20000
 sim: $(VENV)/.dev
@@ -76,4 +114,4 @@ counts: $(VENV)/.dev
 	$(BIN)/python -m bench.counts
 
 clean:
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(RAY) .cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from tests.e2e.small import save
 from tests.faults.programs.place import Place
+from tests.mounts import read_only_bind
 
 from holdfast import train
 from holdfast.errors import TrainingFailedError
@@ -101,14 +101,10 @@ def test_a_failed_run_says_why_in_a_file_and_in_its_result(place: Place) -> None
     assert result.checkpoint is not None and result.checkpoint.path.endswith("checkpoint_000000")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts its storage read-only")
+@pytest.mark.hosts
 def test_a_result_is_read_from_read_only_storage(place: Place) -> None:
     done = _fit(place)
-    mounted = place.root / "mounted"
-    mounted.mkdir()
-    subprocess.run(["mount", "--bind", place.storage, mounted], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", mounted], check=True)
+    with read_only_bind(place.storage, place.root / "mounted") as mounted:
         with pytest.raises(OSError):
             (mounted / "probe").touch()
         result = Result.from_path(mounted / "run")
@@ -117,8 +113,6 @@ def test_a_result_is_read_from_read_only_storage(place: Place) -> None:
         assert result.checkpoint is not None
         with result.checkpoint.as_directory() as directory:
             assert Path(directory, "step").read_text() == "4"
-    finally:
-        subprocess.run(["umount", mounted], check=True)
 
 
 def test_a_moved_run_is_read_and_knows_its_new_place(place: Place) -> None:

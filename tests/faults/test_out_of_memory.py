@@ -35,6 +35,7 @@ def test_workers_are_preferred_to_the_agent_and_the_zygote(tmp_path: Path, fork:
     hold(test)
 
 
+@pytest.mark.hosts
 def test_the_limit_of_a_group_above_is_respected() -> None:
     program = "from holdfast.linux.memory import available_bytes; print(available_bytes())"
     with memory_group(300 * _MIB) as group:
@@ -44,6 +45,7 @@ def test_the_limit_of_a_group_above_is_respected() -> None:
     assert 100 * _MIB < int(done.stdout) < 300 * _MIB
 
 
+@pytest.mark.hosts
 def test_a_worker_that_eats_all_memory_is_killed_and_the_run_goes_on(place: Place) -> None:
     """Six small workers eat at the same time, while the agent holds snapshots and is larger than any of them."""
     with memory_group(900 * _MIB) as group:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from tests.faults.programs import jobs, kin
 from tests.faults.programs.driver import Driver
 from tests.faults.programs.place import Place
+from tests.mounts import read_only_bind
 
 from holdfast.cli.main import main
 from holdfast.core import records as r
@@ -130,23 +128,13 @@ def test_a_removal_that_a_killed_driver_had_begun_is_finished_by_the_next(place:
     assert second.all("CheckpointDamaged") == []
 
 
-@contextmanager
-def _read_only(directory: Path) -> Iterator[None]:
-    """Nothing in the directory can be deleted, by root neither."""
-    subprocess.run(["mount", "--bind", directory, directory], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", directory], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", directory], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a directory read-only")
+@pytest.mark.hosts
 def test_a_removal_that_fails_is_told_once_tried_again_and_written_down_when_it_is_done(place: Place) -> None:
     later = place.gate("later")
     faults = {f"*:{rank}:{step}": fate for rank in (0, 1) for step, fate in ((2, "hold"), (6, "hold-later"))}
     driver = _held(place, 2, keep=2, faults=faults, later=later)
-    with _read_only(place.storage / "run" / "checkpoint_000000"):
+    doomed = place.storage / "run" / "checkpoint_000000"
+    with read_only_bind(doomed, doomed):
         place.let_go()
         assert "read-only" in driver.expect("RemovalFailed", name="checkpoint_000000")["why"]
         driver.expect("CheckpointDeleted", name="checkpoint_000003")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,9 @@ from tests.faults.programs import jobs, kin
 from tests.faults.programs.driver import Driver
 from tests.faults.programs.exact import check_exact
 from tests.faults.programs.place import Place
+from tests.mounts import tmpfs
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+pytestmark = pytest.mark.hosts
 
 _STEPS = 40
 _HELD: dict[str, Any] = {"steps": _STEPS, "every": 2, "faults": {"1:0:5": "hold", "1:1:5": "hold"}}
@@ -22,14 +21,12 @@ _HELD: dict[str, Any] = {"steps": _STEPS, "every": 2, "faults": {"1:0:5": "hold"
 
 @pytest.fixture
 def small(place: Place) -> Iterator[Path]:
-    """The place's storage, on a file system of 2 MiB."""
-    place.storage.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place.storage], check=True)
-    try:
-        yield place.storage
-    finally:
-        place.end()
-        subprocess.run(["umount", place.storage], check=True)
+    """The run's storage, on a file system of 2 MiB."""
+    with tmpfs(place.storage, "2m") as storage:
+        try:
+            yield storage
+        finally:
+            place.end()
 
 
 def _fill(storage: Path) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.mounts import tmpfs
 from tests.unit.checkpoint.far_store import FarStore, write_source
 
 from holdfast.checkpoint.catalog import Catalog
@@ -194,19 +194,8 @@ def test_a_pin_that_comes_too_late_is_an_error_and_leaves_nothing(source: Path, 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounts a small file system")
-    place = tmp_path / "small"
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"may not mount here: {made.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
+    with tmpfs(tmp_path / "small") as path:
+        yield path
 
 
 def fill(store: Store, place: Path) -> None:
@@ -220,6 +209,7 @@ def fill(store: Store, place: Path) -> None:
         store.put("one", b"byte")
 
 
+@pytest.mark.hosts
 def test_checkpoints_are_removed_where_no_byte_is_free(small: Path, source: Path) -> None:
     store = PosixStore(small / "run")
     first, second, third = (commit_directory(store, source) for _ in range(3))
@@ -232,7 +222,8 @@ def test_checkpoints_are_removed_where_no_byte_is_free(small: Path, source: Path
     assert verify(store, deep=True).ok == [third]
 
 
-def test_what_the_dead_left_is_repaired_where_no_byte_is_free(small: Path, source: Path) -> None:
+@pytest.mark.hosts
+def test_what_a_dead_writer_left_is_repaired_where_no_byte_is_free(small: Path, source: Path) -> None:
     store = PosixStore(small / "run")
     kept = commit_directory(store, source)
     pid = os.fork()

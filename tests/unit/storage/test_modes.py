@@ -85,7 +85,7 @@ def test_a_directory_that_others_could_have_prepared_is_refused(tmp_path: Path) 
             claim_private_directory(tmp_path / name)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's directory")
+@pytest.mark.hosts
 def test_another_users_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o700)
     os.chown(tmp_path / "theirs", 4242, 4242)

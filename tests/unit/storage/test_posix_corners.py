@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.mounts import read_only_bind, tmpfs
 
 from holdfast.errors import AccessDenied, AlreadyExists, NotFound, OutOfSpace, StorageError, Unavailable
 from holdfast.storage import transfer
@@ -23,37 +22,24 @@ from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Entry
 
 
-@contextmanager
-def _mounted(place: Path, *options: str) -> Iterator[Path]:
-    place.mkdir(exist_ok=True)
-    command = ["mount", *options, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"may not mount here: {done.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    with _mounted(tmp_path / "tiny", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as place:
-        yield place
+    with tmpfs(tmp_path / "tiny") as path:
+        yield path
 
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    with _mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as place:
-        PosixStore(place).put("run/kept", b"kept")
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        yield place
+    PosixStore(tmp_path / "writable").put("run/kept", b"kept")
+    with read_only_bind(tmp_path / "writable", tmp_path / "ro") as path:
+        yield path
 
 
 def _files(root: Path) -> list[str]:
     return sorted(path.name for path in root.rglob("*") if path.is_file())
 
 
+@pytest.mark.hosts
 def test_a_full_disk(tiny: Path, tmp_path: Path) -> None:
     store = PosixStore(tiny / "run")
     store.put("kept", b"kept")
@@ -75,6 +61,7 @@ def test_a_full_disk(tiny: Path, tmp_path: Path) -> None:
     store.put("kept", b"fits again")
 
 
+@pytest.mark.hosts
 def test_a_read_only_path(read_only: Path, tmp_path: Path) -> None:
     store = open_store(read_only / "run")
     assert store.list() == [Entry("kept", 4)]
@@ -247,7 +234,7 @@ def test_copy_bytes_where_the_kernel_cannot(tmp_path: Path, monkeypatch: pytest.
         assert (tmp_path / "b").read_bytes() == data
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.hosts
 def test_somebody_elses_directory(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     PosixStore(locked).put("run/x", b"1")
