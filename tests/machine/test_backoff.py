@@ -7,9 +7,7 @@ from tests.machine.rig import NOTHING, Rig, checkpoint_of, died, exited, report,
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.placement import backoff_s
-from holdfast.core.spec import RunSpec
-from holdfast.core.state import State
+from holdfast.core.backoff import backoff_s
 
 
 def fail(rig: Rig, now: float, cause: str = "was killed by SIGKILL") -> list[c.Command]:
@@ -24,9 +22,8 @@ def has_started(commands: list[c.Command]) -> bool:
 
 
 def test_the_wait_doubles_up_to_its_limit() -> None:
-    state = State(RunSpec(workers_min=1, workers_max=1, backoff_base_s=0.5, backoff_max_s=3.0))
-    assert [backoff_s(state, streak) for streak in range(7)] == [0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
-    assert backoff_s(state, 10_000) == 3.0
+    assert [backoff_s(failures, 0.5, 3.0) for failures in range(6)] == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
+    assert backoff_s(10_000, 0.5, 3.0) == 3.0
 
 
 def test_the_first_failure_costs_no_wait_and_the_same_again_does() -> None:

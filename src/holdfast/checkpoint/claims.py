@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.checkpoint.layout import CLAIM_PREFIX
 from holdfast.checkpoint.process_identity import ProcessIdentity, is_dead, this_process
+from holdfast.core.backoff import backoff_s
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.store import Store
@@ -59,11 +60,11 @@ def create_by_claim(
 ) -> bool:
     """Create `key`; False if it is there. `cache_s` is how long other writers' files may stay unseen."""
     contender = _Contender(store, key, data, cache_s, sleep, clock, uniform)
-    for attempt in range(_ATTEMPTS):
+    for failures in range(1, _ATTEMPTS + 1):
         outcome = contender.attempt()
         if outcome is not None:
             return outcome
-        sleep(uniform(0, min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** min(attempt, 10))))
+        sleep(uniform(0, backoff_s(failures, _MIN_PAUSE_S, _MAX_PAUSE_S)))
     raise Unavailable(f"{store.uri}: {key} could not be created in {_ATTEMPTS} tries; let fewer writers start at once.")
 
 

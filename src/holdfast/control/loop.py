@@ -24,6 +24,7 @@ from holdfast.control.liveness import LoopWatch
 from holdfast.control.persister import Persister
 from holdfast.control.publisher import Publisher
 from holdfast.control.remover import Remover
+from holdfast.control.retry import retry_for
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.failure_kind import FailureKind
@@ -213,21 +214,18 @@ class Controller:
     async def _make_durable(self) -> bool:
         """Flush the journal, with patience as long as it ever worked; False, and the end of the run, otherwise."""
         patience_s = self._settings.storage_patience_s if self._journal_lost is None else 0.0
-        give_up_at = self._loop.time() + patience_s
-        pause_s = 0.2
-        while self._journal.dirty:
-            try:
-                await self._loop.run_in_executor(self._journal_thread, self._journal.flush)
-            except StorageError as error:
-                if self._loop.time() + pause_s > give_up_at:
-                    self._lose_journal(error)
-                    return False
-                if pause_s == 0.2:
-                    _log.warning("The journal cannot be written; trying again: %s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, 10.0)
+        warning = "The journal cannot be written; trying again"
+        try:
+            while self._journal.dirty:
+                await retry_for(patience_s, self._flush_journal, (StorageError,), warning)
+        except StorageError as error:
+            self._lose_journal(error)
+            return False
         self._publisher.release()
         return True
+
+    async def _flush_journal(self) -> None:
+        await self._loop.run_in_executor(self._journal_thread, self._journal.flush)
 
     def _lose_journal(self, error: StorageError) -> None:
         self._journal_lost = self._journal_lost or error

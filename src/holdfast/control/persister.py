@@ -19,6 +19,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
 from holdfast.checkpoint.upload import merge_parts
 from holdfast.control.agent_pool import AgentPool
+from holdfast.control.retry import retry_for
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry
@@ -31,8 +32,6 @@ __all__ = ["Persister"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 10.0
 
 
 class _AgentGone(Exception):
@@ -59,7 +58,7 @@ class Persister:
         try:
             # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
             token = secrets.token_hex(16)
-            draft = await self._patiently(lambda: asyncio.to_thread(self._reserve, command, token))
+            draft = await self._retry(lambda: asyncio.to_thread(self._reserve, command, token))
             answers = await self._upload(command, draft)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             made = draft
@@ -75,7 +74,7 @@ class Persister:
                     iteration=command.iteration,
                 )
 
-            self._parent = await self._patiently(lambda: asyncio.to_thread(seal))
+            self._parent = await self._retry(lambda: asyncio.to_thread(seal))
         except (HoldfastError, _AgentGone) as error:
             if draft is not None:
                 await self._abandon(draft)
@@ -103,7 +102,7 @@ class Persister:
         ranks = [rank for rank, _ in command.parts]
         found = await asyncio.gather(
             *(
-                self._patiently(partial(self._ask, command, draft, rank, agent, parent_files))
+                self._retry(partial(self._ask, command, draft, rank, agent, parent_files))
                 for rank, agent in command.parts
             )
         )
@@ -164,21 +163,9 @@ class Persister:
         except HoldfastError as error:
             _log.info("What was uploaded of %s stays until the next clean-up: %s", draft.name, error)
 
-    async def _patiently(self, action: Callable[[], Awaitable[_T]]) -> _T:
-        """Try again while storage may come back; say so once."""
-        clock = asyncio.get_running_loop().time
-        give_up_at = clock() + self._patience_s
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                return await action()
-            except (Unavailable, OutOfSpace) as error:
-                if clock() + pause_s > give_up_at:
-                    raise
-                if pause_s == _FIRST_PAUSE_S:
-                    _log.warning("Storage trouble; training goes on while it is tried again: %s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+    async def _retry(self, action: Callable[[], Awaitable[_T]]) -> _T:
+        warning = "Storage trouble; training goes on while it is tried again"
+        return await retry_for(self._patience_s, action, (Unavailable, OutOfSpace), warning)
 
 
 def _stored(manifest: Manifest) -> e.Stored:

@@ -180,7 +180,7 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     counted = needed and not agent.prepared and not _is_spent(state)
     out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why, counted=counted))
     if counted:
-        state.not_before = now + placement.backoff_s(state, state.durable.streak)
+        state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
     bereft = pending_checkpoints.lose_agent(state, agent.name, now, out)
     group = state.group
     if group is None or agent.name not in group.alive:
@@ -289,7 +289,7 @@ def _close(state: State, group: Group, now: float, out: Output) -> None:
     pending_checkpoints.distrust(state, group, now, out)
     state.group = None
     if ending.kind == "failure":
-        state.not_before = now + placement.backoff_s(state, state.durable.streak)
+        state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
 
 
 def _settle(state: State, now: float, out: Output) -> None:

@@ -16,18 +16,10 @@ from holdfast.core.state import Group, State
 if TYPE_CHECKING:
     from holdfast.core.machine import Output
 
-__all__ = ["backoff_s", "deadlines", "form", "place", "take_refusal"]
+__all__ = ["deadlines", "form", "place", "take_refusal"]
 
 _REFUSALS_LIMIT = 3
 """So many times in a row the engine may fail to start an agent that the run cannot do without."""
-
-
-def backoff_s(state: State, streak: int) -> float:
-    """No wait for the first failure of its kind; then twice as long each time."""
-    if streak <= 1:
-        return 0.0
-    exponent = min(streak - 2, 30)
-    return float(min(state.spec.backoff_max_s, state.spec.backoff_base_s * 2**exponent))
 
 
 def deadlines(state: State) -> list[float]:
@@ -44,7 +36,7 @@ def take_refusal(state: State, event: e.AgentUnavailable, now: float) -> None:
     if state.group is not None or _ready_slots(state) >= state.spec.workers_min:
         return  # the run can do without
     state.failed_requests += 1
-    state.not_before = max(state.not_before, now + backoff_s(state, state.failed_requests + 1))
+    state.not_before = max(state.not_before, now + state.spec.backoff_s(state.failed_requests))
     if state.failed_requests >= _REFUSALS_LIMIT:
         state.fatal = (FailureKind.RUN, f"No agent could be started: {event.why}")
 

@@ -79,7 +79,7 @@ def take_pins(state: State, event: e.PinsFound, now: float, out: Output) -> None
     if event.error is not None:
         state.retention_due = True
         state.pin_failures += 1
-        state.find_pins_at = now + _pause_s(state, state.pin_failures)
+        state.find_pins_at = now + state.spec.backoff_s(state.pin_failures)
         return
     state.pin_failures = 0
     state.pins = set(event.pinned)
@@ -105,7 +105,7 @@ def take_kept(state: State, event: e.CheckpointKept, now: float, out: Output) ->
         return
     removal.under_way = False
     removal.failures += 1
-    removal.not_before = now + _pause_s(state, removal.failures)
+    removal.not_before = now + state.spec.backoff_s(removal.failures)
     if removal.failures == 1:
         out.record(r.RemovalFailed(at=now, name=event.name, why=event.error))
     if event.invisible:
@@ -167,10 +167,6 @@ def _removable(state: State) -> list[str]:
     group = state.group
     loading = group.checkpoint if group is not None and min(group.counts.values()) == 0 else None
     return [name for name in lets_go(state, state.pins) if name != loading]
-
-
-def _pause_s(state: State, failures: int) -> float:
-    return min(state.spec.backoff_max_s, state.spec.backoff_base_s * 2.0 ** min(failures - 1, 30))
 
 
 def _start(name: str, removal: Removal, out: Output) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core.backoff import backoff_s
 from holdfast.core.retention import RetentionRule
 
 __all__ = ["RunSpec"]
@@ -27,3 +28,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     lag_warning_s: float = 30.0
     """After how long ranks that have not reported are named when a checkpoint waits for them."""
     retention: RetentionRule = RetentionRule()
+
+    def backoff_s(self, failures: int) -> float:
+        """How long to wait after so many failures in a row."""
+        return backoff_s(failures, self.backoff_base_s, self.backoff_max_s)

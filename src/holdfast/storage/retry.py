@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from holdfast.core.backoff import backoff_s
 from holdfast.errors import AlreadyExists, NotFound, Unavailable
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 
@@ -141,8 +142,7 @@ class RetryingStore:
                 if failures >= self._attempts:
                     told = str(error).rstrip(".")
                     raise Unavailable(f"{told} (given up after {failures} tries).") from error
-            pause_s = min(self._max_delay_s, self._base_delay_s * 2 ** (failures - 1))
-            self._sleep(self._uniform(0, pause_s))
+            self._sleep(self._uniform(0, backoff_s(failures, self._base_delay_s, self._max_delay_s)))
 
 
 def without_retries(store: Store) -> Store:
