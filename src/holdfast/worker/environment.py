@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.storage.locate import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 from holdfast.worker.job import Assignment
 
@@ -67,6 +68,8 @@ def set_environment(assignment: Assignment) -> None:
 def use_temp_dir(assignment: Assignment) -> None:
     """Temporary files go where the agent removes them, unless the user has said where they go."""
     if "TMPDIR" not in os.environ:
+        # torch.compile keeps its cache among temporary files; a restarted worker should find it.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(local_cache_dir() / "torch_compile"))
         os.environ["TMPDIR"] = assignment.temp_dir
         tempfile.tempdir = None  # whatever the zygote had found out
 

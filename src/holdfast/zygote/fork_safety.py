@@ -15,14 +15,19 @@ from holdfast.linux.process import thread_names
 
 __all__ = ["one_thread_each", "unsafe_reason"]
 
-_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator, hence pandas and LightGBM too
+}
 
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
     """Numeric libraries read their thread counts when they are imported, and some start that many: none, in here."""
-    before = {name: os.environ.get(name) for name in _THREAD_COUNTS}
-    os.environ.update(dict.fromkeys(_THREAD_COUNTS, "1"))
+    before = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
     try:
         yield
     finally:
