@@ -1,4 +1,4 @@
-"""Every module says why it exists, public names resolve, and importing the API stays cheap."""
+"""Every module has a docstring, names in backticks exist, public names resolve, importing the API stays cheap."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from tests.unit.mentioned_names import Project
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+CODE = [path for top in ("src", "tests", "bench", "examples") for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    """With the extras and markers that pyproject.toml defines."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    markers = {line.partition(":")[0] for line in settings["tool"]["pytest"]["ini_options"]["markers"]}
+    return Project({path: _module(path) for path in CODE}, markers | set(settings["project"]["optional-dependencies"]))
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "src" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _name(path: Path) -> str:
@@ -23,6 +40,23 @@ def _name(path: Path) -> str:
 def test_every_module_has_a_docstring(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring and "TODO" not in docstring, f"{_name(path)} does not say why it exists"
+
+
+def test_names_in_backticks_exist(project: Project) -> None:
+    """In docstrings and comments; `mentioned_names` says which are checked, and which belong to others."""
+    unknown = [f"{_name(path)}:{line}: `{name}`" for path in CODE for line, name in project.unknown(path)]
+    assert not unknown, "\n".join(["nothing has these names:", *unknown])
+
+
+def test_a_name_that_nothing_has_is_found(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        '"""`Known.method`, `module.function`, `json.dumps`, `argument`, `a b`; not `Known.gone`, `lost`."""\n'
+        "class Known:\n    def method(self): ...\n"
+        "def function(argument): ...  # calls `module.moved` and `len()`\n"
+    )
+    found = Project({module: "package.module"}, set()).unknown(module)
+    assert found == [(1, "Known.gone"), (1, "lost"), (4, "module.moved")]
 
 
 def test_importing_the_api_is_nearly_free(tmp_path: Path) -> None:

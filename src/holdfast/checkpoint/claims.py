@@ -4,8 +4,8 @@ Some S3 servers ignore put-if-absent, pyarrow's filesystems have no such thing, 
 see each other's exclusive creations. There each writer announces itself by a claim, a small file of its own beside the
 key, and looks: whoever sees neither the key nor another's claim creates the key. Of two writers at least one put its
 claim before the other looked, so at most one of them finds itself alone. When several see each other, the one with the
-smallest token looks again until the others have withdrawn; those wait for the key. `reservation.place` uses this for
-files that are written once (epochs, floors, `run.json`, manifests); `reserve` has its own for names of checkpoints.
+smallest token looks again until the others have withdrawn; those wait for the key. `reservation.create_once` uses this
+for files that are written once (epochs, floors, `run.json`, manifests); `reserve` has its own for names of checkpoints.
 """
 
 from __future__ import annotations

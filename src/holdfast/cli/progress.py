@@ -1,7 +1,7 @@
 """One line on a terminal for what takes longer than a second: bytes, rate, time left. Nothing anywhere else.
 
-A `Meter` is handed to transfers as their `on_bytes`, from any number of threads; it also is where Ctrl-C stops them
-(see `interrupt`).
+A `Meter` is handed to transfers as their callback (`OnBytes`), from any number of threads; it also is where Ctrl-C
+stops them (see `interrupt`).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Fingerprint:
     """Digest of each function, class and module that the training function reaches."""
     values: Mapping[str, Value] = field(default_factory=dict)
     config: Mapping[str, Value] = field(default_factory=dict)
-    """`train_loop_config`; nested keys are written `a.b`."""
+    """`train_loop_config`; nested keys are joined by dots."""
 
     def stored(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """As the journal keeps it. `before` is what the journal holds of an earlier start: its salt is used again."""

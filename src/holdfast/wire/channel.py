@@ -47,7 +47,7 @@ _server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Refused] = msgs
 
 
 class Channel(Generic[_In]):
-    """Messages of type `In` come out; anything goes in. Used from one event loop, read by one task."""
+    """Receives messages of the type `_In`, sends any. Used from one event loop, read by one task."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[_In], limit_bytes: int

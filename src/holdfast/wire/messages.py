@@ -197,7 +197,7 @@ class Pong(_Message, frozen=True, kw_only=True):
 
 
 class Collect(_Message, frozen=True, kw_only=True):
-    """A rank entered a collective (`barrier`, `broadcast`); the `sequence`-th of this generation."""
+    """A rank entered a collective (`barrier`, `broadcast_from_rank_zero`); the `sequence`-th of this generation."""
 
     generation: int
     rank: int

@@ -52,7 +52,7 @@ def send_main_by_value() -> None:
 
 
 def _reduce(_: Any, target: Any) -> Any:
-    """See `pickle.Pickler.reducer_override`."""
+    """The `reducer_override` of multiprocessing's pickler."""
     if not isinstance(target, types.FunctionType | type) or not _is_of_main(target):
         return NotImplemented
     import cloudpickle

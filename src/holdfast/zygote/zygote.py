@@ -1,11 +1,11 @@
 """The zygote: a process that has imported everything once, starts no thread, and forks workers in
 milliseconds.
 
-`python -m holdfast.zygote.zygote FD PARENT`, started by the agent (`agent.zygote_client`), which speaks to it over
-the socket FD in the words of `messages`. A plain loop over that socket and SIGCHLD; `children` ends children,
-`loading` opens the job, `import_trial` tries out what workers imported by themselves, and `next_zygote` imports it, to
-take this process's place between two generations. If the agent dies, by whatever hand, the zygote ends all its
-children, removes the agent's directory, and goes.
+`python -m holdfast.zygote.zygote FD PARENT`, started by the agent (`agent.zygote_client`), which speaks to it over the
+socket FD in the words of `messages`. A plain loop over that socket and SIGCHLD; `children` ends children, `job_loader`
+opens the job, `import_trial` tries out what workers imported by themselves, and `next_zygote` imports it, to take this
+process's place between two generations. If the agent dies, by whatever hand, the zygote ends all its children, removes
+the agent's directory, and goes.
 """
 
 from __future__ import annotations

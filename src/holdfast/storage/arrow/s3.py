@@ -2,7 +2,7 @@
 
 pyarrow has no conditional write, marks directories by objects that some servers trip over, and sends less per second;
 so a bucket that a user names by an `S3FileSystem` with ordinary settings is opened like its `s3://` URI. Roles,
-proxies, session tokens and the like stay with pyarrow (`arrow.ArrowStore`), and so does all where obstore is missing.
+proxies, session tokens and the like stay with pyarrow (`ArrowStore`), and so does all where obstore is missing.
 """
 
 from __future__ import annotations
