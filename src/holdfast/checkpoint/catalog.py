@@ -10,7 +10,6 @@ the user's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from holdfast.checkpoint.part_records import complete_draft
 from holdfast.checkpoint.process_identity import is_dead
 from holdfast.checkpoint.reservation import Reservation, decode_reservation, write_tombstone, writer_is_gone
 from holdfast.errors import Damaged, NotCommitted, NotFound
+from holdfast.runtime import current
 from holdfast.storage.store import Entry, Store
 
 __all__ = ["Catalog", "Leftover", "ManifestRead", "Survey", "visible"]
@@ -197,10 +197,9 @@ class Catalog:
     def _each(self, items: Iterable[_T], action: Callable[[_T], _R]) -> list[_R]:
         """The answers in order; in parallel where each one is a trip over the network."""
         work = list(items)
-        if len(work) < 2 or self._store.local_root is not None:
+        if self._store.local_root is not None:
             return [action(item) for item in work]
-        with ThreadPoolExecutor(min(_THREADS, len(work)), "catalog") as pool:
-            return list(pool.map(action, work))
+        return current().map_in_threads(action, work, _THREADS)
 
 
 class Survey:

@@ -10,9 +10,6 @@ for files that are written once (epochs, floors, `run.json`, manifests); `reserv
 
 from __future__ import annotations
 
-import random
-import secrets
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,6 +20,7 @@ from holdfast.checkpoint.process_identity import ProcessIdentity, is_dead, this_
 from holdfast.core.backoff import backoff_s
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 
 __all__ = ["CLAIM_TIME_TO_LIVE_S", "Claim", "create_by_claim"]
@@ -54,11 +52,13 @@ def create_by_claim(
     data: bytes,
     *,
     cache_s: float = 0.0,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-    uniform: Callable[[float, float], float] = random.uniform,
+    sleep: Callable[[float], None] | None = None,
+    clock: Callable[[], float] | None = None,
+    uniform: Callable[[float, float], float] | None = None,
 ) -> bool:
     """Create `key`; False if it is there. `cache_s` is how long other writers' files may stay unseen."""
+    runtime = current()
+    sleep, clock, uniform = sleep or runtime.sleep, clock or runtime.monotonic, uniform or runtime.uniform
     contender = _Contender(store, key, data, cache_s, sleep, clock, uniform)
     for failures in range(1, _ATTEMPTS + 1):
         outcome = contender.attempt()
@@ -105,7 +105,7 @@ class _Contender:
                 self._store.create(f"{self._below}{_KEEP}", b"")
         if self._live_claims(found):
             return None
-        claim = Claim(key=self._key, token=secrets.token_hex(8), writer=this_process())
+        claim = Claim(key=self._key, token=current().token_hex(8), writer=this_process())
         own = f"{self._prefix}{claim.token}.json"
         began_s = self._clock()
         try:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import NotFound
+from holdfast.runtime import current
 from holdfast.storage.hashing import BLOCK_BYTES, blocks, new_hasher
 from holdfast.storage.store import Digest, OnBytes, Store
 
@@ -77,9 +77,8 @@ def check_files(
         except NotFound:
             return f"{entry.path} is missing"
 
-    with ThreadPoolExecutor(max(1, min(threads, len(sound))), "verify") as pool:
-        problems += [problem for problem in pool.map(check, sound) if problem is not None]
-    return problems
+    found = current().map_in_threads(check, sound, threads)
+    return problems + [problem for problem in found if problem is not None]
 
 
 def mismatch(entry: FileEntry, found: Digest) -> str | None:

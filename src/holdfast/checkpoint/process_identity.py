@@ -7,13 +7,11 @@ and `reserve` ask.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
-import platform
-from pathlib import Path
 
 import msgspec
+
+from holdfast.runtime import current
 
 __all__ = ["ProcessIdentity", "describe", "is_dead", "machine_id", "this_process"]
 
@@ -30,9 +28,10 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 def this_process() -> ProcessIdentity:
     """The calling process. Not cached as a whole: a forked child is somebody else."""
-    host, boot_id, namespace = _machine()
-    pid = os.getpid()
-    found = _state_and_start(pid)
+    runtime = current()
+    host, boot_id, namespace = runtime.machine()
+    pid = runtime.pid()
+    found = runtime.process_status(pid)
     return ProcessIdentity(
         host=host, boot_id=boot_id, pid_namespace=namespace, pid=pid, started_ticks=found[1] if found else 0
     )
@@ -41,11 +40,11 @@ def this_process() -> ProcessIdentity:
 def is_dead(writer: ProcessIdentity) -> bool | None:
     """Whether that process is gone for good; None where this process cannot know (another host, boot or
     container)."""
-    if not writer.boot_id or (writer.host, writer.boot_id, writer.pid_namespace) != _machine():
+    if not writer.boot_id or (writer.host, writer.boot_id, writer.pid_namespace) != current().machine():
         return None
     if not writer.started_ticks:
         return None
-    found = _state_and_start(writer.pid)
+    found = current().process_status(writer.pid)
     if found is None:
         return True
     state, started_ticks = found
@@ -59,25 +58,4 @@ def describe(writer: ProcessIdentity) -> str:
 
 def machine_id() -> str:
     """A short name for this host, boot and PID namespace: processes that can see each other have the same one."""
-    return hashlib.sha256("\0".join(_machine()).encode()).hexdigest()[:12]
-
-
-@functools.cache
-def _machine() -> tuple[str, str, str]:
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        boot_id = namespace = ""
-    return platform.node(), boot_id, namespace
-
-
-def _state_and_start(pid: int) -> tuple[str, int] | None:
-    """A process's state letter and start time since boot, or None if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The command's name stands in parentheses and may hold anything, parentheses and blanks included.
-    fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[19])
+    return hashlib.sha256("\0".join(current().machine()).encode()).hexdigest()[:12]

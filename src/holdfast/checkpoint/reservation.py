@@ -17,6 +17,7 @@ from holdfast.checkpoint.process_identity import ProcessIdentity, describe, is_d
 from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 
 __all__ = [
@@ -94,7 +95,7 @@ def create_once(store: Store, key: str, data: bytes) -> bool:
 
 def now_text() -> str:
     """The time as it stands in every file: UTC, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(current().now(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def age_s(created_at: str) -> float:
@@ -105,4 +106,4 @@ def age_s(created_at: str) -> float:
         return 0.0
     if then.tzinfo is None:
         then = then.replace(tzinfo=UTC)
-    return (datetime.now(UTC) - then).total_seconds()
+    return current().now() - then.timestamp()

@@ -8,11 +8,6 @@ Where the storage cannot create exclusively, writers announce and look (`_claim`
 
 from __future__ import annotations
 
-import random
-import secrets
-import time
-from collections.abc import Callable
-
 import msgspec
 
 from holdfast.checkpoint import layout
@@ -29,6 +24,7 @@ from holdfast.checkpoint.reservation import (
 )
 from holdfast.core.checkpoint_types import Draft
 from holdfast.errors import AlreadyExists, ConfigError, Fenced, NameTaken, NotFound, Unavailable
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 
 __all__ = ["reserve"]
@@ -58,7 +54,7 @@ def reserve(
     if name is not None:
         layout.check_name(name)
     may_be_there = token is not None
-    token = token or secrets.token_hex(16)
+    token = token or current().token_hex(16)
     catalog = Catalog(store)
     survey = catalog.survey()
     epoch = survey.fences.highest if epoch is None else epoch
@@ -215,5 +211,6 @@ def _signed(draft: Draft) -> bytes:
     )
 
 
-def _back_off(attempt: int, sleep: Callable[[float], None] = time.sleep) -> None:
-    sleep(random.uniform(0, min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))))
+def _back_off(attempt: int) -> None:
+    runtime = current()
+    runtime.sleep(runtime.uniform(0, min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))))

@@ -9,10 +9,11 @@ and, where it is short, the value itself, so that a person can be told "was 20 a
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from holdfast.runtime import current
 
 __all__ = ["Fingerprint", "Value"]
 
@@ -47,7 +48,7 @@ class Fingerprint:
 
     def stored(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """As the journal keeps it. `before` is what the journal holds of an earlier start: its salt is used again."""
-        salt = str((before or {}).get("salt") or secrets.token_hex(16))
+        salt = str((before or {}).get("salt") or current().token_hex(16))
         return {
             "format": _FORMAT,
             "function": self.function,

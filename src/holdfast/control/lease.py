@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +24,7 @@ from holdfast.checkpoint.reservation import create_once, now_text
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
 from holdfast.journal.reader import Position, position
+from holdfast.runtime import current
 from holdfast.storage.mount_cache import find_mount_cache
 from holdfast.storage.store import Store
 
@@ -128,9 +127,10 @@ def acquire(
     *,
     takeover: bool = False,
     time_to_live_s: float = TIME_TO_LIVE_S,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] | None = None,
 ) -> Lease:
     """Become the run's controller; `RunBusy` names who holds it otherwise."""
+    sleep = sleep or current().sleep
     mount = _find_mount(store, sleep)
     highest = max(list_epochs(store), default=0)
     if highest and not takeover:
@@ -143,7 +143,7 @@ def acquire(
     epoch = highest + 1
     own = EpochFile(
         epoch=epoch,
-        id=secrets.token_hex(8),
+        id=current().token_hex(8),
         holder=this_process(),
         started_at=now_text(),
         time_to_live_s=time_to_live_s,

@@ -11,24 +11,23 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.lease import Lease
 from holdfast.control.liveness import LoopWatch
 from holdfast.control.persister import Persister
-from holdfast.control.publisher import Publisher
+from holdfast.control.publisher import Publisher, ReadBack
 from holdfast.control.remover import Remover
 from holdfast.control.retry import retry_for
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.machine import deadline, step
+from holdfast.core.machine import Step, deadline, step
 from holdfast.core.records import Record
 from holdfast.core.state import State
 from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
@@ -36,16 +35,34 @@ from holdfast.errors import Fenced, StorageError
 from holdfast.journal.fold import FoldWriter
 from holdfast.journal.reader import JournalReader, Mark
 from holdfast.journal.writer import Journal
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.views.observer import Observer
 from holdfast.wire import messages as m
-from holdfast.wire.channel import Server, serve
+from holdfast.wire.channel import OnAgent, serve
 
-__all__ = ["Controller", "MakeEngine", "ControllerSetup", "Settings"]
+__all__ = ["Controller", "ControllerSetup", "Listen", "Listener", "MakeEngine", "Settings", "listen_on_loopback"]
 
 _log = logging.getLogger(__name__)
 
 MakeEngine = Callable[[ControllerEndpoint, OnGone], Engine]
+
+
+class Listener(Protocol):
+    """Accepts agents' connections until it is closed."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+Listen = Callable[[str, OnAgent], Awaitable[Listener]]
+"""From the token that agents must prove, and what is awaited for each of them, to a listener."""
+
+
+async def listen_on_loopback(token: str, on_agent: OnAgent) -> Listener:
+    return await serve("127.0.0.1", 0, token, on_agent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +93,8 @@ class ControllerSetup:
     observers: Sequence[Observer] = ()
     settings: Settings = field(default_factory=Settings)
     max_restarts: int = 0
+    listen: Listen = listen_on_loopback
+    make_publisher: Callable[[Sequence[Observer], ReadBack], Publisher] = Publisher
 
 
 class Controller:
@@ -90,7 +109,7 @@ class Controller:
         self._events: deque[tuple[e.Event, float]] = deque()
         """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
-        self._publisher = Publisher(plan.observers, self._read_back)
+        self._publisher = plan.make_publisher(plan.observers, self._read_back)
         self._agents = AgentPool(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
         self._persister = Persister(plan.store, lease.epoch, self._agents, plan.settings.storage_patience_s)
         self._remover = Remover(plan.store, lease.check)
@@ -98,7 +117,8 @@ class Controller:
         self._engine: Engine | None = None
         self._status: str | None = None
         self._journal_lost: StorageError | None = None
-        self._started = (time.time(), time.monotonic())
+        self._runtime = current()
+        self._started = (self._runtime.now(), self._runtime.monotonic())
         self._loop = asyncio.get_running_loop()
         self._stepped_at = 0.0
         self._journal_thread = ThreadPoolExecutor(1, "holdfast-journal")
@@ -126,14 +146,14 @@ class Controller:
     def _now(self) -> float:
         """Wall time that never goes backwards while this controller lives."""
         wall, monotonic = self._started
-        return wall + time.monotonic() - monotonic
+        return wall + self._runtime.monotonic() - monotonic
 
     # ------------------------------------------------------------ the loop
 
     async def run(self) -> str:
         """Until the core says `EndRun`: returns finished, failed, interrupted or fenced."""
         token = secrets.token_urlsafe(32)
-        server = await serve("127.0.0.1", 0, token, self._agents.serve)
+        server = await self._plan.listen(token, self._agents.serve)
         meeting = ControllerEndpoint(f"127.0.0.1:{server.port}", token)
         self._engine = self._plan.make_engine(meeting, self._agent_process_gone)
         self._spawn(self._keep_lease())
@@ -181,7 +201,7 @@ class Controller:
         while self._events:
             event, arrived_at = self._events.popleft()
             self._stepped_at = max(self._stepped_at, arrived_at)
-            decided = step(self._state, event, self._stepped_at)
+            decided = self._step(event, self._stepped_at)
             if decided.records and not self._journal.dirty:
                 self._flush_at = self._loop.time() + self._settings.flush_s
             self._journal.append(decided.records)
@@ -201,10 +221,13 @@ class Controller:
             if durable or isinstance(command, c.StopWorkers | c.EndRun):
                 self._do(command)
 
+    def _step(self, event: e.Event, now: float) -> Step:
+        return step(self._state, event, now)
+
     async def _fenced_by(self) -> str | None:
         """A sentence on who took the run over, if anybody did: an end that this controller comes to counts no more."""
         try:
-            await asyncio.to_thread(self._lease.check)
+            await self._runtime.run_blocking(self._lease.check)
         except Fenced as error:
             return str(error)
         except StorageError as error:
@@ -225,7 +248,7 @@ class Controller:
         return True
 
     async def _flush_journal(self) -> None:
-        await self._loop.run_in_executor(self._journal_thread, self._journal.flush)
+        await self._runtime.run_blocking(self._journal.flush, executor=self._journal_thread)
 
     def _lose_journal(self, error: StorageError) -> None:
         self._journal_lost = self._journal_lost or error
@@ -294,7 +317,7 @@ class Controller:
         while True:
             await asyncio.sleep(self._settings.beat_s)
             try:
-                await asyncio.to_thread(self._lease.beat)
+                await self._runtime.run_blocking(self._lease.beat)
             except Fenced as error:
                 self.post(e.ControllerFenced(why=str(error)))
                 return
@@ -312,7 +335,7 @@ class Controller:
             _log.error("A part of the controller failed; the run is stopped.", exc_info=error)
             self.post(e.StorageLost(error=f"internal error: {error!r}", kind=FailureKind.RUN))
 
-    async def _close(self, server: Server) -> None:
+    async def _close(self, server: Listener) -> None:
         """Everything down, in the order that loses nothing."""
         flush_s = 0.0 if self._state.forced else 30.0
         self._agents.send(list(self._agents.links), m.Shutdown(flush_s=flush_s))

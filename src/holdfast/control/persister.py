@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from holdfast.core import events as e
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry
 from holdfast.core.failure_kind import FailureKind
 from holdfast.errors import HoldfastError, OutOfSpace, StorageError, Unavailable
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed
 
@@ -57,8 +57,8 @@ class Persister:
         draft: Draft | None = None
         try:
             # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
-            token = secrets.token_hex(16)
-            draft = await self._retry(lambda: asyncio.to_thread(self._reserve, command, token))
+            token = current().token_hex(16)
+            draft = await self._retry(lambda: current().run_blocking(self._reserve, command, token))
             answers = await self._upload(command, draft)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             made = draft
@@ -74,7 +74,7 @@ class Persister:
                     iteration=command.iteration,
                 )
 
-            self._parent = await self._retry(lambda: asyncio.to_thread(seal))
+            self._parent = await self._retry(lambda: current().run_blocking(seal))
         except (HoldfastError, _AgentGone) as error:
             if draft is not None:
                 await self._abandon(draft)
@@ -159,7 +159,7 @@ class Persister:
 
     async def _abandon(self, draft: Draft) -> None:
         try:
-            await asyncio.to_thread(commit.abandon, self._store, draft)
+            await current().run_blocking(commit.abandon, self._store, draft)
         except HoldfastError as error:
             _log.info("What was uploaded of %s stays until the next clean-up: %s", draft.name, error)
 

@@ -6,15 +6,15 @@ somebody has pinned, removed or replaced meanwhile is left alone. Only a lost le
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from holdfast.checkpoint import removal
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.errors import Fenced, HoldfastError, NotCommitted, Pinned, StorageError
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 
 __all__ = ["Remover"]
@@ -32,7 +32,7 @@ class Remover:
     async def find_pins(self, command: c.FindPins) -> e.PinsFound:
         """Which of the checkpoints are pinned now."""
         try:
-            return e.PinsFound(pinned=await asyncio.to_thread(self._pinned, command.names))
+            return e.PinsFound(pinned=await current().run_blocking(self._pinned, command.names))
         except StorageError as error:
             return e.PinsFound(error=str(error))
 
@@ -40,7 +40,8 @@ class Remover:
         """Remove one checkpoint, unless it is pinned, gone, or another's by now."""
         name, token = command.name, command.token
         try:
-            await asyncio.to_thread(removal.remove, self._store, name, token=token, check_lease=self._check_lease)
+            remove = partial(removal.remove, self._store, name, token=token, check_lease=self._check_lease)
+            await current().run_blocking(remove)
         except Fenced as error:
             return e.ControllerFenced(why=str(error))
         except Pinned:
@@ -48,15 +49,14 @@ class Remover:
         except NotCommitted:
             return e.CheckpointRemoved(name=name, token=token, by_others=True)
         except HoldfastError as error:
-            invisible = await asyncio.to_thread(self._is_invisible, name, token)
+            invisible = await current().run_blocking(self._is_invisible, name, token)
             return e.CheckpointKept(name=name, token=token, error=str(error), invisible=invisible)
         return e.CheckpointRemoved(name=name, token=token)
 
     def _pinned(self, names: Sequence[str]) -> tuple[str, ...]:
-        if self._store.local_root is not None or len(names) < 2:
+        if self._store.local_root is not None:
             return tuple(name for name in names if removal.is_pinned(self._store, name))
-        with ThreadPoolExecutor(min(_THREADS, len(names)), "pins") as pool:
-            found = list(pool.map(lambda name: removal.is_pinned(self._store, name), names))
+        found = current().map_in_threads(partial(removal.is_pinned, self._store), names, _THREADS)
         return tuple(name for name, pinned in zip(names, found, strict=True) if pinned)
 
     def _is_invisible(self, name: str, token: str) -> bool:

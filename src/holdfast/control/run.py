@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 from holdfast.control.driver_thread import DriverThread
@@ -17,7 +18,14 @@ from holdfast.control.history import read_history
 from holdfast.control.lease import Lease, acquire
 from holdfast.control.loop import Controller, ControllerSetup
 from holdfast.control.request import TrainOutcome, TrainRequest
-from holdfast.control.setup import changes_of, check_resume, make_prepare, make_setup
+from holdfast.control.setup import (
+    changes_of,
+    check_resume,
+    engine_maker,
+    make_observers,
+    make_prepare,
+    make_setup,
+)
 from holdfast.core import records as r
 from holdfast.core.events import StopRequested
 from holdfast.errors import Fenced
@@ -43,7 +51,9 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     lease = acquire(store, takeover=request.takeover)
     driver_thread = DriverThread()
     try:
-        plan = make_setup(request, prepare, store, read_history(store), lease, driver_thread.put)
+        make_engine = engine_maker(request, driver_thread.put)
+        views = partial(make_observers, request)
+        plan = make_setup(request, prepare, store, read_history(store), lease, make_engine, views)
         status = _drive(plan, lease, driver_thread)
     finally:
         lease.release()

@@ -9,9 +9,8 @@ import functools
 import logging
 import os
 import platform
-import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 
@@ -44,6 +43,7 @@ from holdfast.engines.local import LocalEngine
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
 from holdfast.printable import printable
+from holdfast.runtime import current
 from holdfast.storage.locate import local_cache_dir
 from holdfast.storage.store import Store
 from holdfast.storage.uri import join
@@ -52,14 +52,30 @@ from holdfast.views.observer import Observer
 from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire.messages import Prepare
 
-__all__ = ["changes_of", "check_resume", "make_setup", "make_prepare"]
+__all__ = [
+    "MakeObservers",
+    "changes_of",
+    "check_resume",
+    "engine_maker",
+    "make_observers",
+    "make_prepare",
+    "make_setup",
+]
 
 _CHANGES_TOLD = 8
 _log = logging.getLogger("holdfast")
 
+MakeObservers = Callable[[Store, History, Lease], Sequence[Observer]]
+
 
 def make_setup(
-    request: TrainRequest, prepare: Prepare, store: Store, history: History, lease: Lease, run_in_main: RunInMain
+    request: TrainRequest,
+    prepare: Prepare,
+    store: Store,
+    history: History,
+    lease: Lease,
+    make_engine: MakeEngine,
+    make_observers: MakeObservers,
 ) -> ControllerSetup:
     """Everything that `Controller` needs, once the lease is held."""
     identity = _write_run_file(request, store)
@@ -72,8 +88,8 @@ def make_setup(
         state=State(_spec(request), history.durable),
         began=_begin(request, store, lease, history, changes),
         prepare=prepare,
-        make_engine=_engine_maker(request, run_in_main),
-        observers=_observers(request, store, history, lease, fold_writer),
+        make_engine=make_engine,
+        observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(),
         max_restarts=request.max_failures,
@@ -96,7 +112,7 @@ def _write_run_file(request: TrainRequest, store: Store) -> str:
     """Create run.json if this is the first controller; the id that it gives the run."""
     identity = {
         "format": "holdfast.run/1.0",
-        "id": secrets.token_hex(4),
+        "id": current().token_hex(4),
         "name": request.name,
         "trainer": request.trainer_name,
         "created_at": now_text(),
@@ -231,7 +247,7 @@ def _wants_change_of_directory() -> bool:
     return True
 
 
-def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
+def engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
     slots_per_agent = -(-request.max_workers // max(1, request.nodes))
 
     def make(meeting: ControllerEndpoint, on_gone: OnGone) -> Engine:
@@ -242,10 +258,8 @@ def _engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
     return make
 
 
-def _observers(
-    request: TrainRequest, store: Store, history: History, lease: Lease, fold_writer: FoldWriter
-) -> list[Observer]:
-    journal, _ = open_journal(store)
+def make_observers(request: TrainRequest, store: Store, history: History, lease: Lease) -> list[Observer]:
+    """The terminal, the result files, and the user's callbacks."""
     observers: list[Observer] = [
         Terminal(
             sys.stderr,
@@ -256,9 +270,13 @@ def _observers(
             prior=deepcopy(history.summary),
         ),
         ResultFiles(
-            store, journal, epoch=lease.epoch, lease=lease.id, params=dict(request.params), fenced=lease.is_fenced
+            store,
+            open_journal(store)[0],
+            epoch=lease.epoch,
+            lease=lease.id,
+            params=dict(request.params),
+            fenced=lease.is_fenced,
         ),
-        fold_writer,
     ]
     if request.callbacks:
         observers.append(CallbackObserver(request.callbacks, request.run_context, store))

@@ -7,13 +7,12 @@ what they have completed. The lease is kept meanwhile.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 
 from holdfast.agent.finish_uploads import linger_s
 from holdfast.checkpoint.catalog import Leftover
 from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.control.lease import Lease
+from holdfast.runtime import current
 
 __all__ = ["wait_for_uploads"]
 
@@ -23,7 +22,7 @@ _MARGIN_S = 5.0
 _log = logging.getLogger("holdfast")
 
 
-def wait_for_uploads(draft: Leftover, *, lease: Lease, sleep: Callable[[float], None] = time.sleep) -> None:
+def wait_for_uploads(draft: Leftover, *, lease: Lease) -> None:
     """Returns when no agent on this machine uploads to the draft any more, or has had more time than it may take."""
     if draft.reservation is None or not is_uploading(draft.reservation.token):
         return
@@ -31,13 +30,14 @@ def wait_for_uploads(draft: Leftover, *, lease: Lease, sleep: Callable[[float], 
     _log.warning(
         "%s is still being stored for the driver that died; waiting for it (%g s at most).", draft.name, limit_s
     )
-    began = beat_at = time.monotonic()
+    runtime = current()
+    began = beat_at = runtime.monotonic()
     while is_uploading(draft.reservation.token):
-        now = time.monotonic()
+        now = runtime.monotonic()
         if now - began > limit_s:
             _log.warning("%s is given up: its agent takes too long.", draft.name)
             return
         if now - beat_at > _BEAT_S:
             lease.beat()
             beat_at = now
-        sleep(_LOOK_S)
+        runtime.sleep(_LOOK_S)

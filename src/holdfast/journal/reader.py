@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -32,6 +31,7 @@ from holdfast.journal.format import (
     split_joined,
 )
 from holdfast.printable import printable
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 
 __all__ = ["START", "JournalReader", "Mark", "OnDamage", "Position", "position", "read_records"]
@@ -182,10 +182,10 @@ class JournalReader:
             for segment in segments:
                 yield segment, self._store.get(segment.key)
             return
-        with ThreadPoolExecutor(_FETCHES, "journal") as pool:
-            for start in range(0, len(segments), _FETCHES):
-                some = segments[start : start + _FETCHES]
-                yield from zip(some, pool.map(self._store.get, [one.key for one in some]), strict=True)
+        for start in range(0, len(segments), _FETCHES):
+            some = segments[start : start + _FETCHES]
+            found = current().map_in_threads(self._store.get, [one.key for one in some], _FETCHES)
+            yield from zip(some, found, strict=True)
 
     def _rescue(self, segments: list[Segment], around: Segment, first: int, end: int) -> Iterator[Line]:
         """The records from `first` up to `end`, without it, wherever else they stand; what is found nowhere is told."""

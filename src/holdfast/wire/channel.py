@@ -29,7 +29,7 @@ from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
 from holdfast.wire.tls import Identity, client_context, fingerprint_of, server_context
 
-__all__ = ["HANDSHAKE_TIMEOUT_S", "Channel", "Server", "connect", "serve"]
+__all__ = ["HANDSHAKE_TIMEOUT_S", "Channel", "OnAgent", "Server", "connect", "serve"]
 
 HANDSHAKE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -160,13 +160,14 @@ class Channel(Generic[_In]):
         self._splitter.limit_bytes = limit_bytes
 
 
-_OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
+OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
+"""Serves one agent's connection, which ends when this returns."""
 
 
 class Server:
     """The controller's door: accepts agents until closed."""
 
-    def __init__(self, token: str, on_agent: _OnAgent, tls: Identity | None, limit_bytes: int) -> None:
+    def __init__(self, token: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
         self._token = token
         self._on_agent = on_agent
         self._fingerprint = tls.fingerprint if tls else ""
@@ -238,7 +239,7 @@ async def serve(
     host: str,
     port: int,
     token: str,
-    on_agent: _OnAgent,
+    on_agent: OnAgent,
     tls: Identity | None = None,
     limit_bytes: int = MAX_FRAME_BYTES,
 ) -> Server:
