@@ -160,7 +160,7 @@ def _work(job: Job) -> list[str]:
     elif job.task == "remove":
         remove(store, str(job.name))
     elif job.task == "seal":
-        Catalog(store).seal(job.attempt, floor=10**6)
+        Catalog(store).void_drafts(job.attempt, floor=10**6)
     elif job.task == "repair":
         repair(store, verify(store, deep=False))
     else:

@@ -184,7 +184,7 @@ def test_killed_while_clearing_up_after_another(place: Place, scene: Scene, task
 def test_a_late_writer_loses_to_the_seal(scene: Scene) -> None:
     draft = reserve(scene.store)
     files = upload_part(scene.store, draft, scene.source, rank=0, parent_files=None)
-    assert Catalog(scene.store).seal(1, floor=10**6) == [draft.name]
+    assert Catalog(scene.store).void_drafts(1, floor=10**6) == [draft.name]
     with pytest.raises(Fenced):
         commit(scene.store, draft, files)
     assert draft.name not in scene.committed()

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.core.checkpoint_types import Report
+from holdfast.core.checkpoint_types import Report, StoredCheckpoint
 from holdfast.core.invariants import Monitor
 from holdfast.core.machine import Step, deadline, step
 from holdfast.core.spec import RunSpec
@@ -72,7 +72,7 @@ class Rig:
         return Rig(self.spec, self.journal)
 
 
-def began(*found: e.Stored, epoch: int = 1, **rest: Any) -> e.ControllerBegan:
+def began(*found: StoredCheckpoint, epoch: int = 1, **rest: Any) -> e.ControllerBegan:
     return e.ControllerBegan(epoch=epoch, host="head", pid=100 + epoch, stored=tuple(found), **rest)
 
 
@@ -103,8 +103,8 @@ def reported(iteration: int, at: float, checkpoint: bool = False, generation: in
     return r.Reported(at=at, generation=generation, iteration=iteration, metrics=metrics, checkpoint=checkpoint)
 
 
-def stored(index: int, iteration: int, generation: int = 1, loss: int = 0) -> e.Stored:
-    return e.Stored(
+def stored(index: int, iteration: int, generation: int = 1, loss: int = 0) -> StoredCheckpoint:
+    return StoredCheckpoint(
         name=f"checkpoint_{index:06d}",
         index=index,
         iteration=iteration,
@@ -114,11 +114,11 @@ def stored(index: int, iteration: int, generation: int = 1, loss: int = 0) -> e.
     )
 
 
-def checkpoint_of(number: int, found: e.Stored) -> e.CheckpointStored:
+def checkpoint_of(number: int, found: StoredCheckpoint) -> e.CheckpointStored:
     return e.CheckpointStored(ticket=e.Ticket(found.generation, number), stored=found)
 
 
-def committed(found: e.Stored, at: float) -> r.CheckpointCommitted:
+def committed(found: StoredCheckpoint, at: float) -> r.CheckpointCommitted:
     return r.CheckpointCommitted(
         at=at,
         name=found.name,

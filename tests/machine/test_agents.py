@@ -60,7 +60,7 @@ def test_an_elastic_run_goes_on_with_what_remains() -> None:
     for agent in ("a", "b"):
         rig.feed(joined(agent), 1.0)
     rig.feed(e.AgentPrepared(agent="a"), 2.0)
-    assert [place.agent for place in rig.state.group.places] == ["a"]  # type: ignore[union-attr]
+    assert [place.agent for place in rig.state.generation.places] == ["a"]  # type: ignore[union-attr]
     rig.feed(e.AgentPrepared(agent="b"), 2.0)
     lost = rig.feed(e.AgentLost(agent="a", why="its connection closed"), 10.0)
     start = c.StartWorkers(

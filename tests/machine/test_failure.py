@@ -8,6 +8,7 @@ from tests.machine.rig import NOTHING, Rig, checkpoint_of, committed, died, exit
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step
 from holdfast.core.root_cause import root_cause
@@ -23,7 +24,7 @@ def ended(at: float, failures: tuple[r.WorkerFailure, ...], iteration: int = 0, 
     return r.GenerationEnded(at=at, why=why, iteration=iteration, failures=failures, **fields)  # type: ignore[arg-type]
 
 
-def start(generation: int, checkpoint: e.Stored | None = None, workers: int = 1) -> c.StartWorkers:
+def start(generation: int, checkpoint: StoredCheckpoint | None = None, workers: int = 1) -> c.StartWorkers:
     return c.StartWorkers(
         generation=generation,
         world_size=workers,
@@ -153,7 +154,7 @@ def test_an_agent_that_finds_the_checkpoint_damaged_makes_the_next_group_start_f
         rig.feed(e.AgentJoined(agent=agent, host=f"host-{agent}", slots=1), 1.0)
     for agent in ("a", "b"):
         rig.feed(e.AgentPrepared(agent=agent), 2.0)
-    assert rig.state.group is not None and rig.state.group.checkpoint == "checkpoint_000001"
+    assert rig.state.generation is not None and rig.state.generation.checkpoint == "checkpoint_000001"
     rig.feed(e.WorkersStarted(generation=1, agent="b"), 3.0)
     found = e.DamageFound(generation=1, agent="a", checkpoint="checkpoint_000001", why="a hash differs")
     assert rig.feed(found, 10.0) == Step([], [c.StopWorkers(generation=1, agents=("a", "b"))])

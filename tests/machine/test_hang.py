@@ -43,8 +43,8 @@ def test_the_rank_that_has_been_silent_longest_is_blamed() -> None:
     rig.feed(report(1, 6.0), 6.0)
     assert rig.deadline == 15.0
     rig.feed(e.TimePassed(), 15.0)
-    assert rig.state.group is not None
-    assert rig.state.group.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
+    assert rig.state.generation is not None
+    assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
 
 
 def test_nothing_hangs_without_a_limit() -> None:
@@ -96,8 +96,8 @@ def test_a_rank_that_waits_does_not_hide_the_one_that_it_waits_for() -> None:
     rig.feed(e.WorkerWaited(generation=1, rank=0, waiting=True), 6.0)
     assert rig.deadline == 16.0
     assert [type(one) for one in rig.feed(e.TimePassed(), 16.0).commands] == [c.StopWorkers]
-    assert rig.state.group is not None
-    assert rig.state.group.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
+    assert rig.state.generation is not None
+    assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -12,7 +12,7 @@ from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.invariants import Monitor, check
 from holdfast.core.machine import Step
-from holdfast.core.state import Ending, Group, Pending, State
+from holdfast.core.state import Generation, Pending, State, StopKind, StopReason
 
 
 def busy() -> Rig:
@@ -24,9 +24,9 @@ def busy() -> Rig:
     return rig
 
 
-def group(state: State) -> Group:
-    assert state.group is not None
-    return state.group
+def current(state: State) -> Generation:
+    assert state.generation is not None
+    return state.generation
 
 
 def _persist_two(state: State) -> None:
@@ -47,28 +47,28 @@ def _overspend(state: State) -> None:
 
 
 def _place_twice(state: State) -> None:
-    group(state).places = (c.Place(agent="a", node_rank=0, ranks=(0, 1)), c.Place(agent="b", node_rank=1, ranks=(1,)))
+    current(state).places = (c.Place(agent="a", node_rank=0, ranks=(0, 1)), c.Place(agent="b", node_rank=1, ranks=(1,)))
 
 
 def _ignore_a_failure(state: State) -> None:
-    group(state).failures.append(died(1))
+    current(state).failures.append(died(1))
 
 
 def _forget_to_stop(state: State) -> None:
-    group(state).ending = Ending("stop", "Ctrl+C", 6.0)
+    current(state).stop_reason = StopReason(StopKind.STOP, "Ctrl+C", 6.0)
 
 
 def _stay_without_workers(state: State) -> None:
-    group(state).ending, group(state).stop_sent = Ending("stop", "Ctrl+C", 6.0), True
-    group(state).alive.clear()
+    current(state).stop_reason, current(state).stop_sent = StopReason(StopKind.STOP, "Ctrl+C", 6.0), True
+    current(state).alive.clear()
 
 
 def _go_back_a_generation(state: State) -> None:
-    group(state).generation = 0
+    current(state).number = 0
 
 
 def _wait_for_nothing(state: State) -> None:
-    state.group = None
+    state.generation = None
     state.pending.clear()
 
 
@@ -79,10 +79,10 @@ def _keep_workers(state: State) -> None:
 CASES: list[tuple[Callable[[State], None], str]] = [
     (_persist_two, "are persisted at once"),
     (_lose_order, "is persisted before"),
-    (_pend_for_the_dead, "waits for ranks of a group that is gone"),
+    (_pend_for_the_dead, "waits for ranks of a generation that is gone"),
     (_overspend, "2 failures were counted with a budget of 0"),
     (_place_twice, "are not each placed once"),
-    (_ignore_a_failure, "failed and the group goes on"),
+    (_ignore_a_failure, "failed and the generation goes on"),
     (_forget_to_stop, "was not told to stop"),
     (_stay_without_workers, "nothing is alive"),
     (_go_back_a_generation, "generation"),
@@ -103,7 +103,7 @@ def test_an_impossible_state_is_refused(spoil: Callable[[State], None], sentence
 def test_counts_and_generations_only_grow() -> None:
     state = busy().state
     monitor = Monitor(state)
-    group(state).counts[0] = 1
+    current(state).counts[0] = 1
     with pytest.raises(AssertionError, match="became fewer"):
         monitor.after(Step([], []), 7.0)
 

@@ -23,13 +23,13 @@ from tests.machine.rig import (
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.core.checkpoint_types import Report
+from holdfast.core.checkpoint_types import Report, StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step
 from holdfast.core.retention import RetentionRule
 
 
-def commit(rig: Rig, number: int, found: e.Stored, now: float) -> Step:
+def commit(rig: Rig, number: int, found: StoredCheckpoint, now: float) -> Step:
     rig.feed(report(number, now, checkpoint=True, generation=found.generation), now)
     return rig.feed(checkpoint_of(number, found), now)
 

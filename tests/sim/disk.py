@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.events import Stored
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.records import Record
 
 __all__ = ["Disk", "Epoch", "Manifest"]
@@ -42,8 +42,8 @@ class Manifest:
     void: bool = False
     token: str = ""
 
-    def stored(self) -> Stored:
-        return Stored(
+    def stored(self) -> StoredCheckpoint:
+        return StoredCheckpoint(
             name=self.name,
             index=self.index,
             iteration=self.iteration,

@@ -5,7 +5,7 @@ Each mutant is a bug that somebody could write. A mutant that survives its seeds
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from holdfast.core import events as e
 from holdfast.core import machine, pending_checkpoints, placement, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
-from holdfast.core.state import Durable, Group, State
+from holdfast.core.state import Durable, Generation, State
 
 Patch = pytest.MonkeyPatch
 _SEEDS = 1500
@@ -29,7 +29,7 @@ def form_while_a_checkpoint_is_pending(patch: Patch) -> None:
 
     def advance(state: State, now: float, out: machine.Output) -> None:
         settled(state, now, out)
-        if state.group is None and state.pending and not state.ended:
+        if state.generation is None and state.pending and not state.ended:
             machine._settle(state, now, out)
 
     patch.setattr(machine, "_advance", advance)
@@ -64,23 +64,23 @@ def run_commands_before_records_are_durable(patch: Patch) -> None:
 
 
 def take_reports_of_any_generation(patch: Patch) -> None:
-    patch.setattr(machine, "_current", lambda state, generation: state.group)
+    patch.setattr(machine, "_current", lambda state, generation: state.generation)
 
 
 def start_before_the_old_are_gone(patch: Patch) -> None:
     stop = machine._stop
 
-    def hasty(group: Group, out: machine.Output, *, dump_stacks: bool) -> None:
-        stop(group, out, dump_stacks=dump_stacks)
-        group.alive.clear()
+    def hasty(generation: Generation, out: machine.Output, *, dump_stacks: bool) -> None:
+        stop(generation, out, dump_stacks=dump_stacks)
+        generation.alive.clear()
 
     patch.setattr(machine, "_stop", hasty)
 
 
 def delete_the_newest(patch: Patch) -> None:
-    def choose(candidates: list[Any], rule: Any) -> list[str]:
+    def choose(checkpoints: Iterable[Any], rule: Any, pinned: Any) -> list[str]:
         keep = rule.num_to_keep
-        return [one.name for one in candidates[keep:]] if keep is not None else []
+        return [one.name for one in list(checkpoints)[keep:]] if keep is not None else []
 
     patch.setattr(removal, "to_delete", choose)
 
@@ -134,12 +134,12 @@ def wait_for_ranks_that_are_gone(patch: Patch) -> None:
 
 
 def see_no_hang(patch: Patch) -> None:
-    patch.setattr(machine, "_hung", lambda state, group, now: False)
+    patch.setattr(machine, "_hung", lambda state, generation, now: False)
 
 
 def excuse_all_while_one_waits(patch: Patch) -> None:
     excused = machine._excused
-    patch.setattr(machine, "_excused", lambda state, group: bool(group.waiting) or excused(state, group))
+    patch.setattr(machine, "_excused", lambda state, generation: bool(generation.waiting) or excused(state, generation))
 
 
 def go_on_after_being_fenced(patch: Patch) -> None:

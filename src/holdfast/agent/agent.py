@@ -22,11 +22,11 @@ from holdfast.agent.assignment import assign
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import linger_s
 from holdfast.agent.function_memory import FunctionMemory
-from holdfast.agent.generation import Generation
 from holdfast.agent.parts import Answer
 from holdfast.agent.run_storage import RunStorage
 from holdfast.agent.session_dir import SessionDir
 from holdfast.agent.spawner import Parent, Spawner
+from holdfast.agent.worker_group import WorkerGroup
 from holdfast.agent.zygote_client import ZygoteSpawner
 from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.errors import Damaged, HoldfastError, NotCommitted
@@ -96,7 +96,7 @@ class Agent:
         self._controller_died = False
         self._linger_s = linger_s()
         self._flush_s = 0.0
-        self._generation: Generation | None = None
+        self._workers: WorkerGroup | None = None
         self._prepare_order: Prepare | None = None
         self._function: FunctionMemory | None = None
         self._prepared: asyncio.Task[None] | None = None
@@ -216,8 +216,8 @@ class Agent:
         elif isinstance(message, Settled):
             self._settle(message)
         elif isinstance(message, Collected):
-            if self._generation is not None and self._generation.number == message.generation:
-                self._generation.collected(message)
+            if self._workers is not None and self._workers.number == message.generation:
+                self._workers.collected(message)
         elif isinstance(message, Ping):
             self._send(Pong())
         elif isinstance(message, Shutdown):
@@ -244,7 +244,7 @@ class Agent:
             if verified is None:
                 return
             await self._spawner.ready()
-            generation = Generation(
+            generation = WorkerGroup(
                 order.generation,
                 self._spawner,
                 self._depot.parts,
@@ -252,7 +252,7 @@ class Agent:
                 self._backlog_bytes,
                 self._depot.log_writer,
             )
-            self._generation = generation
+            self._workers = generation
             for local_rank, rank in enumerate(sorted(order.ranks)):
                 listen_fd = self._hand_over_listener(order.master_port) if rank == 0 else None
                 log_file = self._session.logs(order.generation) / f"rank_{rank}.log"
@@ -284,15 +284,15 @@ class Agent:
         self._send(Stopped(generation=order.generation, master_port=self._master_port))
 
     def _is_current(self, generation: int) -> bool:
-        return self._generation is not None and self._generation.number == generation
+        return self._workers is not None and self._workers.number == generation
 
     async def _end_generation(self, dump_stacks: bool = False) -> None:
-        if self._generation is None:
+        if self._workers is None:
             return
-        await self._generation.stop(dump_stacks)
-        self._depot.generation_ended(self._session.staging(self._generation.number))
-        self._do(asyncio.to_thread(shutil.rmtree, self._session.temporary(self._generation.number), True))
-        self._generation = None
+        await self._workers.stop(dump_stacks)
+        self._depot.generation_ended(self._session.staging(self._workers.number))
+        self._do(asyncio.to_thread(shutil.rmtree, self._session.temporary(self._workers.number), True))
+        self._workers = None
 
     def _hand_over_listener(self, port: int) -> int | None:
         """The socket that was announced, for rank 0; a fresh one takes its place for the next generation."""
@@ -308,20 +308,20 @@ class Agent:
     # ------------------------------------------------------------------ what the spawner says
 
     def worker_started(self, generation: int, rank: int, pid: int) -> None:
-        if self._generation is not None and self._is_current(generation):
-            self._generation.worker_started(rank, pid)
+        if self._workers is not None and self._is_current(generation):
+            self._workers.worker_started(rank, pid)
 
     def worker_died(self, generation: int, rank: int, status: int, *, killed: bool) -> None:
-        if self._generation is not None and self._is_current(generation):
-            self._generation.worker_died(rank, status, killed=killed)
+        if self._workers is not None and self._is_current(generation):
+            self._workers.worker_died(rank, status, killed=killed)
 
     def workers_lost(self, why: str) -> None:
-        if self._generation is not None:
-            self._generation.workers_lost(why)
+        if self._workers is not None:
+            self._workers.workers_lost(why)
 
     def spawner_said(self, text: str) -> None:
         _log.info("%s", text)
-        number = 0 if self._generation is None else self._generation.number
+        number = 0 if self._workers is None else self._workers.number
         self._send(Logs(generation=number, lines=[LogLine(-1, "holdfast", line) for line in text.splitlines()]))
 
     # ------------------------------------------------------------------ storage
@@ -337,8 +337,8 @@ class Agent:
     def _settle(self, message: Settled) -> None:
         self._depot.settle(message)
         self._choose_death_signal()
-        if self._generation is not None and self._generation.number == message.generation:
-            self._generation.settled(message)
+        if self._workers is not None and self._workers.number == message.generation:
+            self._workers.settled(message)
 
     async def _sync_now_and_then(self) -> None:
         while True:
@@ -362,7 +362,7 @@ class Agent:
 
     async def _wait_for_controller(self, channel: Channel[ControllerMessage]) -> None:
         """Let workers wait in `report` while the controller lags, rather than fill this process's memory."""
-        paused = self._generation
+        paused = self._workers
         if paused is not None:
             paused.pause()
         await channel.drain()
@@ -389,13 +389,13 @@ class Agent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._lingers:
             # The zygote stays: should this process be killed, it removes what that leaves.
-            await self._spawner.clear(0 if self._generation is None else self._generation.number)
+            await self._spawner.clear(0 if self._workers is None else self._workers.number)
         else:
             await self._spawner.close()
         if self._function is not None:
             self._function.close()
-        if self._generation is not None:
-            self._generation.release()
+        if self._workers is not None:
+            self._workers.release()
         self._listener.close()
 
 

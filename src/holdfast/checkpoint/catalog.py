@@ -169,7 +169,9 @@ class Catalog:
             return None  # it was withdrawn, or removed, while we looked
         return Leftover(name, reservation, tuple(entries))
 
-    def seal(self, epoch: int, floor: int, wait_for_uploads: Callable[[Leftover], None] | None = None) -> list[str]:
+    def void_drafts(
+        self, epoch: int, floor: int, wait_for_uploads: Callable[[Leftover], None] | None = None
+    ) -> list[str]:
         """Bring every unfinished reservation of earlier controllers below `floor` to its end.
 
         Where all ranks have left their part records, the checkpoint is committed for its dead controller. Any other

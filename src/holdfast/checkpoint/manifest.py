@@ -17,7 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from holdfast.checkpoint.layout import is_sidecar
-from holdfast.core.checkpoint_types import FileEntry
+from holdfast.core.checkpoint_types import FileEntry, StoredCheckpoint
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.json_floats import tag_floats, untag_floats
 from holdfast.errors import ConfigError, Damaged, InvalidURI, UnsupportedFormat
@@ -74,6 +74,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def order(self) -> tuple[int, str]:
         """Sorts checkpoints of one run from the oldest to the newest."""
         return self.index, self.name
+
+    @property
+    def stored(self) -> StoredCheckpoint:
+        """The checkpoint without its files."""
+        return StoredCheckpoint(
+            name=self.name,
+            index=self.index,
+            iteration=self.iteration,
+            generation=self.generation,
+            metrics=dict(self.metrics),
+            size_bytes=self.size_bytes,
+            token=self.token,
+        )
 
 
 def split_entries(entries: Iterable[FileEntry]) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 An agent that has lost its controller finishes the uploads that were ordered (`agent.parts`) and then writes
 `.part-<rank>.json` into the draft, last of all: what the rank's files hash to, and everything else that the manifest
 must say. Each record names all ranks that gave files, so one record tells whether the set is complete. The next
-controller (`Catalog.seal`) creates the manifest from a complete set, and a tombstone otherwise.
+controller (`Catalog.void_drafts`) creates the manifest from a complete set, and a tombstone otherwise.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def upload_part(
             raise ConfigError(f"{directory} has no file {missing[0]!r}: check what the checkpoint should hold.")
         files = {path: source for path, source in files.items() if path in wanted}
         empty = []
-    part = _Part(store, draft, rank, parent_files or (), on_bytes, on_sent)
+    part = _PartUpload(store, draft, rank, parent_files or (), on_bytes, on_sent)
     entries = part.run(files, threads)
     entries += part.add_directories(empty)
     if metadata is not None:
@@ -84,7 +84,7 @@ def upload_memory(
     """
     if reserved := sorted(path for path in files if layout.is_sidecar(path)):
         raise ConfigError(f"{reserved[0]} is a name that holdfast keeps for itself: choose another.")
-    part = _Part(store, draft, rank, parent_files or (), on_bytes, on_sent, samples)
+    part = _PartUpload(store, draft, rank, parent_files or (), on_bytes, on_sent, samples)
     return part.run({path: InMemory(view) for path, view in files.items()}, threads)
 
 
@@ -116,11 +116,11 @@ def reference_existing(store: Store, name: str, *, on_bytes: OnBytes | None = No
     return entries
 
 
-class _Abandoned(CheckpointError):
+class _Cancelled(CheckpointError):
     """A file's upload was given up because another file's failed."""
 
 
-class _Part:
+class _PartUpload:
     """One rank's upload: what all its threads share."""
 
     def __init__(
@@ -161,7 +161,7 @@ class _Part:
             except BaseException as error:
                 self._failed.set()
                 pool.shutdown(wait=True, cancel_futures=True)
-                if isinstance(error, _Abandoned) and self._cause is not None:
+                if isinstance(error, _Cancelled) and self._cause is not None:
                     raise self._cause from None  # what went wrong first, not what was given up because of it
                 raise
         return sorted(entries, key=lambda entry: entry.path)
@@ -263,7 +263,7 @@ class _Part:
 
     def _progress(self, count: int) -> None:
         if self._failed.is_set():
-            raise _Abandoned("This upload was abandoned, since another file's failed.")
+            raise _Cancelled("This upload was abandoned, since another file's failed.")
         if self._on_bytes is not None:
             self._on_bytes(count)
 

@@ -21,14 +21,14 @@ from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.errors import NotCommitted
 from holdfast.storage.store import OnBytes, Store
 
-__all__ = ["Report", "repair", "verify"]
+__all__ = ["VerifyReport", "repair", "verify"]
 
 _DAY_S = 24 * 3600.0
 _TORN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """What `verify` found; `damaged` maps a name to its problems."""
 
     ok: list[Manifest] = field(default_factory=list)
@@ -48,12 +48,12 @@ def verify(
     deep: bool = True,
     on_bytes: OnBytes | None = None,
     threads: int = 4,
-) -> Report:
+) -> VerifyReport:
     """Check these checkpoints, or all there are. `deep` reads every byte; otherwise presence and sizes count."""
     catalog = Catalog(store)
     looks = catalog.looks() if names is None else [catalog.look(layout.check_name(name)) for name in names]
     fences = catalog.fences()
-    report = Report()
+    report = VerifyReport()
     for look in looks:
         if (found := visible(look, fences)) is not None:
             problems = check_files(store, found, name=look.name, deep=deep, threads=threads, on_bytes=on_bytes)
@@ -78,7 +78,7 @@ def verify(
     return report
 
 
-def repair(store: Store, report: Report, older_than_s: float = _DAY_S) -> list[str]:
+def repair(store: Store, report: VerifyReport, older_than_s: float = _DAY_S) -> list[str]:
     """Delete leftovers whose writer is certainly gone, or which are older than this; returns what was removed.
 
     Gone is: it died on this machine, or its controller was replaced. Where it may merely be slow, a tombstone shuts it

@@ -10,7 +10,7 @@ import click
 from holdfast.checkpoint.catalog import Catalog, Leftover
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.process_identity import describe, is_dead
-from holdfast.checkpoint.verify import Report
+from holdfast.checkpoint.verify import VerifyReport
 from holdfast.checkpoint.verify import repair as repair_run
 from holdfast.checkpoint.verify import verify as verify_run
 from holdfast.cli import exit_codes
@@ -72,20 +72,20 @@ def verify(uri: str, shallow: bool, repair: bool, older_than_s: float, as_json: 
     return exit_codes.OK if report.intact else exit_codes.FAILED
 
 
-def _check(store: Store, name: str | None, deep: bool, meter: Meter) -> Report:
+def _check(store: Store, name: str | None, deep: bool, meter: Meter) -> VerifyReport:
     found = None if name is None else Catalog(store).look(name).manifest
     if name is None or found is None or found.void or found.name == name:
         return verify_run(store, None if name is None else [name], deep=deep, on_bytes=meter)
     # Somebody's copy of a checkpoint under another name: no part of any run, but it can be checked all the same.
     problems = check_files(store, found, name=name, deep=deep, on_bytes=meter)
-    return Report(damaged={name: problems}) if problems else Report(ok=[found])
+    return VerifyReport(damaged={name: problems}) if problems else VerifyReport(ok=[found])
 
 
 def _total_bytes(store: Store, name: str | None) -> int:
     return sum(one.size_bytes for one in Catalog(store).committed() if name in (None, one.name))
 
 
-def _shape(report: Report) -> dict[str, Any]:
+def _shape(report: VerifyReport) -> dict[str, Any]:
     return {
         "intact": report.intact,
         "ok": [{"name": one.name, "size_bytes": one.size_bytes, "file_count": len(one.files)} for one in report.ok],
@@ -104,7 +104,7 @@ def _shape(report: Report) -> dict[str, Any]:
     }
 
 
-def _tell(report: Report, removed: list[str], repair: bool) -> None:
+def _tell(report: VerifyReport, removed: list[str], repair: bool) -> None:
     lines: list[tuple[str, str, str]] = []
     for one in report.ok:
         lines.append(("ok", one.name, f"{count_text(len(one.files), 'file')}, {size_text(one.size_bytes)}"))
@@ -138,7 +138,7 @@ def _leftover_text(leftover: Leftover, repair: bool) -> str:
     return f"{who}; {states[is_dead(owner.writer)]}"
 
 
-def _sum_up(report: Report, read_bytes: int, elapsed_s: float, shallow: bool) -> None:
+def _sum_up(report: VerifyReport, read_bytes: int, elapsed_s: float, shallow: bool) -> None:
     how = "sizes only" if shallow else f"{size_text(read_bytes)} hashed in {duration_text(elapsed_s)}"
     parts = [f"{len(report.ok)} ok", f"{len(report.damaged)} damaged"]
     if report.leftovers:

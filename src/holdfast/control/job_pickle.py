@@ -32,7 +32,7 @@ class _TooLarge(Exception):
     pass
 
 
-class _Buffer(io.BytesIO):
+class _LimitedBuffer(io.BytesIO):
     """A file to pickle into, up to a limit."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -67,7 +67,7 @@ def function_limit_bytes() -> int:
 
 def pickle_job(job: Job) -> bytes:
     """The job as workers will get it; `ConfigError` where it cannot be pickled or is too large."""
-    buffer = _Buffer(function_limit_bytes())
+    buffer = _LimitedBuffer(function_limit_bytes())
     try:
         cloudpickle.dump(job, buffer, protocol=pickle.HIGHEST_PROTOCOL)
     except _TooLarge:

@@ -81,7 +81,7 @@ class Persister:
             fatal = not isinstance(error, _AgentGone)
             kind = FailureKind.of(error) if fatal else FailureKind.STORAGE
             return e.CheckpointFailed(ticket=command.ticket, error=str(error), kind=kind, fatal=fatal)
-        stored = _stored(self._parent)
+        stored = self._parent.stored
         sent = sum(answer.uploaded_bytes for answer in answers.values())
         elapsed_s = clock() - began
         return e.CheckpointStored(ticket=command.ticket, stored=stored, uploaded_bytes=sent, elapsed_s=elapsed_s)
@@ -166,16 +166,3 @@ class Persister:
     async def _retry(self, action: Callable[[], Awaitable[_T]]) -> _T:
         warning = "Storage trouble; training goes on while it is tried again"
         return await retry_for(self._patience_s, action, (Unavailable, OutOfSpace), warning)
-
-
-def _stored(manifest: Manifest) -> e.Stored:
-    metrics: dict[str, Any] = dict(manifest.metrics)
-    return e.Stored(
-        name=manifest.name,
-        index=manifest.index,
-        iteration=manifest.iteration,
-        generation=manifest.generation,
-        metrics=metrics,
-        size_bytes=manifest.size_bytes,
-        token=manifest.token,
-    )

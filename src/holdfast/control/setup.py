@@ -176,7 +176,7 @@ def _begin(
     """Look at what storage really holds: shut what earlier controllers left open, and look for the newest commit whose
     files are all there. Their bytes are verified by the agents before workers start from them."""
     catalog = Catalog(store)
-    catalog.seal(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease))
+    catalog.void_drafts(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease))
     damaged: dict[str, str] = {}
 
     def note(manifest: Manifest, why: str) -> None:
@@ -186,25 +186,13 @@ def _begin(
     restore.newest_intact(store, deep=False, on_damage=note)
     manifests = [manifest for manifest in catalog.committed() if manifest.name not in damaged]
     may_remove = request.num_to_keep is not None
-    stored = tuple(
-        e.Stored(
-            name=manifest.name,
-            index=manifest.index,
-            iteration=manifest.iteration,
-            generation=manifest.generation,
-            metrics=dict(manifest.metrics),
-            size_bytes=manifest.size_bytes,
-            token=manifest.token,
-        )
-        for manifest in manifests
-    )
     me = this_process()
     return e.ControllerBegan(
         epoch=lease.epoch,
         host=me.host,
         pid=me.pid,
         fingerprint=request.fingerprint.stored(history.durable.fingerprint),
-        stored=stored,
+        stored=tuple(manifest.stored for manifest in manifests),
         damaged=tuple(damaged.items()),
         pinned=tuple(one.name for one in manifests if may_remove and removal.is_pinned(store, one.name)),
         next_index=lease.floor,

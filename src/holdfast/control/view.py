@@ -15,31 +15,22 @@ from holdfast.control.failures import run_error
 from holdfast.control.history import read_history, read_records
 from holdfast.core import records as r
 from holdfast.core.accounting import effective_reports
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.storage.store import Store
 
-__all__ = ["CheckpointView", "RunView", "read_reports", "read_run"]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointView:
-    """One committed checkpoint since the run's last restart that retention has not removed."""
-
-    name: str
-    index: int
-    iteration: int
-    metrics: dict[str, Any]
+__all__ = ["RunView", "read_reports", "read_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """All of it but the reports, of which there may be millions: `read_reports` gives those. `checkpoints` ascend by
-    iteration."""
+    """All of it but the reports, of which there may be millions: `read_reports` gives those."""
 
     status: Literal["running", "finished", "failed", "interrupted"]
     metrics: dict[str, Any] | None = None
     """The last report that counts; None if there is none."""
-    checkpoints: list[CheckpointView] = field(default_factory=list)
+    checkpoints: list[StoredCheckpoint] = field(default_factory=list)
+    """The committed ones since the run's last restart that retention has not removed, ascending by iteration."""
     return_value: Any = None
     error: HoldfastError | None = None
     """What `fit()` raised, or would have."""
@@ -61,11 +52,7 @@ def read_run(store: Store) -> RunView:
     return RunView(
         status=_status(outcome),
         metrics=summary.curve.last.metrics,
-        checkpoints=[
-            CheckpointView(one.name, one.index, one.iteration, dict(one.metrics))
-            for one in Catalog(store).committed()
-            if one.index >= summary.durable.first_index
-        ],
+        checkpoints=[one.stored for one in Catalog(store).committed() if one.index >= summary.durable.first_index],
         return_value=outcome.return_value if isinstance(outcome, r.RunFinished) else None,
         error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else None,
         params=_params(store),

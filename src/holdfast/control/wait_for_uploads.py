@@ -1,7 +1,7 @@
 """Waiting for the agents of a controller that died on this machine, while they finish its uploads.
 
-They hold locks (`checkpoint.upload_locks`) and end by themselves within HOLDFAST_LINGER_S; then `Catalog.seal` commits
-what they have completed. The lease is kept meanwhile.
+They hold locks (`checkpoint.upload_locks`) and end by themselves within HOLDFAST_LINGER_S; then `Catalog.void_drafts`
+commits what they have completed. The lease is kept meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The small things that every layer says about a checkpoint: a file in it, a draft of it, a snapshot to be one.
+"""The structs by which every layer speaks of a checkpoint: a file, a draft, a snapshot, a report, a stored checkpoint.
 
-They live at the bottom so that manifest, wire and core mean the same struct.
+They are at the bottom so that manifest, wire and core use the same ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["CheckpointInfo", "Draft", "FileEntry", "MemoryFile", "Report", "Snapshot", "VerifiedFile"]
+__all__ = [
+    "CheckpointInfo",
+    "Draft",
+    "FileEntry",
+    "MemoryFile",
+    "Report",
+    "Snapshot",
+    "StoredCheckpoint",
+    "VerifiedFile",
+]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +51,24 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     token: str
     parent: str | None = None
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is committed in storage: its manifest without the files (`Manifest.stored`)."""
+
+    name: str
+    index: int
+    iteration: int
+    generation: int
+    metrics: dict[str, Any]
+    size_bytes: int = 0
+    token: str = ""
+    """The manifest's, which tells this checkpoint from another of the same name."""
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sorts checkpoints of one run from the oldest to the newest."""
+        return self.index, self.name
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.checkpoint_types import Report
+from holdfast.core.checkpoint_types import Report, StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
 
@@ -27,7 +27,6 @@ __all__ = [
     "RankReported",
     "StopRequested",
     "StorageLost",
-    "Stored",
     "Ticket",
     "TimePassed",
     "WorkerExited",
@@ -45,19 +44,6 @@ class Ticket(msgspec.Struct, frozen=True, order=True):
     number: int
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is committed in storage."""
-
-    name: str
-    index: int
-    iteration: int
-    generation: int
-    metrics: dict[str, Any]
-    size_bytes: int = 0
-    token: str = ""
-    """The manifest's, which tells this checkpoint from another of the same name."""
-
-
 class _Event(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
@@ -70,7 +56,7 @@ class ControllerBegan(_Event, frozen=True, kw_only=True):
     host: str
     pid: int
     fingerprint: dict[str, Any] = {}
-    stored: tuple[Stored, ...] = ()
+    stored: tuple[StoredCheckpoint, ...] = ()
     damaged: tuple[tuple[str, str], ...] = ()
     pinned: tuple[str, ...] = ()
     next_index: int = 0
@@ -155,7 +141,7 @@ class WorkersStopped(_Event, frozen=True, kw_only=True):
 
 class CheckpointStored(_Event, frozen=True, kw_only=True):
     ticket: Ticket
-    stored: Stored
+    stored: StoredCheckpoint
     uploaded_bytes: int = 0
     elapsed_s: float = 0.0
 

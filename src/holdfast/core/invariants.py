@@ -10,7 +10,7 @@ from __future__ import annotations
 from holdfast.core import commands as c
 from holdfast.core import machine, removal
 from holdfast.core import records as r
-from holdfast.core.state import Group, State
+from holdfast.core.state import Generation, State, StopKind
 
 __all__ = ["Monitor", "check"]
 
@@ -19,8 +19,8 @@ def check(state: State) -> None:
     """Raise AssertionError with a sentence if this state should be impossible."""
     _check_durable(state)
     _check_pending(state)
-    if state.group is not None:
-        _check_group(state, state.group)
+    if state.generation is not None:
+        _check_generation(state, state.generation)
     if state.began and not state.ended:
         _check_moves(state)
 
@@ -43,52 +43,54 @@ def _check_pending(state: State) -> None:
         _require(max(pending.parts) < pending.world_size, f"{ticket} has a part of a rank that there is not")
         _require(pending.complete or not pending.persisting, f"{ticket} is persisted before it is complete")
         _require(not (pending.complete and pending.lost), f"{ticket} is complete although a part of it is lost")
-        of_group = state.group is not None and state.group.generation == ticket.generation
-        _require(of_group or pending.complete, f"{ticket} waits for ranks of a group that is gone")
-        _require(of_group or state.group is None, f"a group was formed while {ticket} was pending")
+        of_current = state.generation is not None and state.generation.number == ticket.generation
+        _require(of_current or pending.complete, f"{ticket} waits for ranks of a generation that is gone")
+        _require(of_current or state.generation is None, f"a generation was formed while {ticket} was pending")
     if persisting:
         _require(persisting[0] == min(state.pending), f"{persisting[0]} is persisted before {min(state.pending)}")
 
 
-def _check_group(state: State, group: Group) -> None:
-    ranks = [rank for place in group.places for rank in place.ranks]
-    agents = [place.agent for place in group.places]
-    _require(ranks == list(range(group.world_size)), f"ranks {ranks} are not each placed once")
+def _check_generation(state: State, generation: Generation) -> None:
+    ranks = [rank for place in generation.places for rank in place.ranks]
+    agents = [place.agent for place in generation.places]
+    _require(ranks == list(range(generation.world_size)), f"ranks {ranks} are not each placed once")
     _require(len(set(agents)) == len(agents), f"an agent has two places: {agents}")
     _require(
-        state.spec.workers_min <= group.world_size <= state.spec.workers_max,
-        f"a world of {group.world_size} is outside {state.spec.workers_min} to {state.spec.workers_max}",
+        state.spec.workers_min <= generation.world_size <= state.spec.workers_max,
+        f"a world of {generation.world_size} is outside {state.spec.workers_min} to {state.spec.workers_max}",
     )
-    _require(group.alive <= set(agents) and group.starting <= set(agents), "an agent without a place has workers")
-    _require(group.finished | group.waiting <= set(ranks), "a rank that there is not finished or waits")
-    failed = [failure.rank for failure in group.failures]
-    _require(len(set(failed)) == len(failed) and set(failed) <= set(ranks), f"ranks {failed} failed")
-    _require(not failed or group.ending is not None, f"ranks {failed} failed and the group goes on")
-    _require(group.generation == state.durable.generation, f"generation {group.generation} is not the newest")
-    if group.ending is not None:
-        _require(group.ending.kind != "failure" or bool(failed), "a failure is nobody's")
-        _require(group.stop_sent, "a group that ends was not told to stop")
-        _require(bool(group.alive) or state.ended, "a group of which nothing is alive is still there")
-    loading = group.checkpoint is not None and min(group.counts.values()) == 0
     _require(
-        not loading or group.checkpoint in state.durable.checkpoints,
-        f"{group.checkpoint} was let go while workers may load it",
+        generation.alive <= set(agents) and generation.starting <= set(agents), "an agent without a place has workers"
+    )
+    _require(generation.finished | generation.waiting <= set(ranks), "a rank that there is not finished or waits")
+    failed = [failure.rank for failure in generation.failures]
+    _require(len(set(failed)) == len(failed) and set(failed) <= set(ranks), f"ranks {failed} failed")
+    _require(not failed or generation.stop_reason is not None, f"ranks {failed} failed and the generation goes on")
+    _require(generation.number == state.durable.generation, f"generation {generation.number} is not the newest")
+    if generation.stop_reason is not None:
+        _require(generation.stop_reason.kind is not StopKind.FAILURE or bool(failed), "a failure is nobody's")
+        _require(generation.stop_sent, "a generation that ends was not told to stop")
+        _require(bool(generation.alive) or state.ended, "a generation of which nothing is alive is still there")
+    loading = generation.checkpoint is not None and min(generation.counts.values()) == 0
+    _require(
+        not loading or generation.checkpoint in state.durable.checkpoints,
+        f"{generation.checkpoint} was let go while workers may load it",
     )
 
 
 def _check_moves(state: State) -> None:
     """A run that goes on waits for something: workers, an outcome, agents or a deadline."""
-    group = state.group
+    generation = state.generation
     asked = removal.is_under_way(state)
-    if group is None and not state.pending and not asked:
+    if generation is None and not state.pending and not asked:
         _require(machine.deadline(state) is not None, "the run waits for nothing and will never go on")
-    if group is not None and group.ending is None and not state.pending and not asked:
-        _require(len(group.finished) < group.world_size, "every rank has finished and the run goes on")
+    if generation is not None and generation.stop_reason is None and not state.pending and not asked:
+        _require(len(generation.finished) < generation.world_size, "every rank has finished and the run goes on")
     first = min(state.pending.values(), key=lambda pending: pending.ticket, default=None)
     if first is not None and first.complete and not removal.holds_name(state, first.name):
         _require(any(pending.persisting for pending in state.pending.values()), "no complete checkpoint is persisted")
     if state.stop is not None or state.fatal is not None:
-        _require(group is None or group.ending is not None, "a run that must end keeps its workers")
+        _require(generation is None or generation.stop_reason is not None, "a run that must end keeps its workers")
 
 
 class Monitor:
@@ -113,16 +115,16 @@ class Monitor:
         self._ended = state.ended
         self._generation = state.durable.generation
         self._index = state.durable.next_index
-        self._counts = dict(state.group.counts) if state.group is not None else {}
-        self._group = state.group.generation if state.group is not None else None
+        self._counts = dict(state.generation.counts) if state.generation is not None else {}
+        self._running = state.generation.number if state.generation is not None else None
         self._persisting = {ticket for ticket, pending in state.pending.items() if pending.persisting}
 
     def _check_growth(self) -> None:
         state = self._state
         _require(state.durable.generation >= self._generation, "the generation went back")
         _require(state.durable.next_index >= self._index, "the next index went back")
-        if state.group is not None and state.group.generation == self._group:
-            shrunk = [rank for rank, count in self._counts.items() if state.group.counts[rank] < count]
+        if state.generation is not None and state.generation.number == self._running:
+            shrunk = [rank for rank, count in self._counts.items() if state.generation.counts[rank] < count]
             _require(not shrunk, f"the reports of ranks {shrunk} became fewer")
 
     def _check_records(self, step: machine.Step) -> None:

@@ -2,9 +2,9 @@
 
 It reads no clock and does no I/O. It is level-triggered: an event only updates what is known (`_take_in`), and
 `_advance` then looks at the whole state and makes every move that has become possible, so that the order in which
-news arrives decides nothing. Every change of membership is the same move: stop the group, wait until nothing
-of it is alive and every complete checkpoint is settled, form the next group from the newest commit.
-Checkpoint bookkeeping is in `holdfast.core.pending_checkpoints`, forming groups in `holdfast.core.placement`.
+news arrives decides nothing. Every change of membership is the same move: stop the generation, wait until nothing
+of it is alive and every complete checkpoint is settled, form the next generation from the newest commit.
+Checkpoint bookkeeping is in `holdfast.core.pending_checkpoints`, forming generations in `holdfast.core.placement`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.core import pending_checkpoints, placement, removal
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import root_cause
-from holdfast.core.state import Agent, Ending, Group, State, fold
+from holdfast.core.state import AgentState, Generation, State, StopKind, StopReason, fold
 
 __all__ = ["Output", "Step", "deadline", "step"]
 
@@ -60,20 +60,22 @@ def deadline(state: State) -> float | None:
     if state.ended or not state.began:
         return None
     times = pending_checkpoints.deadlines(state) + removal.deadlines(state)
-    group = state.group
-    if group is None:
+    generation = state.generation
+    if generation is None:
         if not _waits_for_removal(state):
             times.extend(placement.deadlines(state))
-    elif group.ending is None and state.spec.progress_timeout_s is not None and not _excused(state, group):
-        times.extend(at + state.spec.progress_timeout_s for at in _watched(group).values())
+    elif (
+        generation.stop_reason is None and state.spec.progress_timeout_s is not None and not _excused(state, generation)
+    ):
+        times.extend(at + state.spec.progress_timeout_s for at in _watched(generation).values())
     return min(times, default=None)
 
 
 def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
     match event:
         case e.RankReported():
-            if (group := _current(state, event.generation)) is not None:
-                pending_checkpoints.take_reports(state, group, event, now, out)
+            if (generation := _current(state, event.generation)) is not None:
+                pending_checkpoints.take_reports(state, generation, event, now, out)
         case e.ControllerBegan():
             if isinstance(state.durable.outcome, r.RunFinished) and not event.changes and not event.restart:
                 _end(state, "finished", out)  # complete already: nothing to add, not even a record
@@ -81,7 +83,7 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
             pending_checkpoints.reconcile(state, event, now, out)
             state.began = True
         case e.AgentJoined():
-            state.agents[event.agent] = Agent(event.agent, event.host, event.slots)
+            state.agents[event.agent] = AgentState(event.agent, event.host, event.slots)
             state.requested_slots = max(0, state.requested_slots - event.slots)
             state.failed_requests = 0
             out.record(r.AgentHere(at=now, agent=event.agent, host=event.host, slots=event.slots))
@@ -94,10 +96,10 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
             placement.take_refusal(state, event, now)
         case e.CheckpointStored() | e.CheckpointFailed():
             lost = pending_checkpoints.take_outcome(state, event, now, out)
-            if (group := _current(state, event.ticket.generation)) is not None:
+            if (generation := _current(state, event.ticket.generation)) is not None:
                 for rank, agent in lost.items():
                     cause = "lost a checkpoint that it had reported with its node"
-                    _take_failure(group, r.WorkerFailure(rank=rank, cause=cause, agent=agent), now)
+                    _take_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=agent), now)
         case e.PinsFound():
             removal.take_pins(state, event, now, out)
         case e.CheckpointRemoved():
@@ -113,8 +115,8 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
             state.fatal = (FailureKind.FENCED, event.why)
             out.do(c.EndRun(status="fenced"))
         case e.ControllerStalled():
-            if state.group is not None:
-                state.group.saw_progress(now)
+            if state.generation is not None:
+                state.generation.saw_progress(now)
             if state.agents_wanted_since is not None:
                 state.agents_wanted_since += event.stalled_s
         case e.StopRequested():
@@ -122,7 +124,7 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
             if event.force:
                 state.forced = True
                 state.pending.clear()
-                state.group = None
+                state.generation = None
         case e.TimePassed():
             return
         case _:
@@ -132,168 +134,176 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
 def _take_in_worker(state: State, event: e.Event, now: float) -> None:
     match event:
         case e.WorkersStarted():
-            if (group := _current(state, event.generation)) is not None:
-                group.starting.discard(event.agent)
-                group.saw_progress(now)
+            if (generation := _current(state, event.generation)) is not None:
+                generation.starting.discard(event.agent)
+                generation.saw_progress(now)
         case e.DamageFound():
-            if (group := _current(state, event.generation)) is not None:
-                group.damaged.setdefault(event.checkpoint, event.why)
-                if group.ending is None:
-                    group.ending = Ending("damage", f"{event.checkpoint} is damaged", now)
+            if (generation := _current(state, event.generation)) is not None:
+                generation.damaged.setdefault(event.checkpoint, event.why)
+                if generation.stop_reason is None:
+                    generation.stop_reason = StopReason(StopKind.DAMAGE, f"{event.checkpoint} is damaged", now)
         case e.WorkerWaited():
-            if (group := _current(state, event.generation)) is not None:
-                (group.waiting.add if event.waiting else group.waiting.discard)(event.rank)
-                group.saw_progress(now)  # its peers may have been waiting for it
+            if (generation := _current(state, event.generation)) is not None:
+                (generation.waiting.add if event.waiting else generation.waiting.discard)(event.rank)
+                generation.saw_progress(now)  # its peers may have been waiting for it
         case e.WorkerFinished():
-            if (group := _current(state, event.generation)) is not None:
-                group.finished.add(event.rank)
+            if (generation := _current(state, event.generation)) is not None:
+                generation.finished.add(event.rank)
                 if event.rank == 0:
-                    group.return_value, group.return_value_error = event.value, event.value_error
+                    generation.return_value, generation.return_value_error = event.value, event.value_error
         case e.WorkerExited():
-            if (group := _current(state, event.generation)) is not None:
-                _take_failure(group, event.failure, now)
+            if (generation := _current(state, event.generation)) is not None:
+                _take_failure(generation, event.failure, now)
         case e.WorkersStopped():
-            if (group := _current(state, event.generation)) is not None:
-                group.alive.discard(event.agent)
+            if (generation := _current(state, event.generation)) is not None:
+                generation.alive.discard(event.agent)
 
 
-def _current(state: State, generation: int) -> Group | None:
-    """The group, if this news is of it and not of one that is gone."""
-    return state.group if state.group is not None and state.group.generation == generation else None
+def _current(state: State, generation: int) -> Generation | None:
+    """The generation, if this news is of it and not of one that is gone."""
+    return state.generation if state.generation is not None and state.generation.number == generation else None
 
 
-def _take_failure(group: Group, failure: r.WorkerFailure, now: float) -> None:
-    if all(known.rank != failure.rank for known in group.failures):
-        group.failures.append(failure)
+def _take_failure(generation: Generation, failure: r.WorkerFailure, now: float) -> None:
+    if all(known.rank != failure.rank for known in generation.failures):
+        generation.failures.append(failure)
     why = f"rank {failure.rank} {failure.cause}"
-    if group.ending is None:
-        group.ending = Ending("failure", why, now)
-    elif group.ending.kind == "failure" and root_cause(group.failures) is failure:
-        group.ending.why = why  # what came before was only an echo of this
+    if generation.stop_reason is None:
+        generation.stop_reason = StopReason(StopKind.FAILURE, why, now)
+    elif generation.stop_reason.kind is StopKind.FAILURE and root_cause(generation.failures) is failure:
+        generation.stop_reason.why = why  # what came before was only an echo of this
 
 
 def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> None:
     agent = state.agents.pop(event.agent, None)
     if agent is None:
         return
-    needed = state.group is None and state.stop is None and state.fatal is None
+    needed = state.generation is None and state.stop is None and state.fatal is None
     counted = needed and not agent.prepared and not _is_spent(state)
     out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why, counted=counted))
     if counted:
         state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
     bereft = pending_checkpoints.lose_agent(state, agent.name, now, out)
-    group = state.group
-    if group is None or agent.name not in group.alive:
+    generation = state.generation
+    if generation is None or agent.name not in generation.alive:
         return
-    group.alive.discard(agent.name)
-    for place in group.places:
+    generation.alive.discard(agent.name)
+    for place in generation.places:
         for rank in place.ranks:
             # A rank that has finished is lost all the same if a checkpoint that it reported is lost with it.
-            if place.agent == agent.name and (rank not in group.finished or rank in bereft):
+            if place.agent == agent.name and (rank not in generation.finished or rank in bereft):
                 cause = f"was lost with its node ({event.why})"
                 failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
-                _take_failure(group, failure, now)
+                _take_failure(generation, failure, now)
 
 
 def _advance(state: State, now: float, out: Output) -> None:
-    group = state.group
-    if group is not None:
-        pending_checkpoints.complete(state, group)
-        _watch(state, group, now, out)
-        if group.ending is not None and not group.alive:
-            _close(state, group, now, out)
+    generation = state.generation
+    if generation is not None:
+        pending_checkpoints.complete(state, generation)
+        _watch(state, generation, now, out)
+        if generation.stop_reason is not None and not generation.alive:
+            _close(state, generation, now, out)
     removal.apply_retention(state, now, out)
     pending_checkpoints.persist_next(state, now, out)
-    if state.group is None and not state.pending:
+    if state.generation is None and not state.pending:
         _settle(state, now, out)
-    elif state.group is not None and state.group.ending is None and _all_finished(state):
-        group = state.group
-        out.record(r.RunFinished(at=now, return_value=group.return_value, return_value_error=group.return_value_error))
+    elif state.generation is not None and state.generation.stop_reason is None and _all_finished(state):
+        generation = state.generation
+        out.record(
+            r.RunFinished(
+                at=now, return_value=generation.return_value, return_value_error=generation.return_value_error
+            )
+        )
         _end(state, "finished", out)
 
 
 def _all_finished(state: State) -> bool:
     busy = state.pending or removal.is_under_way(state)
-    return state.group is not None and len(state.group.finished) == state.group.world_size and not busy
+    return state.generation is not None and len(state.generation.finished) == state.generation.world_size and not busy
 
 
-def _watch(state: State, group: Group, now: float, out: Output) -> None:
-    """Notice what silence means, and stop the group when there is a reason to."""
-    pending_checkpoints.warn_laggards(state, group, now, out)
-    if group.ending is None and state.fatal is not None:
-        group.ending = Ending("fatal", state.fatal[1], now)
-    if group.ending is None and state.stop is not None:
-        group.ending = Ending("stop", state.stop, now)
-    if group.ending is None and _hung(state, group, now):
-        silent = _watched(group)
+def _watch(state: State, generation: Generation, now: float, out: Output) -> None:
+    """Notice what silence means, and stop the generation when there is a reason to."""
+    pending_checkpoints.warn_laggards(state, generation, now, out)
+    if generation.stop_reason is None and state.fatal is not None:
+        generation.stop_reason = StopReason(StopKind.FATAL, state.fatal[1], now)
+    if generation.stop_reason is None and state.stop is not None:
+        generation.stop_reason = StopReason(StopKind.STOP, state.stop, now)
+    if generation.stop_reason is None and _hung(state, generation, now):
+        silent = _watched(generation)
         oldest = min(silent.values())
         for rank, at in silent.items():
             if at == oldest:
                 cause = f"made no report for {state.spec.progress_timeout_s:g} s and was taken for hung"
-                group.failures.append(r.WorkerFailure(rank=rank, cause=cause, agent=group.agent_of(rank)))
-        group.ending = Ending("failure", f"no progress for {state.spec.progress_timeout_s:g} s", now)
-        _stop(group, out, dump_stacks=True)
-    elif group.ending is not None and not group.stop_sent:
-        _stop(group, out, dump_stacks=False)
-    if group.running_since is None and not group.starting and group.ending is None:
-        group.running_since = now
+                generation.failures.append(r.WorkerFailure(rank=rank, cause=cause, agent=generation.agent_of(rank)))
+        generation.stop_reason = StopReason(
+            StopKind.FAILURE, f"no progress for {state.spec.progress_timeout_s:g} s", now
+        )
+        _stop(generation, out, dump_stacks=True)
+    elif generation.stop_reason is not None and not generation.stop_sent:
+        _stop(generation, out, dump_stacks=False)
+    if generation.running_since is None and not generation.starting and generation.stop_reason is None:
+        generation.running_since = now
         state.checkpoint_interval.begin(now)
-        out.record(r.GenerationRunning(at=now, generation=group.generation))
+        out.record(r.GenerationRunning(at=now, generation=generation.number))
 
 
-def _stop(group: Group, out: Output, *, dump_stacks: bool) -> None:
-    group.stop_sent = True
-    if group.alive:
-        agents = tuple(sorted(group.alive))
-        out.do(c.StopWorkers(generation=group.generation, agents=agents, dump_stacks=dump_stacks))
+def _stop(generation: Generation, out: Output, *, dump_stacks: bool) -> None:
+    generation.stop_sent = True
+    if generation.alive:
+        agents = tuple(sorted(generation.alive))
+        out.do(c.StopWorkers(generation=generation.number, agents=agents, dump_stacks=dump_stacks))
 
 
-def _watched(group: Group) -> dict[int, float]:
+def _watched(generation: Generation) -> dict[int, float]:
     """Last sign of life of the ranks whose silence counts: those that report at all, or all while none has.
 
     A rank that waits inside `report` is known to live: where no upload is under way, it waits for a rank that is
     behind, and that one is watched."""
-    busy = {rank: at for rank, at in group.progress_at.items() if rank not in group.finished | group.waiting}
-    reporting = {rank: at for rank, at in busy.items() if group.counts[rank] > 0}
+    busy = {
+        rank: at for rank, at in generation.progress_at.items() if rank not in generation.finished | generation.waiting
+    }
+    reporting = {rank: at for rank, at in busy.items() if generation.counts[rank] > 0}
     return reporting or busy
 
 
-def _excused(state: State, group: Group) -> bool:
+def _excused(state: State, generation: Generation) -> bool:
     """While workers start, or a checkpoint is on its way to storage, silence is no sign of a hang."""
-    return bool(group.starting or any(p.persisting for p in state.pending.values()))
+    return bool(generation.starting or any(p.persisting for p in state.pending.values()))
 
 
-def _hung(state: State, group: Group, now: float) -> bool:
+def _hung(state: State, generation: Generation, now: float) -> bool:
     timeout_s = state.spec.progress_timeout_s
-    if timeout_s is None or _excused(state, group):
+    if timeout_s is None or _excused(state, generation):
         return False
-    return any(now >= at + timeout_s for at in _watched(group).values())
+    return any(now >= at + timeout_s for at in _watched(generation).values())
 
 
-def _close(state: State, group: Group, now: float, out: Output) -> None:
-    """The last worker of the group is gone: write down what that cost."""
-    ending = group.ending
-    assert ending is not None
+def _close(state: State, generation: Generation, now: float, out: Output) -> None:
+    """The last worker of the generation is gone: write down what that cost."""
+    reason = generation.stop_reason
+    assert reason is not None
     out.record(
         r.GenerationEnded(
             at=now,
-            generation=group.generation,
-            why=ending.why,
-            detected_at=ending.detected_at,
+            generation=generation.number,
+            why=reason.why,
+            detected_at=reason.detected_at,
             iteration=state.durable.iteration,
-            counted=ending.kind == "failure" and not pending_checkpoints.found_damage(state, group),
-            failures=tuple(group.failures) if ending.kind == "failure" else (),
+            counted=reason.kind is StopKind.FAILURE and not pending_checkpoints.found_damage(state, generation),
+            failures=tuple(generation.failures) if reason.kind is StopKind.FAILURE else (),
         )
     )
     pending_checkpoints.drop_incomplete(state, now, out)
-    pending_checkpoints.distrust(state, group, now, out)
-    state.group = None
-    if ending.kind == "failure":
+    pending_checkpoints.distrust(state, generation, now, out)
+    state.generation = None
+    if reason.kind is StopKind.FAILURE:
         state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
 
 
 def _settle(state: State, now: float, out: Output) -> None:
-    """No workers, nothing in flight: end the run, or form the next group."""
+    """No workers, nothing in flight: end the run, or form the next generation."""
     durable = state.durable
     if _waits_for_removal(state):
         return
@@ -318,7 +328,7 @@ def _settle(state: State, now: float, out: Output) -> None:
 
 def _waits_for_removal(state: State) -> bool:
     """Whether a removal has to be answered first: before the end, since what became of it is written down; before a new
-    group only if that would load the very checkpoint."""
+    generation only if that would load the very checkpoint."""
     if state.forced:
         return False
     if state.fatal is not None or state.stop is not None or _is_spent(state):

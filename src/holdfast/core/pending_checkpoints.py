@@ -2,7 +2,7 @@
 
 A checkpoint is the n-th report of every rank in a generation. It is *complete* once every rank has made its n-th
 report (or finished), so the set of its parts is known; it is then persisted, one ticket after the other, whether
-or not the workers that reported it still live. Only what is complete survives its group.
+or not the workers that reported it still live. Only what is complete survives its generation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core import removal
-from holdfast.core.checkpoint_types import Report
+from holdfast.core.checkpoint_types import Report, StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.state import Group, Pending, State
+from holdfast.core.state import Generation, Pending, State
 
 if TYPE_CHECKING:
     from holdfast.core.machine import Output
@@ -78,72 +78,72 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
     removal.remove_now(state, now, out)
 
 
-def take_reports(state: State, group: Group, event: e.RankReported, now: float, out: Output) -> None:
+def take_reports(state: State, generation: Generation, event: e.RankReported, now: float, out: Output) -> None:
     """One rank's reports, in order. A report seen before is ignored."""
     rank = event.rank
-    group.progress_at[rank] = now
+    generation.progress_at[rank] = now
     for item in event.items:
-        if item.number <= group.counts[rank]:
+        if item.number <= generation.counts[rank]:
             continue
-        group.counts[rank] = item.number
-        iteration = group.base_iteration + item.number
+        generation.counts[rank] = item.number
+        iteration = generation.base_iteration + item.number
         if rank == 0:
             metrics = item.metrics or {}
             out.record(
                 r.Reported(
                     at=item.at,
-                    generation=group.generation,
+                    generation=generation.number,
                     iteration=iteration,
                     metrics=metrics,
                     checkpoint=item.checkpoint,
                     stall_s=item.stall_s,
                 )
             )
-            if group.world_size > 1:
-                group.recent[item.number] = metrics
-                if len(group.recent) > _RECENT_LIMIT:
-                    group.recent.pop(next(iter(group.recent)))
+            if generation.world_size > 1:
+                generation.recent[item.number] = metrics
+                if len(generation.recent) > _RECENT_LIMIT:
+                    generation.recent.pop(next(iter(generation.recent)))
                 if item.checkpoint_dir_name is not None:
-                    group.dir_names[item.number] = item.checkpoint_dir_name
+                    generation.dir_names[item.number] = item.checkpoint_dir_name
         if item.checkpoint:
             if rank == 0:
                 state.checkpoint_interval.stalled(item.stall_s, now)
-            _take_part(state, group, rank, item, iteration, now)
+            _take_part(state, generation, rank, item, iteration, now)
 
 
-def _take_part(state: State, group: Group, rank: int, item: Report, iteration: int, now: float) -> None:
-    ticket = e.Ticket(group.generation, item.number)
+def _take_part(state: State, generation: Generation, rank: int, item: Report, iteration: int, now: float) -> None:
+    ticket = e.Ticket(generation.number, item.number)
     pending = state.pending.get(ticket)
     if pending is None:
-        pending = state.pending[ticket] = Pending(ticket, iteration, now, group.world_size)
-    pending.parts[rank] = group.agent_of(rank)
+        pending = state.pending[ticket] = Pending(ticket, iteration, now, generation.world_size)
+    pending.parts[rank] = generation.agent_of(rank)
     if rank == 0:
         pending.metrics = item.metrics or {}
     if item.checkpoint_dir_name is not None:
         (pending.adopted if item.adopt else pending.names)[rank] = item.checkpoint_dir_name
 
 
-def complete(state: State, group: Group) -> None:
+def complete(state: State, generation: Generation) -> None:
     """Mark the tickets that every rank has reached."""
     for ticket, pending in state.pending.items():
-        reachable = not pending.complete and pending.lost is None and ticket.generation == group.generation
-        if reachable and not group.laggards(ticket.number):
+        reachable = not pending.complete and pending.lost is None and ticket.generation == generation.number
+        if reachable and not generation.laggards(ticket.number):
             pending.complete = True
-            pending.name = _name(group, pending)
-            pending.metrics = pending.metrics or group.recent.get(ticket.number) or state.durable.metrics or {}
-    if group.recent or group.dir_names:
-        behind = min((n for rank, n in group.counts.items() if rank not in group.finished), default=0)
-        for remembered in (group.recent, group.dir_names):
+            pending.name = _name(generation, pending)
+            pending.metrics = pending.metrics or generation.recent.get(ticket.number) or state.durable.metrics or {}
+    if generation.recent or generation.dir_names:
+        behind = min((n for rank, n in generation.counts.items() if rank not in generation.finished), default=0)
+        for remembered in (generation.recent, generation.dir_names):
             for number in [number for number in remembered if number <= behind]:
                 del remembered[number]
 
 
-def _name(group: Group, pending: Pending) -> str | None:
+def _name(generation: Generation, pending: Pending) -> str | None:
     """Where the files lie already; otherwise the name that rank 0 gave, with a part or without one; otherwise that of
     the lowest rank that gave one."""
     if pending.adopted:
         return pending.adopted[min(pending.adopted)]
-    if (first := group.dir_names.get(pending.ticket.number)) is not None:
+    if (first := generation.dir_names.get(pending.ticket.number)) is not None:
         return first
     return pending.names[min(pending.names)] if pending.names else None
 
@@ -186,8 +186,8 @@ def take_outcome(
     pending = state.pending.pop(event.ticket, None)
     if pending is None:
         return {}
-    if state.group is not None:
-        state.group.saw_progress(now)  # workers may have been waiting for this
+    if state.generation is not None:
+        state.generation.saw_progress(now)  # workers may have been waiting for this
     if isinstance(event, e.CheckpointStored):
         state.checkpoint_interval.stored(event.elapsed_s)
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
@@ -201,7 +201,7 @@ def take_outcome(
 
 
 def drop_incomplete(state: State, now: float, out: Output) -> None:
-    """The group is gone: what not every rank had reported never will be."""
+    """The generation is gone: what not every rank had reported never will be."""
     for pending in [pending for pending in state.pending.values() if not pending.complete]:
         state.pending.pop(pending.ticket)
         why = pending.lost or "the workers stopped before every rank had reported it"
@@ -210,7 +210,8 @@ def drop_incomplete(state: State, now: float, out: Output) -> None:
 
 def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
     """Parts staged on a lost agent are lost with it; says whose. What is being persisted is left to its own outcome,
-    and what is not complete to the end of its group: another rank's part may still come, and must not make it whole.
+    and what is not complete to the end of its generation: another rank's part may still come, and must not make it
+    whole.
     """
     bereft: set[int] = set()
     for pending in list(state.pending.values()):
@@ -227,39 +228,39 @@ def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
     return bereft
 
 
-def found_damage(state: State, group: Group) -> dict[str, str]:
+def found_damage(state: State, generation: Generation) -> dict[str, str]:
     """The checkpoints of the run that could not be loaded since their bytes are not what was committed, and why.
 
     One that the run does not have (any more) is not among them, so each costs the run one of its checkpoints and the
     number of generations that end like this is bounded.
     """
-    found = dict(group.damaged)
-    for failure in group.failures:
+    found = dict(generation.damaged)
+    for failure in generation.failures:
         if failure.kind is FailureKind.DAMAGED and failure.damaged_checkpoint is not None:
             found.setdefault(failure.damaged_checkpoint, failure.error or "")
     return {name: why for name, why in found.items() if name in state.durable.checkpoints}
 
 
-def distrust(state: State, group: Group, now: float, out: Output) -> None:
+def distrust(state: State, generation: Generation, now: float, out: Output) -> None:
     """A checkpoint that was found damaged is not used again: the one before it is next."""
-    for name, why in found_damage(state, group).items():
+    for name, why in found_damage(state, generation).items():
         out.record(r.CheckpointDamaged(at=now, name=name, why=why))
 
 
-def warn_laggards(state: State, group: Group, now: float, out: Output) -> None:
+def warn_laggards(state: State, generation: Generation, now: float, out: Output) -> None:
     for pending in state.pending.values():
         if _may_lag(pending) and now >= pending.since + state.spec.lag_warning_s:
             pending.warned = True
-            ranks = group.laggards(pending.ticket.number)
+            ranks = generation.laggards(pending.ticket.number)
             number = pending.ticket.number
-            out.record(r.RanksLagging(at=now, generation=group.generation, number=number, ranks=ranks))
+            out.record(r.RanksLagging(at=now, generation=generation.number, number=number, ranks=ranks))
 
 
 def deadlines(state: State) -> list[float]:
     return [
         pending.since + state.spec.lag_warning_s
         for pending in state.pending.values()
-        if _may_lag(pending) and state.group is not None
+        if _may_lag(pending) and state.generation is not None
     ]
 
 
@@ -274,17 +275,19 @@ def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) 
 
 
 def _tell(state: State, pending: Pending, name: str | None, out: Output) -> None:
-    """To the agents that hold its parts; a commit to the whole group, since any rank may ask for the newest."""
+    """To the agents that hold its parts; a commit to the whole generation, since any rank may ask for the newest."""
     concerned = set(pending.parts.values())
-    group = state.group
-    if name is not None and group is not None and group.generation == pending.ticket.generation:
-        concerned.update(place.agent for place in group.places)
+    generation = state.generation
+    if name is not None and generation is not None and generation.number == pending.ticket.generation:
+        concerned.update(place.agent for place in generation.places)
     agents = tuple(sorted(concerned & state.agents.keys()))
     if agents:
         out.do(c.SettleCheckpoint(ticket=pending.ticket, name=name, agents=agents))
 
 
-def _committed(stored: e.Stored, now: float, uploaded_bytes: int = 0, elapsed_s: float = 0.0) -> r.CheckpointCommitted:
+def _committed(
+    stored: StoredCheckpoint, now: float, uploaded_bytes: int = 0, elapsed_s: float = 0.0
+) -> r.CheckpointCommitted:
     return r.CheckpointCommitted(
         at=now,
         name=stored.name,

@@ -1,4 +1,4 @@
-"""Forming a group: which agents, which ranks where, from which checkpoint, and when.
+"""Forming a generation: which agents, which ranks where, from which checkpoint, and when.
 
 Placement keeps the order in which agents joined, so that rank 0 stays where it is as long as its node lives.
 """
@@ -11,7 +11,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.state import Group, State
+from holdfast.core.state import Generation, State
 
 if TYPE_CHECKING:
     from holdfast.core.machine import Output
@@ -33,7 +33,7 @@ def deadlines(state: State) -> list[float]:
 def take_refusal(state: State, event: e.AgentUnavailable, now: float) -> None:
     """The engine could not start an agent: ask again later, unless it fails again and again."""
     state.requested_slots = max(0, state.requested_slots - event.slots)
-    if state.group is not None or _ready_slots(state) >= state.spec.workers_min:
+    if state.generation is not None or _ready_slots(state) >= state.spec.workers_min:
         return  # the run can do without
     state.failed_requests += 1
     state.not_before = max(state.not_before, now + state.spec.backoff_s(state.failed_requests))
@@ -53,21 +53,21 @@ def form(state: State, now: float, out: Output) -> None:
     places = place(state)
     world_size = sum(len(one.ranks) for one in places)
     newest = state.durable.resume_point()
-    generation = state.durable.generation + 1
+    number = state.durable.generation + 1
     iteration = newest.iteration if newest else 0
     agents = tuple(one.agent for one in places)
     out.record(
         r.GenerationStarted(
             at=now,
-            generation=generation,
+            generation=number,
             world_size=world_size,
             agents=agents,
             iteration=iteration,
             checkpoint=newest.name if newest else None,
         )
     )
-    state.group = Group(
-        generation=generation,
+    state.generation = Generation(
+        number=number,
         places=places,
         base_iteration=iteration,
         checkpoint=newest.name if newest else None,
@@ -78,12 +78,12 @@ def form(state: State, now: float, out: Output) -> None:
     )
     out.do(
         c.StartWorkers(
-            generation=generation,
+            generation=number,
             world_size=world_size,
             places=places,
             checkpoint=newest.name if newest else None,
             iteration=iteration,
-            restart_count=generation - 1,
+            restart_count=number - 1,
         )
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.core.retention import Candidate, to_delete
+from holdfast.core.retention import to_delete
 from holdfast.core.state import Removal, State
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def is_under_way(state: State) -> bool:
 
 
 def removes_resume_point(state: State) -> bool:
-    """Whether the checkpoint that the next group would load may vanish: the ones after it turned out damaged."""
+    """Whether the checkpoint that the next generation would load may vanish: the ones after it turned out damaged."""
     found = state.durable.resume_point()
     removal = None if found is None else state.removals.get(found.name)
     return removal is not None and removal.under_way
@@ -157,15 +157,13 @@ def deadlines(state: State) -> list[float]:
 
 def lets_go(state: State, pins: set[str]) -> list[str]:
     """What the rule lets go of the checkpoints that the run knows, oldest first."""
-    stored = state.durable.checkpoints.values()
-    candidates = [Candidate(one.name, one.index, one.metrics, one.name in pins) for one in stored]
-    return to_delete(candidates, state.spec.retention)
+    return to_delete(state.durable.checkpoints.values(), state.spec.retention, pins)
 
 
 def _removable(state: State) -> list[str]:
     """The checkpoint that workers may still be loading from stays until each has reported."""
-    group = state.group
-    loading = group.checkpoint if group is not None and min(group.counts.values()) == 0 else None
+    generation = state.generation
+    loading = generation.checkpoint if generation is not None and min(generation.counts.values()) == 0 else None
     return [name for name in lets_go(state, state.pins) if name != loading]
 
 

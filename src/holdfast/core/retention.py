@@ -8,24 +8,15 @@ pinned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.errors import ConfigError
 
-__all__ = ["Candidate", "RetentionRule", "ranked", "to_delete"]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A committed checkpoint, as far as retention cares."""
-
-    name: str
-    index: int
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    pinned: bool = False
+__all__ = ["RetentionRule", "ranked", "to_delete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +35,28 @@ class RetentionRule:
             raise ConfigError(f'checkpoint_score_order must be "max" or "min"; got {self.score_order!r}.')
 
 
-def ranked(candidates: Iterable[Candidate], rule: RetentionRule) -> list[Candidate]:
+def ranked(checkpoints: Iterable[StoredCheckpoint], rule: RetentionRule) -> list[StoredCheckpoint]:
     """Worst first, best last. Of equal scores the later checkpoint is the better one."""
-    return sorted(candidates, key=lambda one: (_merit(one, rule), _age(one)))
+    return sorted(checkpoints, key=lambda one: (_merit(one, rule), one.order))
 
 
-def to_delete(candidates: Iterable[Candidate], rule: RetentionRule) -> list[str]:
-    """The names that the rule lets go, oldest first. Pinned ones stay, and do not count as kept."""
+def to_delete(checkpoints: Iterable[StoredCheckpoint], rule: RetentionRule, pinned: Collection[str] = ()) -> list[str]:
+    """The names that the rule lets go, oldest first. Those in `pinned` stay, and do not count as kept."""
     if rule.num_to_keep is None:
         return []
-    everything = sorted(candidates, key=_age)
-    counted = [one for one in ranked(everything, rule) if not one.pinned]
+    everything = sorted(checkpoints, key=lambda one: one.order)
+    counted = [one for one in ranked(everything, rule) if one.name not in pinned]
     kept = {one.name for one in counted[-rule.num_to_keep :]}
-    kept.update(one.name for one in everything if one.pinned)
+    kept.update(pinned)
     kept.update(one.name for one in everything[-1:])
     return [one.name for one in everything if one.name not in kept]
 
 
-def _age(candidate: Candidate) -> tuple[int, str]:
-    return candidate.index, candidate.name
-
-
-def _merit(candidate: Candidate, rule: RetentionRule) -> tuple[int, Any]:
+def _merit(checkpoint: StoredCheckpoint, rule: RetentionRule) -> tuple[int, Any]:
     """Something that sorts better scores higher, and whatever is not a number below every number."""
     if rule.score_attribute is None:
         return 0, 0
-    score = _find(candidate.metrics, rule.score_attribute)
+    score = _find(checkpoint.metrics, rule.score_attribute)
     if isinstance(score, bool) or not isinstance(score, Real) or score != score:  # NaN alone differs from itself
         return 0, 0
     return 1, score if rule.score_order == "max" else -score

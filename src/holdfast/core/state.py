@@ -1,24 +1,28 @@
 """The run's state: what the journal makes durable, and what lives only as long as this controller.
 
 `fold` is the only code that changes the durable part, whether a record was decided a moment ago (`machine.step`) or
-read back from storage by a new controller. The volatile part (agents, the group, pending checkpoints) is rebuilt
+read back from storage by a new controller. The volatile part (agents, the generation, pending checkpoints) is rebuilt
 from events.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from holdfast.core import records as r
 from holdfast.core.checkpoint_interval import CheckpointInterval
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.commands import Place
-from holdfast.core.events import Stored, Ticket
+from holdfast.core.events import Ticket
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.spec import RunSpec
 
-__all__ = ["Agent", "Durable", "Ending", "Group", "Pending", "Removal", "State", "fold"]
+__all__ = ["AgentState", "Durable", "Generation", "Pending", "Removal", "State", "StopKind", "StopReason", "fold"]
 
 
 @dataclass(slots=True)
@@ -29,7 +33,7 @@ class Durable:
     generation: int = 0
     iteration: int = 0
     metrics: dict[str, Any] | None = None
-    checkpoints: dict[str, Stored] = field(default_factory=dict)
+    checkpoints: dict[str, StoredCheckpoint] = field(default_factory=dict)
     next_index: int = 0
     first_index: int = 0
     """Checkpoints with a lower index are from before the last restart: kept, but not resumed from."""
@@ -44,25 +48,27 @@ class Durable:
     fingerprint: dict[str, Any] = field(default_factory=dict)
     outcome: r.RunFinished | r.RunFailed | r.RunInterrupted | None = None
 
-    def newest(self) -> Stored | None:
+    def newest(self) -> StoredCheckpoint | None:
         """The newest checkpoint that there is."""
-        return max(self.checkpoints.values(), key=_age, default=None)
+        return max(self.checkpoints.values(), key=_order, default=None)
 
-    def resumable(self) -> list[Stored]:
+    def resumable(self) -> list[StoredCheckpoint]:
         """The checkpoints of the run since its last restart, oldest first."""
-        return sorted((one for one in self.checkpoints.values() if one.index >= self.first_index), key=_age)
+        return sorted(self._since_restart(), key=_order)
 
-    def resume_point(self) -> Stored | None:
+    def resume_point(self) -> StoredCheckpoint | None:
         """The checkpoint from which the next generation starts; None: from the beginning."""
-        return max((one for one in self.checkpoints.values() if one.index >= self.first_index), key=_age, default=None)
+        return max(self._since_restart(), key=_order, default=None)
+
+    def _since_restart(self) -> Iterator[StoredCheckpoint]:
+        return (one for one in self.checkpoints.values() if one.index >= self.first_index)
 
 
-def _age(stored: Stored) -> tuple[int, str]:
-    return stored.index, stored.name
+_order = attrgetter("order")
 
 
 @dataclass(slots=True)
-class Agent:
+class AgentState:
     """One node's agent, as far as decisions go."""
 
     name: str
@@ -71,20 +77,32 @@ class Agent:
     prepared: bool = False
 
 
-@dataclass(slots=True)
-class Ending:
-    """Why a group is being stopped: `kind` is failure, damage (of the checkpoint to start from), stop or fatal."""
+class StopKind(enum.Enum):
+    """What kind of reason ends a generation."""
 
-    kind: str
+    FAILURE = "failure"
+    DAMAGE = "damage"
+    """Of the checkpoint to start from."""
+    STOP = "stop"
+    """The run was asked to stop."""
+    FATAL = "fatal"
+    """An error that ends the run."""
+
+
+@dataclass(slots=True)
+class StopReason:
+    """Why a generation is being stopped."""
+
+    kind: StopKind
     why: str
     detected_at: float
 
 
 @dataclass(slots=True)
-class Group:
+class Generation:
     """One generation of workers, from StartWorkers until the last of them is gone."""
 
-    generation: int
+    number: int
     places: tuple[Place, ...]
     base_iteration: int
     checkpoint: str | None
@@ -105,7 +123,7 @@ class Group:
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints that agents found damaged before they started workers, and what is wrong with each."""
     running_since: float | None = None
-    ending: Ending | None = None
+    stop_reason: StopReason | None = None
     stop_sent: bool = False
     return_value: Any = None
     return_value_error: str | None = None
@@ -115,7 +133,7 @@ class Group:
         return len(self.counts)
 
     def saw_progress(self, now: float) -> None:
-        """Whatever kept the group from reporting is over: every rank's silence counts from here."""
+        """Whatever kept the generation from reporting is over: every rank's silence counts from here."""
         self.progress_at.update(dict.fromkeys(self.progress_at, now))
 
     def agent_of(self, rank: int) -> str:
@@ -146,7 +164,7 @@ class Pending:
     persisting: bool = False
     warned: bool = False
     lost: str | None = None
-    """Why it can never be complete: a part of it is gone. It ends with its group."""
+    """Why it can never be complete: a part of it is gone. It ends with its generation."""
 
 
 @dataclass(slots=True)
@@ -170,11 +188,11 @@ class State:
     durable: Durable = field(default_factory=Durable)
     began: bool = False
     ended: bool = False
-    agents: dict[str, Agent] = field(default_factory=dict)
+    agents: dict[str, AgentState] = field(default_factory=dict)
     requested_slots: int = 0
     agents_wanted_since: float | None = None
     failed_requests: int = 0
-    group: Group | None = None
+    generation: Generation | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
     removals: dict[str, Removal] = field(default_factory=dict)
     pins: set[str] = field(default_factory=set)
@@ -218,7 +236,7 @@ def fold(durable: Durable, record: r.Record) -> None:
             durable.generation = record.generation
             durable.iteration = record.iteration
         case r.CheckpointCommitted():
-            durable.checkpoints[record.name] = Stored(
+            durable.checkpoints[record.name] = StoredCheckpoint(
                 name=record.name,
                 index=record.index,
                 iteration=record.iteration,

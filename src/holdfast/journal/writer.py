@@ -35,7 +35,7 @@ _SPARE_BYTES = 32 * 1024
 _log = logging.getLogger(__name__)
 
 
-class _Part(NamedTuple):
+class _SegmentPart(NamedTuple):
     """A segment that may still be merged with others."""
 
     key: str
@@ -219,9 +219,9 @@ class _ObjectWriter:
         self._store = store
         self._epoch, self._lease = epoch, lease
         self._header = encode_header(epoch, lease)
-        self._attempt: _Part | None = None
+        self._attempt: _SegmentPart | None = None
         """What was tried and may have arrived: only the very same bytes may be put under that key."""
-        self._parts: list[_Part] = []
+        self._parts: list[_SegmentPart] = []
         self._done: list[str] = []
         """Keys of segments that are as large as they get."""
         self._strays: list[str] = []
@@ -231,7 +231,7 @@ class _ObjectWriter:
         if self._attempt is None:
             lines = b"".join(unsaved[: (count := len(unsaved))])
             last = first + count - 1
-            self._attempt = _Part(segment_key(self._epoch, self._lease, first, last), first, last, lines)
+            self._attempt = _SegmentPart(segment_key(self._epoch, self._lease, first, last), first, last, lines)
         part = self._attempt
         self._store.put(part.key, self._header + part.lines)
         self._attempt = None
@@ -257,7 +257,7 @@ class _ObjectWriter:
     def _merge(self) -> None:
         first, last = self._parts[0].first, self._parts[-1].last
         lines = b"".join(part.lines for part in self._parts)
-        merged = _Part(segment_key(self._epoch, self._lease, first, last), first, last, lines)
+        merged = _SegmentPart(segment_key(self._epoch, self._lease, first, last), first, last, lines)
         self._store.put(merged.key, self._header + lines)
         self._strays += [part.key for part in self._parts]
         self._parts = [merged]

@@ -25,7 +25,7 @@ _spare: list[memoryview] = []
 """Taken from and added to without a lock: a process that is forked meanwhile would inherit it locked."""
 
 
-class _Buffer(ctypes.Structure):
+class _PyBuffer(ctypes.Structure):
     """The interpreter's own view of an object's memory: ctypes gives no address of what is read-only."""
 
     _fields_ = (
@@ -76,7 +76,7 @@ def _take() -> memoryview:
 
 def _address(view: memoryview) -> int:
     """Good for as long as the view is there."""
-    buffer = _Buffer()
+    buffer = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
     try:
         return buffer.address or 0

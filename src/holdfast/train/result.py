@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.view import RunView
-from holdfast.core.retention import Candidate, RetentionRule, ranked
+from holdfast.core.retention import RetentionRule, ranked
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.storage.uri import join
 
@@ -109,9 +109,8 @@ class Result:
         return self._ranked(metric, mode)[-1][0]
 
     def _ranked(self, attribute: str | None, order: Literal["max", "min"]) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        candidates = [Candidate(one.name, one.index, one.metrics) for one in self._view.checkpoints]
         rule = RetentionRule(score_attribute=attribute, score_order=order)
-        return [(self._handle(one.name), dict(one.metrics)) for one in ranked(candidates, rule)]
+        return [(self._handle(one.name), dict(one.metrics)) for one in ranked(self._view.checkpoints, rule)]
 
     def _handle(self, name: str) -> Checkpoint:
         place = self._place

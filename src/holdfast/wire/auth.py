@@ -2,7 +2,7 @@
 
     server -> client   Challenge(protocol, nonce)
     client -> server   Proof(protocol, nonce, mac over both nonces)
-    server -> client   Accepted(mac over both nonces) or Refused(reason)
+    server -> client   Accepted(mac over both nonces) or Rejected(reason)
 
 The token itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing;
 the MACs name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's
@@ -25,7 +25,7 @@ __all__ = [
     "Accepted",
     "Challenge",
     "Proof",
-    "Refused",
+    "Rejected",
     "check_accepted",
     "check_proof",
     "make_challenge",
@@ -58,7 +58,7 @@ class Accepted(_Handshake, frozen=True, kw_only=True):
     mac: bytes
 
 
-class Refused(_Handshake, frozen=True, kw_only=True):
+class Rejected(_Handshake, frozen=True, kw_only=True):
     reason: str
 
 
@@ -77,16 +77,16 @@ def prove(challenge: Challenge, token: str, fingerprint: str) -> Proof:
     return Proof(protocol=PROTOCOL, nonce=nonce, mac=_mac(token, b"client", challenge.nonce, nonce, fingerprint))
 
 
-def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str) -> Accepted | Refused:
+def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str) -> Accepted | Rejected:
     """The server's verdict. The protocol comes first: it needs no secret, and its reason is the more useful one."""
     if proof.protocol != PROTOCOL:
-        return Refused(
+        return Rejected(
             reason=f"This controller speaks protocol {PROTOCOL} and the agent protocol {proof.protocol}:"
             " install the same version of holdfast on both."
         )
     expected = _mac(token, b"client", challenge.nonce, proof.nonce, fingerprint)
     if len(proof.nonce) != _NONCE_BYTES or not hmac.compare_digest(expected, proof.mac):
-        return Refused(reason="The agent's token is not this run's: start it with the token that the run gave out.")
+        return Rejected(reason="The agent's token is not this run's: start it with the token that the run gave out.")
     return Accepted(mac=_mac(token, b"server", challenge.nonce, proof.nonce, fingerprint))
 
 

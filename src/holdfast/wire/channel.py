@@ -41,8 +41,8 @@ _In = TypeVar("_In")
 _agent_messages: Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)
 _controller_messages: Decoder[ControllerMessage] = msgspec.msgpack.Decoder(ControllerMessage)
 _client_handshake: Decoder[auth.Proof] = msgspec.msgpack.Decoder(auth.Proof)
-_server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Refused] = msgspec.msgpack.Decoder(
-    auth.Challenge | auth.Accepted | auth.Refused
+_server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Rejected] = msgspec.msgpack.Decoder(
+    auth.Challenge | auth.Accepted | auth.Rejected
 )
 
 
@@ -226,7 +226,7 @@ class Server:
         if proof is None:
             return False
         verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint)
-        if isinstance(verdict, auth.Refused):
+        if isinstance(verdict, auth.Rejected):
             _log.warning("The agent at %s is refused: %s", channel.peer, verdict.reason)
             await channel.send(verdict)
             return False
@@ -329,7 +329,7 @@ async def _introduce(channel: Channel[Any], token: str, fingerprint: str) -> Non
     proof = auth.prove(challenge, token, fingerprint)
     await channel.send(proof)
     answer = await channel.recv()
-    if isinstance(answer, auth.Refused):
+    if isinstance(answer, auth.Rejected):
         raise WireError(answer.reason)
     if not isinstance(answer, auth.Accepted):
         raise WireError(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")

@@ -27,7 +27,7 @@ from holdfast.worker.session import Session
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
 
-__all__ = ["OtherRankSession", "RankZeroSession", "Start", "Torchrun"]
+__all__ = ["OtherRankSession", "RankZeroSession", "TorchrunStart", "Torchrun"]
 
 _SIGNALS_EVERY = datetime.timedelta(seconds=1)
 """A wait for the store is cut into pieces of this length, for Python answers signals in between only."""
@@ -41,14 +41,14 @@ _runs = 0
 """How many times this process has called fit() under torchrun: the same in every process of one script."""
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class TorchrunStart(msgspec.Struct, frozen=True, kw_only=True):
     """What rank 0 tells the others before its function is called; without an assignment the run is complete."""
 
     storage: str
     assignment: Assignment | None = None
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+class _StoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
     data: Any = None
     error: str | None = None
 
@@ -115,26 +115,26 @@ class Torchrun:
             )
         self._started = True
         plain = msgspec.structs.replace(assignment, buffers=[], snapshots=[], verified=[])
-        self.collect("start", msgspec.to_builtins(Start(storage=assignment.storage, assignment=plain)))
+        self.collect("start", msgspec.to_builtins(TorchrunStart(storage=assignment.storage, assignment=plain)))
 
     def finish(self, storage: str) -> None:
         """The run is complete, and maybe was before: let the others return, and wait until they have heard so."""
         if self._started:
             self.collect("end", None)
         else:
-            self.collect("start", msgspec.to_builtins(Start(storage=storage)))
+            self.collect("start", msgspec.to_builtins(TorchrunStart(storage=storage)))
         self._wait([self._key("left", rank) for rank in self._others])
 
     def fail(self, why: str) -> None:
         """Tell the others why this rank does not go on, as far as they listen; torchrun ends them in any case."""
         self._sequence += 1
         with suppress(RuntimeError):  # the store has gone, and with it torchrun
-            self._set(self._key(self._sequence, 0), _Answer(error=why))
+            self._set(self._key(self._sequence, 0), _StoreAnswer(error=why))
 
     # ------------------------------------------------------------------ the other ranks
 
-    def await_start(self) -> Start:
-        return msgspec.convert(self.collect("start", None), Start)
+    def await_start(self) -> TorchrunStart:
+        return msgspec.convert(self.collect("start", None), TorchrunStart)
 
     def await_end(self) -> None:
         self.collect("end", None)
@@ -164,7 +164,7 @@ class Torchrun:
         if self.rank != 0:
             _store.set(self._key(number, self.rank), kind.encode())
             self._wait([self._key(number, 0)])
-            answer = msgspec.msgpack.decode(_store.get(self._key(number, 0)), type=_Answer)
+            answer = msgspec.msgpack.decode(_store.get(self._key(number, 0)), type=_StoreAnswer)
             if answer.error is not None:
                 raise RunError(f"Rank 0 does not go on, and so rank {self.rank} cannot: {answer.error}")
             return answer.data
@@ -178,7 +178,7 @@ class Torchrun:
                     f"Rank 0 is at {kind!r} and rank {rank} at {theirs!r}: every rank must call the functions of "
                     "holdfast.train.collective and should_checkpoint() equally often and in the same order."
                 )
-        self._set(self._key(number, 0), _Answer(data=data))
+        self._set(self._key(number, 0), _StoreAnswer(data=data))
         for rank in range(self.world_size):  # whoever has come here has read the answer before
             _store.delete_key(self._key(number - 1, rank))
         return data
@@ -186,7 +186,7 @@ class Torchrun:
     def _key(self, what: int | str, rank: int) -> str:
         return f"{self._prefix}/{what}/{rank}"
 
-    def _set(self, key: str, answer: _Answer) -> None:
+    def _set(self, key: str, answer: _StoreAnswer) -> None:
         _store.set(key, msgspec.msgpack.encode(answer))
 
     def _wait(self, keys: list[str]) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from holdfast import train
 from holdfast.agent.agent import Agent
-from holdfast.agent.generation import Generation
 from holdfast.agent.inline import InlineSpawner
+from holdfast.agent.worker_group import WorkerGroup
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, serve
 from holdfast.wire.messages import (
@@ -151,13 +151,13 @@ def test_stop_cuts_its_line_and_the_next_report_raises(tmp_path: Path) -> None:
 
 def test_a_worker_waits_while_the_controller_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = threading.Event()
-    pause = Generation.pause
+    pause = WorkerGroup.pause
 
-    def tell(generation: Generation) -> None:
-        pause(generation)
+    def tell(workers: WorkerGroup) -> None:
+        pause(workers)
         paused.set()
 
-    monkeypatch.setattr(Generation, "pause", tell)
+    monkeypatch.setattr(WorkerGroup, "pause", tell)
 
     def function() -> bool:
         for step in range(200):

@@ -100,7 +100,7 @@ def test_a_commit_below_the_floor_counts(store: FarStore, source: Path) -> None:
     files = upload_part(store, draft, source, rank=0, parent_files=None)
     epoch_file(store, 1, 1)
     assert commit(store, draft, files).name == draft.name
-    assert Catalog(store).seal(1, 1) == []
+    assert Catalog(store).void_drafts(1, 1) == []
     assert names(store) == [draft.name]
 
 
@@ -109,7 +109,7 @@ def test_sealing_shuts_what_is_unfinished(store: FarStore, source: Path) -> None
     old, custom = reserve(store, epoch=0), reserve(store, epoch=0, name="best")
     files = upload_part(store, old, source, rank=0, parent_files=None)
     own, above = reserve(store, epoch=1, at_least=10), reserve(store, epoch=0, at_least=50)
-    assert sorted(Catalog(store).seal(1, floor=20)) == ["best", old.name]
+    assert sorted(Catalog(store).void_drafts(1, floor=20)) == ["best", old.name]
     assert [entry.key for entry in store.list(old.name)] == [f"{old.name}/.manifest.json", f"{old.name}/.reserved.json"]
     with pytest.raises(Fenced, match="shut"):
         commit(store, old, files)
@@ -124,7 +124,7 @@ def test_where_creation_refuses_nothing_a_sealed_writers_files_stay(tmp_path: Pa
     store = FarStore(tmp_path / "run", exclusive=False)
     draft = reserve(store)
     upload_part(store, draft, source, rank=0, parent_files=None)
-    assert Catalog(store).seal(1, 5) == [draft.name]
+    assert Catalog(store).void_drafts(1, 5) == [draft.name]
     assert f"{draft.name}/model" in [entry.key for entry in store.list()]
     assert names(store) == []
 

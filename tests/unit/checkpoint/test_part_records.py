@@ -84,7 +84,7 @@ def sign_by_the_dead(store: Store, draft: Draft) -> None:
 
 
 def test_the_next_controller_commits_a_complete_draft(store: Store, draft: Draft) -> None:
-    assert Catalog(store).seal(2, 1) == []
+    assert Catalog(store).void_drafts(2, 1) == []
     (found,) = Catalog(store).committed()
     assert (found.name, found.index, found.epoch, found.token) == (draft.name, 0, 1, draft.token)
     assert (found.world_size, found.generation, found.iteration) == (4, 3, 7)
@@ -99,7 +99,7 @@ def test_a_controller_that_was_overtaken_before_it_settled_does_not_void_it(stor
     store.put(floor_key(2), json.dumps({"epoch": 2, "floor": None}).encode())
     store.put(epoch_key(3), json.dumps({"epoch": 3}).encode())
     store.put(floor_key(3), json.dumps({"epoch": 3, "floor": 1}).encode())
-    Catalog(store).seal(3, 1)
+    Catalog(store).void_drafts(3, 1)
     assert [found.name for found in Catalog(store).committed()] == [draft.name]
 
 
@@ -158,7 +158,7 @@ def _shorten_file(store: Store, draft: Draft) -> None:
 )
 def test_anything_else_is_shut(store: Store, draft: Draft, spoil: Callable[[Store, Draft], None]) -> None:
     spoil(store, draft)
-    assert Catalog(store).seal(2, 1) == [draft.name]
+    assert Catalog(store).void_drafts(2, 1) == [draft.name]
     assert Catalog(store).committed() == []
     (void,) = Catalog(store).void()
     assert void.name == draft.name
@@ -178,7 +178,7 @@ def test_nothing_is_recorded_in_a_draft_that_is_shut_or_taken_by_another(store: 
 
 
 def test_the_old_controller_cannot_commit_otherwise_afterwards(store: Store, draft: Draft) -> None:
-    Catalog(store).seal(2, 1)
+    Catalog(store).void_drafts(2, 1)
     with pytest.raises(Fenced):
         commit(store, msgspec.structs.replace(draft, token="0" * 32), ())
     assert [found.iteration for found in Catalog(store).committed()] == [7]
@@ -187,7 +187,7 @@ def test_the_old_controller_cannot_commit_otherwise_afterwards(store: Store, dra
 def test_repair_leaves_what_the_next_controller_can_commit(store: Store, draft: Draft) -> None:
     sign_by_the_dead(store, draft)
     assert repair(store, verify(store)) == []
-    Catalog(store).seal(2, 1)
+    Catalog(store).void_drafts(2, 1)
     assert [found.name for found in Catalog(store).committed()] == [draft.name]
 
 

@@ -162,7 +162,7 @@ def test_what_an_interrupted_removal_leaves_is_not_committed_again(source: Path,
             break
         except Died:
             if Catalog(store).look(done.name).manifest is None:
-                Catalog(store).seal(2, floor=100)
+                Catalog(store).void_drafts(2, floor=100)
                 assert Catalog(store).committed() == []
                 return
     raise AssertionError("it was never interrupted between the manifest and the rest")

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.retention import Candidate, RetentionRule, ranked, to_delete
+from holdfast.core.checkpoint_types import StoredCheckpoint
+from holdfast.core.retention import RetentionRule, ranked, to_delete
 from holdfast.errors import ConfigError
 
 
-def scored(*scores: Any, key: str = "loss") -> list[Candidate]:
-    return [Candidate(f"c{index}", index, {key: score}) for index, score in enumerate(scores)]
+def stored(name: str, index: int, metrics: dict[str, Any] | None = None) -> StoredCheckpoint:
+    return StoredCheckpoint(name=name, index=index, iteration=index + 1, generation=1, metrics=metrics or {})
+
+
+def scored(*scores: Any, key: str = "loss") -> list[StoredCheckpoint]:
+    return [stored(f"c{index}", index, {key: score}) for index, score in enumerate(scores)]
 
 
 def test_everything_stays_without_a_number() -> None:
@@ -35,7 +40,7 @@ def test_the_best_stay_and_the_latest_besides() -> None:
 def test_what_is_no_number_ranks_worst_in_both_orders(bad: Any, order: Literal["max", "min"]) -> None:
     rule = RetentionRule(1, "loss", order)
     assert to_delete(scored(bad, 3, bad), rule) == ["c0"]
-    assert to_delete([Candidate("none", -1), *scored(3, 3)], rule) == ["none", "c0"]
+    assert to_delete([stored("none", -1), *scored(3, 3)], rule) == ["none", "c0"]
     assert [one.name for one in ranked(scored(1, bad), rule)] == ["c1", "c0"]
 
 
@@ -58,29 +63,23 @@ def test_ties_prefer_the_later() -> None:
 
 def test_nested_names_and_the_literal_one_first() -> None:
     rule = RetentionRule(1, "eval/acc")
-    nested = Candidate("nested", 0, {"eval": {"acc": 5}})
-    both = Candidate("both", 1, {"eval": {"acc": 9}, "eval/acc": 4})
-    last = Candidate("last", 2, {"eval": {"acc": 0}})
+    nested = stored("nested", 0, {"eval": {"acc": 5}})
+    both = stored("both", 1, {"eval": {"acc": 9}, "eval/acc": 4})
+    last = stored("last", 2, {"eval": {"acc": 0}})
     assert to_delete([nested, both, last], rule) == ["both"]
     deep = RetentionRule(1, "a/b/c")
     mixed = [
-        Candidate("x", 0, {"a/b": {"c": 2}}),
-        Candidate("y", 1, {"a": {"b/c": 1}}),
-        Candidate("z", 2, {"a": 1}),
+        stored("x", 0, {"a/b": {"c": 2}}),
+        stored("y", 1, {"a": {"b/c": 1}}),
+        stored("z", 2, {"a": 1}),
     ]
     assert [one.name for one in ranked(mixed, deep)] == ["z", "y", "x"]
 
 
 def test_the_pinned_stay_and_do_not_count() -> None:
-    candidates = [
-        Candidate("a", 0, pinned=True),
-        Candidate("b", 1),
-        Candidate("c", 2, pinned=True),
-        Candidate("d", 3),
-    ]
-    assert to_delete(candidates, RetentionRule(1)) == ["b"]
-    newest_pinned = [Candidate("a", 0), Candidate("b", 1), Candidate("c", 2, pinned=True)]
-    assert to_delete(newest_pinned, RetentionRule(1)) == ["a"]
+    four = [stored(name, index) for index, name in enumerate("abcd")]
+    assert to_delete(four, RetentionRule(1), pinned={"a", "c"}) == ["b"]
+    assert to_delete(four[:3], RetentionRule(1), pinned={"c"}) == ["a"]
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "3"])
@@ -100,38 +99,41 @@ values = st.one_of(
 
 
 @st.composite
-def populations(draw: st.DrawFn) -> list[Candidate]:
+def populations(draw: st.DrawFn) -> tuple[list[StoredCheckpoint], set[str]]:
+    """Checkpoints, and the names of those that are pinned."""
     drawn = draw(st.lists(st.tuples(values, st.booleans()), max_size=10))
-    return [Candidate(f"c{index}", index, {"m": score}, pinned) for index, (score, pinned) in enumerate(drawn)]
+    checkpoints = [stored(f"c{index}", index, {"m": score}) for index, (score, _) in enumerate(drawn)]
+    return checkpoints, {f"c{index}" for index, (_, pinned) in enumerate(drawn) if pinned}
 
 
-def model(candidates: list[Candidate], rule: RetentionRule) -> set[str]:
+def model(checkpoints: list[StoredCheckpoint], pinned: set[str], rule: RetentionRule) -> set[str]:
     """Who stays, by counting the betters of each one."""
 
-    def number(one: Candidate) -> float | None:
+    def number(one: StoredCheckpoint) -> float | None:
         value: Any = one.metrics.get(rule.score_attribute or "")
         fine = type(value) in (int, float) and not math.isnan(value)
         return (value if rule.score_order == "max" else -value) if fine else None
 
-    def beats(one: Candidate, other: Candidate) -> bool:
+    def beats(one: StoredCheckpoint, other: StoredCheckpoint) -> bool:
         mine, theirs = number(one), number(other)
         if mine == theirs:
             return one.index > other.index
         return mine is not None and (theirs is None or mine > theirs)
 
     assert rule.num_to_keep is not None
-    free = [one for one in candidates if not one.pinned]
+    free = [one for one in checkpoints if one.name not in pinned]
     stay = {one.name for one in free if sum(beats(other, one) for other in free) < rule.num_to_keep}
-    newest = max((one.index for one in candidates), default=-1)
-    return stay | {one.name for one in candidates if one.pinned or one.index == newest}
+    newest = max((one.index for one in checkpoints), default=-1)
+    return stay | pinned | {one.name for one in checkpoints if one.index == newest}
 
 
 @given(populations(), st.integers(1, 5), st.sampled_from([None, "m"]), st.sampled_from(["max", "min"]))
 def test_it_agrees_with_the_model(
-    candidates: list[Candidate], keep: int, attribute: str | None, order: Literal["max", "min"]
+    population: tuple[list[StoredCheckpoint], set[str]], keep: int, attribute: str | None, order: Literal["max", "min"]
 ) -> None:
+    checkpoints, pinned = population
     rule = RetentionRule(keep, attribute, order)
-    gone = to_delete(candidates, rule)
-    assert {one.name for one in candidates} - set(gone) == model(candidates, rule)
+    gone = to_delete(checkpoints, rule, pinned)
+    assert {one.name for one in checkpoints} - set(gone) == model(checkpoints, pinned, rule)
     assert len(gone) == len(set(gone))
-    assert sum(not one.pinned for one in candidates) - len(gone) <= keep + 1
+    assert len(checkpoints) - len(pinned) - len(gone) <= keep + 1

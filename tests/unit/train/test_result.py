@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.failures import run_error
-from holdfast.control.view import CheckpointView, RunView
+from holdfast.control.view import RunView
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.records import Reported, RunFailed, WorkerFailure
 from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
@@ -23,7 +24,13 @@ def view(**changes: Any) -> RunView:
         "status": "finished",
         "metrics": {"loss": 0.25},
         "checkpoints": [
-            CheckpointView(f"checkpoint_{at:06d}", at, at + 1, {"val": {"acc": score}, "step": at})
+            StoredCheckpoint(
+                name=f"checkpoint_{at:06d}",
+                index=at,
+                iteration=at + 1,
+                generation=1,
+                metrics={"val": {"acc": score}, "step": at},
+            )
             for at, score in scores.items()
         ],
         "return_value": {"done": True},

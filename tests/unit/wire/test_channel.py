@@ -135,7 +135,7 @@ def test_a_recorded_proof_is_worth_nothing() -> None:
         reader, second, _ = await raw_challenge(server.port)
         second.write(recorded)
         answer = Splitter().feed(await reader.read())[0]
-        assert msgspec.msgpack.decode(answer)["type"] == "Refused"
+        assert msgspec.msgpack.decode(answer)["type"] == "Rejected"
         first.close()
         second.close()
         await server.close()
@@ -230,7 +230,7 @@ def test_another_certificate_is_not_talked_to() -> None:
 def test_a_proof_made_for_another_certificate_does_not_count() -> None:
     challenge = auth.make_challenge()
     proof = auth.prove(challenge, TOKEN, "the attacker's certificate")
-    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the controller's"), auth.Refused)
+    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the controller's"), auth.Rejected)
     assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the attacker's certificate"), auth.Accepted)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.checkpoint.state.dtypes import BY_CODE, RAW
-from holdfast.checkpoint.state.safetensors import Stored
+from holdfast.checkpoint.state.safetensors import TensorInfo
 from holdfast.checkpoint.state.shard_index import Chunk, ShardedTensor
 from holdfast.checkpoint.state.tensors import carrier_of
 from holdfast.errors import Damaged, MissingExtra
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     """A tensor's bytes: where they lie, and whether that memory is the reader's own."""
 
     memory: memoryview
-    stored: Stored
+    stored: TensorInfo
     own: bool
 
 

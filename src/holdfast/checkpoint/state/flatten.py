@@ -31,7 +31,7 @@ __all__ = [
     "TUPLE",
     "Flat",
     "LeafAdapter",
-    "Refused",
+    "NotSaveable",
     "flatten",
 ]
 
@@ -56,7 +56,7 @@ class LeafAdapter(Protocol):
     """What knows the arrays of a framework."""
 
     def leaf(self, value: Any) -> Any:
-        """A description that is equal for leaves stored alike, or None for what is no leaf. May raise `Refused`."""
+        """A description that is equal for leaves stored alike, or None for what is no leaf. May raise `NotSaveable`."""
 
     def tag(self, value: Any) -> dict[str, Any] | None:
         """The JSON form of a framework's own plain value, such as a dtype; None for anything else."""
@@ -72,7 +72,7 @@ class Flat:
     leaves: list[Any] = field(default_factory=list)
 
 
-class Refused(Exception):
+class NotSaveable(Exception):
     """Something in the state cannot be saved. On its way up the walk it learns where."""
 
     def __init__(self, reason: str, error: type[Exception] = TypeError) -> None:
@@ -107,7 +107,7 @@ def flatten(value: Any, adapter: LeafAdapter) -> Flat:
     flat = Flat()
     try:
         _walk(value, flat, adapter, 0)
-    except Refused as refused:
+    except NotSaveable as refused:
         raise refused.spell_out() from None
     return flat
 
@@ -133,7 +133,7 @@ def _walk(value: Any, flat: Flat, adapter: LeafAdapter, depth: int) -> None:
 
 def _walk_dict(value: dict[Any, Any], token: int, flat: Flat, adapter: LeafAdapter, depth: int) -> None:
     if depth >= DEPTH_MAX:
-        raise Refused("", RecursionError)
+        raise NotSaveable("", RecursionError)
     tokens = flat.tokens
     begin = len(tokens)
     tokens += (token, len(value))
@@ -147,20 +147,20 @@ def _walk_dict(value: dict[Any, Any], token: int, flat: Flat, adapter: LeafAdapt
                 if token == OBJECT:
                     tokens[begin] = DICT
             _walk(item, flat, adapter, depth + 1)
-    except Refused as refused:
+    except NotSaveable as refused:
         refused.came_through(value, f".{key}" if type(key) is str else f"[{key!r}]")
         raise
 
 
 def _walk_sequence(value: Any, token: int, flat: Flat, adapter: LeafAdapter, depth: int) -> None:
     if depth >= DEPTH_MAX:
-        raise Refused("", RecursionError)
+        raise NotSaveable("", RecursionError)
     flat.tokens += (token, len(value))
     at = 0
     try:
         for at, item in enumerate(value):  # noqa: B007  the handler needs it
             _walk(item, flat, adapter, depth + 1)
-    except Refused as refused:
+    except NotSaveable as refused:
         refused.came_through(value, f"[{at}]")
         raise
 
@@ -181,7 +181,7 @@ def _walk_unusual(value: Any, flat: Flat, adapter: LeafAdapter, depth: int) -> N
     else:
         base = next((base for base in _ENCODERS if isinstance(value, base) and base is not type(None)), None)
         if base is None or isinstance(value, enum.Enum):
-            raise Refused(
+            raise NotSaveable(
                 f"{_name(type(value))} cannot be saved in a state: give tensors, numpy arrays, plain values, or "
                 "lists, tuples and dicts of these"
             )
@@ -197,13 +197,13 @@ def _key_token(key: Any) -> str | bytes:
 
 def _key_form(key: Any, depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
-        raise Refused("a key is nested too deeply: use a flat one", ConfigError)
+        raise NotSaveable("a key is nested too deeply: use a flat one", ConfigError)
     encode = _ENCODERS.get(type(key))
     if encode is not None and type(key) is not bytes:
         return encode(key)
     if type(key) is tuple:
         return {"$tuple": [_key_form(item, depth + 1) for item in key]}
-    raise Refused(
+    raise NotSaveable(
         f"a key of type {_name(type(key))} cannot be saved: use str, int, float, bool, None, or tuples of these"
     )
 
@@ -221,7 +221,7 @@ def _text(value: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Refused(
+            raise NotSaveable(
                 'a str with a lone surrogate is no text: clean it with .encode(errors="replace").decode()', ConfigError
             ) from None
     return value

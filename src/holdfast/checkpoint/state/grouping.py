@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from holdfast.checkpoint.state.safetensors import build_header
 
-__all__ = ["FILE_ALIGNMENT", "GROUP_BYTES", "Group", "Spot", "Tensor", "group", "round_up"]
+__all__ = ["FILE_ALIGNMENT", "GROUP_BYTES", "TensorFile", "Spot", "Tensor", "group", "round_up"]
 
 FILE_ALIGNMENT = 4096
 GROUP_BYTES = 16 * 2**20
@@ -35,7 +35,7 @@ class Spot(NamedTuple):
     offset: int
 
 
-class Group(NamedTuple):
+class TensorFile(NamedTuple):
     """One file."""
 
     path: str
@@ -44,7 +44,7 @@ class Group(NamedTuple):
     size_bytes: int
 
 
-def group(tensors: Sequence[Tensor], name_of: Callable[[int, int], str]) -> list[Group]:
+def group(tensors: Sequence[Tensor], name_of: Callable[[int, int], str]) -> list[TensorFile]:
     """The files that hold `tensors`; `name_of` gives the path of the n-th (from 1) of all."""
     parts = list(_split(tensors))
     return [_lay_out(tensors, part, name_of(at, len(parts))) for at, part in enumerate(parts, 1)]
@@ -71,7 +71,7 @@ def _split(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
         yield small
 
 
-def _lay_out(tensors: Sequence[Tensor], numbers: list[int], path: str) -> Group:
+def _lay_out(tensors: Sequence[Tensor], numbers: list[int], path: str) -> TensorFile:
     """The widest elements first: then each tensor begins at a multiple of its own, without holes between."""
     ordered = sorted(numbers, key=lambda number: (-tensors[number].alignment, tensors[number].name))
     header = build_header((tensors[n].name, tensors[n].code, tensors[n].shape, tensors[n].size_bytes) for n in ordered)
@@ -80,4 +80,4 @@ def _lay_out(tensors: Sequence[Tensor], numbers: list[int], path: str) -> Group:
     for number in ordered:
         spots.append(Spot(number, at))
         at += tensors[number].size_bytes
-    return Group(path, header, tuple(spots), at)
+    return TensorFile(path, header, tuple(spots), at)

@@ -23,7 +23,7 @@ from holdfast.checkpoint.state.decode import (
     make_tensor,
     read_reference,
 )
-from holdfast.checkpoint.state.safetensors import Stored, parse_header
+from holdfast.checkpoint.state.safetensors import TensorInfo, parse_header
 from holdfast.checkpoint.state.shard_index import INDEX, Chunk, ShardedTensor, read_index
 from holdfast.checkpoint.state.skeleton import FILE, read_document, restore
 from holdfast.errors import Damaged, NotFound
@@ -119,7 +119,7 @@ class StateFiles:
             return None, str(found), False
 
 
-def _fits(stored: Stored, code: str, chunk: Chunk) -> bool:
+def _fits(stored: TensorInfo, code: str, chunk: Chunk) -> bool:
     return stored.code == code and stored.shape == chunk.sizes
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.checkpoint.state.flatten import Flat, flatten
-from holdfast.checkpoint.state.grouping import Group, Tensor, group, round_up
+from holdfast.checkpoint.state.grouping import Tensor, TensorFile, group, round_up
 from holdfast.checkpoint.state.skeleton import FILE, Skeleton
 from holdfast.checkpoint.state.tensors import Arrays, CheckedArrays, Copier, Described, stored_as
 
@@ -79,7 +79,7 @@ class Layout:
     """Where everything lies, for all states of one structure."""
 
     def __init__(
-        self, groups: Sequence[Group], leaves: Sequence[tuple[int, Described]], index: tuple[str, bytes] | None
+        self, groups: Sequence[TensorFile], leaves: Sequence[tuple[int, Described]], index: tuple[str, bytes] | None
     ) -> None:
         """`leaves`: for each tensor in the groups the leaf that it is, and that leaf's description; `index`: one file
         more, by path and content."""
@@ -190,7 +190,7 @@ def _name_file(number: int, count: int) -> str:
     return "state.safetensors" if count == 1 else f"state-{number:05d}-of-{count:05d}.safetensors"
 
 
-def _index(groups: Sequence[Group], tensors: Sequence[Tensor]) -> bytes:
+def _index(groups: Sequence[TensorFile], tensors: Sequence[Tensor]) -> bytes:
     """The customary file that says which tensor lies where, for other tools; ours reads the headers."""
     weights = {tensors[spot.number].name: file.path for file in groups for spot in file.spots}
     total = sum(tensor.size_bytes for tensor in tensors)

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.checkpoint.state.dtypes import BY_CODE
 from holdfast.errors import Damaged
 
-__all__ = ["DATA_ALIGNMENT", "HEADER_MAX_BYTES", "Stored", "build_header", "parse_header"]
+__all__ = ["DATA_ALIGNMENT", "HEADER_MAX_BYTES", "TensorInfo", "build_header", "parse_header"]
 
 DATA_ALIGNMENT = 64
 """Where the data begin is a multiple of this: a cache line, and every element's own alignment."""
@@ -25,7 +25,7 @@ _DIMENSIONS_MAX = 64
 _METADATA = "__metadata__"
 
 
-class Stored(NamedTuple):
+class TensorInfo(NamedTuple):
     """One tensor in a file: `start` and `end` count from where the file begins."""
 
     name: str
@@ -49,7 +49,7 @@ def build_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> by
     return len(text).to_bytes(8, "little") + text
 
 
-def parse_header(data: memoryview, where: str) -> dict[str, Stored]:
+def parse_header(data: memoryview, where: str) -> dict[str, TensorInfo]:
     """The tensors of a whole file; `where` names it in the error."""
     try:
         return _parse(data)
@@ -58,7 +58,7 @@ def parse_header(data: memoryview, where: str) -> dict[str, Stored]:
         raise Damaged(f"{where} is no sound safetensors file ({reason}): use another checkpoint.") from None
 
 
-def _parse(data: memoryview) -> dict[str, Stored]:
+def _parse(data: memoryview) -> dict[str, TensorInfo]:
     total = data.nbytes
     if total < 8:
         raise ValueError(f"it has only {total} bytes")
@@ -84,7 +84,7 @@ def _parse(data: memoryview) -> dict[str, Stored]:
     return {entry.name: entry for entry in found}
 
 
-def _entry(name: str, item: Any, begin: int) -> Stored:
+def _entry(name: str, item: Any, begin: int) -> TensorInfo:
     shape, code = item["shape"], item["dtype"]
     if type(shape) is not list or len(shape) > _DIMENSIONS_MAX or not all(_is_size(length) for length in shape):
         raise ValueError(f"{_short(name)} has no proper shape")
@@ -96,7 +96,7 @@ def _entry(name: str, item: Any, begin: int) -> Stored:
     start, end = offsets
     if end - start != math.prod(shape) * BY_CODE[code].size_bytes:
         raise ValueError(f"{_short(name)} does not have the size of its shape")
-    return Stored(name, code, tuple(shape), begin + start, begin + end)
+    return TensorInfo(name, code, tuple(shape), begin + start, begin + end)
 
 
 def _is_size(value: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpoint.state.cuda_copy import copy_from_device
 from holdfast.checkpoint.state.dtypes import CODE_OF_NUMPY, CODE_OF_TORCH, RAW
-from holdfast.checkpoint.state.flatten import Refused
+from holdfast.checkpoint.state.flatten import NotSaveable
 from holdfast.checkpoint.state.grouping import Tensor
 from holdfast.checkpoint.state.parallel_copy import LARGE_BYTES, move
 
@@ -46,7 +46,7 @@ class Arrays:
         return None if features is None else features(value)
 
     def describe(self, features: tuple[Any, ...]) -> Described:
-        """How such a leaf is stored; `Refused` if it cannot be."""
+        """How such a leaf is stored; `NotSaveable` if it cannot be."""
         kind, dtype, shape, *more = features
         if kind == _TENSOR:
             _check_tensor(dtype, *more)
@@ -121,28 +121,28 @@ def _tensor_features(torch: Any, kind: type) -> Any:
 
 
 def _refuse_wrapper(value: Any) -> Any:
-    raise Refused(
+    raise NotSaveable(
         f"{type(value).__module__}.{type(value).__qualname__}, a tensor that wraps others, cannot be saved in a "
         "state: save the tensors that it is made of"
     )
 
 
 def _refuse_uninitialized(value: Any) -> Any:
-    raise Refused("an uninitialized parameter has nothing to save: run the lazy module once before")
+    raise NotSaveable("an uninitialized parameter has nothing to save: run the lazy module once before")
 
 
 def _check_tensor(dtype: Any, layout: Any, is_meta: bool) -> None:
     if layout is not sys.modules["torch"].strided:
-        raise Refused("a sparse tensor cannot be saved in a state: write .to_dense()")
+        raise NotSaveable("a sparse tensor cannot be saved in a state: write .to_dense()")
     if str(dtype).removeprefix("torch.") in _QUANTIZED:
-        raise Refused("a quantized tensor cannot be saved in a state: save .int_repr(), scale and zero point")
+        raise NotSaveable("a quantized tensor cannot be saved in a state: save .int_repr(), scale and zero point")
     if is_meta:
-        raise Refused("a meta tensor has no data that could be saved: materialize it first")
+        raise NotSaveable("a meta tensor has no data that could be saved: materialize it first")
 
 
 def _check_sharded(placements: Any, mesh: Any) -> None:
     if any(placement.is_partial() for placement in placements):
-        raise Refused("a DTensor with a partial placement is a sum that was not made yet: redistribute it first")
+        raise NotSaveable("a DTensor with a partial placement is a sum that was not made yet: redistribute it first")
 
 
 def _array_features(value: Any) -> tuple[Any, ...]:
@@ -156,11 +156,11 @@ def _scalar_features(value: Any) -> tuple[Any, ...]:
 def _check_array(dtype: Any) -> None:
     if dtype.kind not in _RAW_NUMPY_KINDS:
         what = "of Python objects" if dtype.kind == "O" else f"of dtype {dtype}"
-        raise Refused(f"an array {what} cannot be saved in a state: convert it to numbers")
+        raise NotSaveable(f"an array {what} cannot be saved in a state: convert it to numbers")
 
 
 def _refuse_array(value: Any) -> Any:
-    raise Refused(
+    raise NotSaveable(
         f"{type(value).__module__}.{type(value).__qualname__} would come back as a plain array: write numpy.asarray()"
     )
 

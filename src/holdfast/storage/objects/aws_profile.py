@@ -60,7 +60,7 @@ def read_profile(environment: Mapping[str, str]) -> Profile:
     )
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Credentials(msgspec.Struct, frozen=True):
     """What a `credential_process` prints: the format is that of the AWS command line."""
 
     AccessKeyId: str
@@ -80,12 +80,12 @@ class ProfileCredentials:
         self._environment = {name: environment[name] for name in names if name in environment}
         self._now = now
         self._lock = threading.Lock()
-        self._answer: _Answer | None = None
+        self._answer: _Credentials | None = None
 
     def __call__(self) -> dict[str, Any]:
         profile = read_profile(self._environment)
         if profile.access_key_id and profile.secret_access_key:
-            found = _Answer(profile.access_key_id, profile.secret_access_key, profile.session_token)
+            found = _Credentials(profile.access_key_id, profile.secret_access_key, profile.session_token)
         elif profile.credential_process:
             found = self._run(profile.credential_process)
         else:
@@ -98,7 +98,7 @@ class ProfileCredentials:
             "expires_at": self._now() + _CLIENT_MARGIN + _REREAD,
         }
 
-    def _run(self, command: str) -> _Answer:
+    def _run(self, command: str) -> _Credentials:
         with self._lock:
             known = self._answer
             if known is not None and (known.Expiration is None or known.Expiration - self._now() > _PROCESS_MARGIN):
@@ -113,7 +113,7 @@ class ProfileCredentials:
                 )
                 if done.returncode:
                     raise ValueError(f"MissingCredential: credential_process ended with code {done.returncode}")
-                self._answer = msgspec.json.decode(done.stdout, type=_Answer)
+                self._answer = msgspec.json.decode(done.stdout, type=_Credentials)
             except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
                 raise ValueError(f"MissingCredential: credential_process failed ({type(error).__name__})") from None
             return self._answer

@@ -37,7 +37,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK, errno.EXDEV
 _TRIES = 100
 
 
-class _Shared:
+class _SharedRoot:
     """What a store and its `sub` views find out once for all of them."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class PosixStore:
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))  # noqa: PTH100  keeps symlinks, unlike resolve()
-        self._shared = _Shared()
+        self._shared = _SharedRoot()
 
     def __repr__(self) -> str:
         return f"PosixStore({str(self._root)!r})"

@@ -32,12 +32,12 @@ from holdfast.wire.messages import (
 )
 from holdfast.worker.job import Assignment
 
-__all__ = ["Generation"]
+__all__ = ["WorkerGroup"]
 
 _GATHER_S = 0.002
 
 
-class Generation:
+class WorkerGroup:
     """The workers of one generation on this node."""
 
     def __init__(
