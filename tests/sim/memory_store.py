@@ -2,7 +2,7 @@
 
 Every verb is one request: an effect on the `Bucket`, which happens at one instant. Who makes the store says how
 requests are carried out, and so may delay them, lose them, or do them when nobody waits for the answer any more
-(`tests.sim.process`). Otherwise they are done at once; `tests/contract` holds this store to the contract like any other.
+(`tests.sim.process`). Otherwise they are done at once; `tests/contract` holds this store to the contract as any other.
 """
 
 from __future__ import annotations
