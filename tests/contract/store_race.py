@@ -14,8 +14,8 @@ from typing import ClassVar, TypeVar
 import msgspec
 import pytest
 
+from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.epochs import epoch_key, read_floor
-from holdfast.checkpoint.reservation import create_once
 from holdfast.control.lease import EpochFile, Lease, acquire
 from holdfast.errors import AlreadyExists, Fenced, NotFound, RunBusy
 from holdfast.storage.store import Store

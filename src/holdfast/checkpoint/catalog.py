@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.checkpoint import layout
+from holdfast.checkpoint.claims import Claim, decode_claim
 from holdfast.checkpoint.deletion import erase_files
 from holdfast.checkpoint.epochs import Fences, read_fences
 from holdfast.checkpoint.manifest import Manifest, decode, is_torn
@@ -47,8 +48,15 @@ class Leftover:
     """A directory that a writer reserved (or claimed) and never committed."""
 
     name: str
-    reservation: Reservation | None
     entries: tuple[Entry, ...]
+    reservation: Reservation | None = None
+    claim: Claim | None = None
+    """Of a writer that had not reserved it yet."""
+
+    @property
+    def owner(self) -> Reservation | Claim | None:
+        """Who wrote here and when; None if that cannot be read."""
+        return self.reservation or self.claim
 
     @property
     def size_bytes(self) -> int:
@@ -159,15 +167,17 @@ class Catalog:
         it."""
         entries = self._store.list(name)
         prefix = layout.key_of(name, "")
-        signs = [entry.key for entry in entries if entry.key == prefix + layout.RESERVED]
-        signs += [entry.key for entry in entries if entry.key.startswith(prefix + layout.CLAIM_PREFIX)]
-        if not signs:
-            return None
+        keys = [entry.key for entry in entries]
+        claims = [key for key in keys if key.startswith(prefix + layout.CLAIM_PREFIX)]
         try:
-            reservation = decode_reservation(self._store.get(signs[0]))
+            if prefix + layout.RESERVED in keys:
+                reservation = decode_reservation(self._store.get(prefix + layout.RESERVED))
+                return Leftover(name, tuple(entries), reservation)
+            if claims:
+                return Leftover(name, tuple(entries), claim=decode_claim(self._store.get(min(claims))))
         except NotFound:
-            return None  # it was withdrawn, or removed, while we looked
-        return Leftover(name, reservation, tuple(entries))
+            pass  # it was withdrawn, or removed, while we looked
+        return None
 
     def void_drafts(
         self, epoch: int, floor: int, wait_for_uploads: Callable[[Leftover], None] | None = None

@@ -1,11 +1,12 @@
-"""Create a key once where the storage does not refuse a second creation.
+"""Create a key once: of any number of concurrent writers exactly one succeeds, whatever the storage.
 
-Some S3 servers ignore put-if-absent, pyarrow's filesystems have no such thing, and two FUSE mounts of one bucket do not
-see each other's exclusive creations. There each writer announces itself by a claim, a small file of its own beside the
-key, and looks: whoever sees neither the key nor another's claim creates the key. Of two writers at least one put its
-claim before the other looked, so at most one of them finds itself alone. When several see each other, the one with the
-smallest token looks again until the others have withdrawn; those wait for the key. `reservation.create_once` uses this
-for files that are written once (epochs, floors, `run.json`, manifests); `reserve` has its own for names of checkpoints.
+Where the storage refuses a second creation, that decides. But some S3 servers ignore put-if-absent, pyarrow's
+filesystems have no such thing, and two FUSE mounts of one bucket do not see each other's exclusive creations. There
+each writer announces itself by a claim, a small file of its own beside the key, and looks: whoever sees neither the
+key nor another's claim creates the key. Of two writers at least one put its claim before the other looked, so at most
+one of them finds itself alone. When several see each other, the one with the smallest token looks again until the
+others have withdrawn; those wait for the key. Reservations, manifests, epochs, floors and `run.json` are created
+here.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from contextlib import suppress
 
 import msgspec
 
-from holdfast.checkpoint.layout import CLAIM_PREFIX
+from holdfast.checkpoint.layout import CLAIM_KEEP, CLAIM_PREFIX
 from holdfast.checkpoint.process_identity import ProcessIdentity, is_dead, this_process
+from holdfast.checkpoint.timestamps import now_text
 from holdfast.core.backoff import backoff_s
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 
-__all__ = ["CLAIM_TIME_TO_LIVE_S", "Claim", "create_by_claim"]
+__all__ = ["CLAIM_TIME_TO_LIVE_S", "Claim", "create_by_claim", "create_once", "decode_claim"]
 
 CLAIM_TIME_TO_LIVE_S = 30.0
 """A claim that others have seen for this long is one of a writer that crashed. A living writer gives up its own claim
@@ -34,7 +36,6 @@ _MIN_PAUSE_S = 0.01
 _MAX_PAUSE_S = 2.0
 _TRUSTED_S = 1.0
 """For so long nobody asks whether a claim's writer still lives: most claims are gone sooner."""
-_KEEP = ".keep"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,26 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     token: str
     writer: ProcessIdentity
+    created_at: str = ""
+
+
+def decode_claim(data: bytes) -> Claim | None:
+    """Read a claim; None if it is torn or somebody else's file."""
+    try:
+        return msgspec.json.decode(data, type=Claim)
+    except DECODE_ERRORS:
+        return None
+
+
+def create_once(store: Store, key: str, data: bytes) -> bool:
+    """Create a key that must not be there; False if it is."""
+    if not store.exclusive:
+        return create_by_claim(store, key, data)
+    try:
+        store.create(key, data)
+    except AlreadyExists:
+        return False
+    return True
 
 
 def create_by_claim(
@@ -91,31 +112,44 @@ class _Contender:
         self._directory, _, name = key.rpartition("/")
         self._below = f"{self._directory}/" if self._directory else ""
         self._prefix = f"{self._below}{CLAIM_PREFIX}{name}-"
+        self._keep = f"{self._below}{CLAIM_KEEP}"
+        self._has_made_keep = False
+        self._stale: list[str] = []
         self._first_seen_s: dict[str, float] = {}
 
     def attempt(self) -> bool | None:
         """True: created. False: it was there. None: another writer is at it, so try again."""
         found = self._list()
         if self._key in found:
+            self._clean_up([], settled=True)
             return False
         if not any(_is_lasting(one) for one in found):
             # Some servers forget a file that is made in a directory which they are just removing as empty. Several
             # writers may make this one at once; if it fails, the claim itself is looked for below.
             with suppress(StorageError):
-                self._store.create(f"{self._below}{_KEEP}", b"")
+                self._store.create(self._keep, b"")
+                self._has_made_keep = True
         if self._live_claims(found):
             return None
-        claim = Claim(key=self._key, token=current().token_hex(8), writer=this_process())
+        claim = Claim(key=self._key, token=current().token_hex(8), writer=this_process(), created_at=now_text())
         own = f"{self._prefix}{claim.token}.json"
         began_s = self._clock()
+        outcome: bool | None = None
         try:
             # Not `put`: a mount may have to copy what is put in the place of something.
             self._store.create(own, msgspec.json.encode(claim))
-            return self._contend(own, began_s)
+            outcome = self._contend(own, began_s)
+            return outcome
         finally:
             # After the key: whoever sees no claim any more must see the key. `create` looks at it last of all.
+            self._clean_up([own, *self._stale], settled=outcome is not None)
+
+    def _clean_up(self, claims: list[str], *, settled: bool) -> None:
+        """Delete claims and, once the key is there (`settled`), the file that kept the directory from being empty."""
+        doomed = [*claims, self._keep] if settled and self._has_made_keep else claims
+        if doomed:
             with suppress(StorageError):
-                self._store.delete([own])
+                self._store.delete(doomed)
 
     def _contend(self, own: str, began_s: float) -> bool | None:
         while True:
@@ -132,8 +166,7 @@ class _Contender:
                 return None  # others may soon take this claim for a dead writer's
             if len(claims) == 1:
                 created = self._create()
-                stale = [one for one in found if one.startswith(self._prefix) and one != own]
-                self._store.delete(stale)
+                self._stale = [one for one in found if one.startswith(self._prefix) and one != own]
                 return created
             self._sleep(self._uniform(0, _MIN_PAUSE_S))
 
@@ -160,12 +193,13 @@ class _Contender:
 
     def _is_dead(self, claim: str) -> bool:
         try:
-            found = msgspec.json.decode(self._store.get(claim), type=Claim)
-        except (NotFound, *DECODE_ERRORS):
-            return False  # withdrawn meanwhile, or torn: it counts as seen
-        return is_dead(found.writer) is True
+            found = decode_claim(self._store.get(claim))
+        except NotFound:
+            return False  # withdrawn meanwhile: it counts as seen
+        return found is not None and is_dead(found.writer) is True
 
 
 def _is_lasting(key: str) -> bool:
     """Whether this file keeps its directory from becoming empty when claims are withdrawn."""
-    return not key.rpartition("/")[2].startswith(CLAIM_PREFIX)
+    name = key.rpartition("/")[2]
+    return name == CLAIM_KEEP or not name.startswith(CLAIM_PREFIX)

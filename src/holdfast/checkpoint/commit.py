@@ -15,12 +15,14 @@ from typing import Any
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.deletion import erase_files, erase_sealed
 from holdfast.checkpoint.epochs import read_fences
 from holdfast.checkpoint.manifest import Manifest, check_metrics, encode, split_entries
 from holdfast.checkpoint.process_identity import describe, this_process
-from holdfast.checkpoint.reservation import create_once, now_text, read_reservation, write_tombstone
+from holdfast.checkpoint.reservation import read_reservation, write_tombstone
 from holdfast.checkpoint.reserve import reserve as reserve
+from holdfast.checkpoint.timestamps import now_text
 from holdfast.checkpoint.upload import merge_parts as merge_parts
 from holdfast.checkpoint.upload import reference_existing as reference_existing
 from holdfast.checkpoint.upload import upload_part as upload_part
@@ -152,7 +154,7 @@ def _settle(store: Store, draft: Draft) -> Manifest | None:
             return None
         raise Fenced(f"{store.uri}: {draft.name} was shut by a newer controller before it was committed.")
     # The fsync of the directory may be what failed. Deleting a key that is not there repeats it, and writes nothing.
-    store.delete([layout.key_of(draft.name, f"{layout.CLAIM_PREFIX}{draft.token}.json")])
+    store.delete([layout.key_of(draft.name, layout.CLAIM_KEEP)])
     return found
 
 

@@ -10,6 +10,7 @@ import re
 from holdfast.errors import ConfigError
 
 __all__ = [
+    "CLAIM_KEEP",
     "CLAIM_PREFIX",
     "EPOCHS",
     "MANIFEST",
@@ -32,6 +33,8 @@ MANIFEST = ".manifest.json"
 METADATA = ".metadata.json"
 PINNED = ".pinned.json"
 CLAIM_PREFIX = ".claim-"
+CLAIM_KEEP = ".claim-keep"
+"""An empty file that keeps a directory from becoming empty while claims in it come and go."""
 EPOCHS = "epochs"
 OWN_NAMES = frozenset({EPOCHS, "journal", "logs", "artifacts"})
 

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint import layout
+from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.manifest import Manifest, decode, encode, has_valid_seal, sealed, split_entries
 from holdfast.checkpoint.process_identity import describe, this_process
-from holdfast.checkpoint.reservation import Reservation, create_once, now_text, read_reservation
+from holdfast.checkpoint.reservation import Reservation, read_reservation
+from holdfast.checkpoint.timestamps import now_text
 from holdfast.checkpoint.upload import merge_parts
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry
 from holdfast.core.decode_errors import DECODE_ERRORS

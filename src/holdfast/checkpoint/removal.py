@@ -16,7 +16,8 @@ from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.deletion import erase_part_records, erase_rest
 from holdfast.checkpoint.process_identity import describe, is_dead, this_process
-from holdfast.checkpoint.reservation import Reservation, now_text, read_reservation
+from holdfast.checkpoint.reservation import Reservation, read_reservation
+from holdfast.checkpoint.timestamps import now_text
 from holdfast.errors import NotCommitted, NotFound, OutOfSpace, Pinned
 from holdfast.storage.store import Store
 

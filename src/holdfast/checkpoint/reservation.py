@@ -6,27 +6,22 @@ work. The tombstone, a void manifest in the place of the one that never came, sh
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import msgspec
 
 from holdfast.checkpoint import layout
-from holdfast.checkpoint.claims import create_by_claim
+from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.manifest import Manifest, encode
 from holdfast.checkpoint.process_identity import ProcessIdentity, describe, is_dead, this_process
+from holdfast.checkpoint.timestamps import now_text
 from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.core.decode_errors import DECODE_ERRORS
-from holdfast.errors import AlreadyExists, NotFound
-from holdfast.runtime import current
+from holdfast.errors import NotFound
 from holdfast.storage.store import Store
 
 __all__ = [
     "Reservation",
-    "age_s",
     "decode_reservation",
     "write_tombstone",
-    "now_text",
-    "create_once",
     "read_reservation",
     "writer_is_gone",
 ]
@@ -44,7 +39,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_reservation(data: bytes) -> Reservation | None:
-    """Read a reservation or a claim; None if it is torn or somebody else's file."""
+    """Read a reservation; None if it is torn or somebody else's file."""
     try:
         return msgspec.json.decode(data, type=Reservation)
     except DECODE_ERRORS:
@@ -79,31 +74,3 @@ def write_tombstone(store: Store, name: str, *, index: int, epoch: int, token: s
         void=True,
     )
     return create_once(store, layout.key_of(name, layout.MANIFEST), encode(tombstone))
-
-
-def create_once(store: Store, key: str, data: bytes) -> bool:
-    """Create a key that must not be there; False if it is. Of any number of concurrent callers exactly one gets True,
-    also where the storage itself refuses no second creation (see `claims`)."""
-    if not store.exclusive:
-        return create_by_claim(store, key, data)
-    try:
-        store.create(key, data)
-    except AlreadyExists:
-        return False
-    return True
-
-
-def now_text() -> str:
-    """The time as it stands in every file: UTC, ISO 8601."""
-    return datetime.fromtimestamp(current().now(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def age_s(created_at: str) -> float:
-    """Seconds since a `created_at`; 0 where it cannot be read, which lets nobody call it old."""
-    try:
-        then = datetime.fromisoformat(created_at)
-    except ValueError:
-        return 0.0
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=UTC)
-    return current().now() - then.timestamp()

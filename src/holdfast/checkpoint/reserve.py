@@ -1,9 +1,8 @@
 """The first step of a commit: make one name this writer's own.
 
-Generated names count upwards, and a lost race means the next index. A custom name is had or not had; what a
+Generated names count upwards, and a lost race means the next index. A custom name is free or taken; what a
 crashed or fenced writer left under it is cleared away first, so that a resumed run may use the name again.
-Where the storage cannot create exclusively, writers announce and look (`_claim`). The next steps are in
-`upload` and `commit`.
+The next steps are in `upload` and `commit`.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ import msgspec
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, visible
+from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.deletion import erase, erase_sealed
-from holdfast.checkpoint.process_identity import describe, is_dead, this_process
-from holdfast.checkpoint.reservation import (
-    Reservation,
-    decode_reservation,
-    now_text,
-    read_reservation,
-    write_tombstone,
-    writer_is_gone,
-)
+from holdfast.checkpoint.process_identity import describe, this_process
+from holdfast.checkpoint.reservation import Reservation, read_reservation, write_tombstone, writer_is_gone
+from holdfast.checkpoint.timestamps import now_text
+from holdfast.core.backoff import backoff_s
 from holdfast.core.checkpoint_types import Draft
-from holdfast.errors import AlreadyExists, ConfigError, Fenced, NameTaken, NotFound, Unavailable
+from holdfast.errors import ConfigError, Fenced, NameTaken, Unavailable
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 
@@ -82,17 +77,10 @@ def reserve(
 
 def _reserve_next(store: Store, first: int, blank: Draft) -> Draft:
     """Fill in the first free index from `first` on."""
-    take = _create if store.exclusive else _claim
-    index = first
-    for attempt in range(_ATTEMPTS):
+    for index in range(first, first + _ATTEMPTS):
         draft = _numbered(blank, index)
-        if take(store, draft):
+        if _create(store, draft):
             return draft
-        if store.exclusive:
-            index += 1
-        else:
-            _back_off(attempt)
-            index = Catalog(store).survey().next_index(first)
     raise Unavailable(
         f"{store.uri}: no checkpoint name could be had in {_ATTEMPTS} tries; let fewer writers commit at once."
     )
@@ -111,63 +99,30 @@ def _own(store: Store, draft: Draft) -> Draft | None:
 
 
 def _reserve_named(store: Store, catalog: Catalog, draft: Draft, adopt: bool) -> Draft:
-    take = _create if store.exclusive else _claim
-    for attempt in range(4):
+    for failures in range(1, 5):
         if not adopt and not _only_ours(store, draft.name):
             raise NameTaken(f"{store.uri} has a directory {draft.name!r} with other files in it: choose another name.")
-        if take(store, draft):
+        if _create(store, draft):
             return draft
         if (mine := _own(store, draft)) is not None:
             return mine
-        if not _reclaim(store, catalog, draft) and store.exclusive:
+        if not _reclaim(store, catalog, draft):
             break
-        _back_off(attempt)
+        current().sleep(current().uniform(0, backoff_s(failures, _BACKOFF_S, _MAX_BACKOFF_S)))
     owner = read_reservation(store, draft.name)
     by = f" (taken by {describe(owner.writer)})" if owner is not None else ""
     raise NameTaken(f"{store.uri} has a checkpoint {draft.name!r} already{by}: choose another name.")
 
 
 def _create(store: Store, draft: Draft) -> bool:
-    try:
-        store.create(layout.key_of(draft.name, layout.RESERVED), _signed(draft))
-    except AlreadyExists:
-        return False
-    return True
-
-
-def _claim(store: Store, draft: Draft) -> bool:
-    """Announce, then look: whoever sees nobody else has the name. With puts and lists that see each other, at
-    most one does; when two meet, both withdraw, and chance decides the next round."""
-    claim = layout.key_of(draft.name, f"{layout.CLAIM_PREFIX}{draft.token}.json")
-    store.put(claim, _signed(draft))
-    try:
-        # Twice, since a list is not one instant: the winner may put its reservation and delete its claim during it.
-        if not (_alone(store, draft.name, claim) and _alone(store, draft.name, claim)):
-            return False
-        store.put(layout.key_of(draft.name, layout.RESERVED), _signed(draft))
-        return True
-    finally:
-        store.delete([claim])
-
-
-def _alone(store: Store, name: str, claim: str) -> bool:
-    prefix = layout.key_of(name, "")
-    for entry in store.list(name):
-        path = entry.key.removeprefix(prefix)
-        if path in (layout.RESERVED, layout.MANIFEST):
-            return False
-        if path.startswith(layout.CLAIM_PREFIX) and entry.key != claim and not _is_stale(store, entry.key):
-            return False
-    return True
-
-
-def _is_stale(store: Store, claim: str) -> bool:
-    """Whether a claim's maker died with it. One that was withdrawn meanwhile still counts as seen."""
-    try:
-        found = decode_reservation(store.get(claim))
-    except NotFound:
-        return False
-    return found is not None and is_dead(found.writer) is True
+    reservation = Reservation(
+        token=draft.token,
+        index=draft.index,
+        epoch=draft.epoch,
+        created_at=now_text(),
+        writer=this_process(),
+    )
+    return create_once(store, layout.key_of(draft.name, layout.RESERVED), msgspec.json.encode(reservation))
 
 
 def _only_ours(store: Store, name: str) -> bool:
@@ -197,20 +152,3 @@ def _reclaim(store: Store, catalog: Catalog, draft: Draft) -> bool:
     else:
         erase(store, draft.name)
     return True
-
-
-def _signed(draft: Draft) -> bytes:
-    return msgspec.json.encode(
-        Reservation(
-            token=draft.token,
-            index=draft.index,
-            epoch=draft.epoch,
-            created_at=now_text(),
-            writer=this_process(),
-        )
-    )
-
-
-def _back_off(attempt: int) -> None:
-    runtime = current()
-    runtime.sleep(runtime.uniform(0, min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))))

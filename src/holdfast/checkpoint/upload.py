@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from holdfast.checkpoint import layout
+from holdfast.checkpoint.claims import decode_claim
 from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.manifest import decode, has_valid_seal
 from holdfast.checkpoint.reservation import decode_reservation
@@ -343,6 +344,8 @@ def _is_ours(path: str, source: Path) -> bool:
     }
     if layout.is_part_record(path):
         return has_valid_seal(source.read_bytes())
+    if path.startswith(layout.CLAIM_PREFIX):
+        return path == layout.CLAIM_KEEP or decode_claim(source.read_bytes()) is not None
     try:
         return bool(checks.get(path, decode_reservation)(source.read_bytes()))
     except Damaged:

@@ -16,7 +16,9 @@ from holdfast.checkpoint.deletion import erase, erase_files, erase_sealed, erase
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.epochs import Fences
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.reservation import age_s, read_reservation, write_tombstone, writer_is_gone
+from holdfast.checkpoint.process_identity import is_dead
+from holdfast.checkpoint.reservation import read_reservation, write_tombstone, writer_is_gone
+from holdfast.checkpoint.timestamps import age_s
 from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.errors import NotCommitted
 from holdfast.storage.store import OnBytes, Store
@@ -95,6 +97,11 @@ def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s:
     found = Catalog(store).leftover(seen.name) if _unfinished(look) else None
     if found is None:
         return False  # it was committed, or removed, since the report
+    if found.claim is not None:
+        if is_dead(found.claim.writer) is not True and age_s(found.claim.created_at) < older_than_s:
+            return False
+        erase(store, found.name)
+        return True
     owner = found.reservation
     if owner is None:
         # Torn as it was made, on a filesystem without links. Making one takes no minute, and a writer that is merely

@@ -94,9 +94,9 @@ def _shape(report: VerifyReport) -> dict[str, Any]:
             {
                 "name": one.name,
                 "size_bytes": one.size_bytes,
-                "writer": describe(one.reservation.writer) if one.reservation else None,
-                "created_at": one.reservation.created_at if one.reservation else None,
-                "writer_gone": is_dead(one.reservation.writer) if one.reservation else None,
+                "writer": describe(one.owner.writer) if one.owner else None,
+                "created_at": one.owner.created_at if one.owner else None,
+                "writer_gone": is_dead(one.owner.writer) if one.owner else None,
             }
             for one in report.leftovers
         ],
@@ -124,7 +124,7 @@ def _tell(report: VerifyReport, removed: list[str], repair: bool) -> None:
 
 def _leftover_text(leftover: Leftover, repair: bool) -> str:
     size = size_text(leftover.size_bytes)
-    owner = leftover.reservation
+    owner = leftover.owner
     if owner is None:
         return f"{size}, its reservation cannot be read"
     who = f"{size} by {describe(owner.writer)} since {time_text(owner.created_at)}"

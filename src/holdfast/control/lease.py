@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.claims import create_by_claim
+from holdfast.checkpoint.claims import create_by_claim, create_once
 from holdfast.checkpoint.epochs import EpochFloor, epoch_key, floor_key, list_epochs, read_floor
 from holdfast.checkpoint.layout import EPOCHS
 from holdfast.checkpoint.process_identity import ProcessIdentity, is_dead, this_process
-from holdfast.checkpoint.reservation import create_once, now_text
+from holdfast.checkpoint.timestamps import now_text
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
 from holdfast.journal.reader import Position, position

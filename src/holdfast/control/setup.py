@@ -22,9 +22,10 @@ from holdfast import __version__
 from holdfast.agent.inline import RunInMain
 from holdfast.checkpoint import removal, restore
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.manifest import Manifest, sealed
 from holdfast.checkpoint.process_identity import this_process
-from holdfast.checkpoint.reservation import create_once, now_text
+from holdfast.checkpoint.timestamps import now_text
 from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.history import RUN_FILE, History, open_journal, run_id
 from holdfast.control.job_pickle import pickle_job

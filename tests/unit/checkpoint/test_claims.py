@@ -147,7 +147,7 @@ def test_exactly_one_writer_creates_in_any_order_of_events(monkeypatch: pytest.M
     for seed in range(300):
         told, files = race(monkeypatch, seed)
         assert sorted(told, key=bool) == [False] * (WRITERS - 1) + [True], seed
-        assert files == {KEY: str(told.index(True)).encode(), "epochs/.keep": b""}, seed
+        assert files == {KEY: str(told.index(True)).encode()}, seed
 
 
 def test_writers_that_crash_at_any_step_neither_block_the_others_nor_let_two_win(
@@ -165,7 +165,7 @@ def test_writers_that_crash_at_any_step_neither_block_the_others_nor_let_two_win
 
 def claimed(writer: ProcessIdentity) -> dict[str, bytes]:
     claim = Claim(key=KEY, token="00", writer=writer)
-    return {"epochs/.keep": b"", "epochs/.claim-000001.json-00.json": msgspec.json.encode(claim)}
+    return {"epochs/.claim-keep": b"", "epochs/.claim-000001.json-00.json": msgspec.json.encode(claim)}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_claim_of_a_dead_writer_does_not_count(writer: ProcessIdentity, waits_
 
     turns.run([create])
     assert told == [True]
-    assert files == {KEY: b"1", "epochs/.keep": b""}
+    assert files == {KEY: b"1", "epochs/.claim-keep": b""}
     assert waits_s <= turns.now_s < waits_s + 10
 
 

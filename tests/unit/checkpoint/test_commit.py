@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.unit.checkpoint.far_store import FarStore, write_source
 
-from holdfast.checkpoint import layout
+from holdfast.checkpoint import claims, layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import (
     abandon,
@@ -24,9 +24,10 @@ from holdfast.checkpoint.commit import (
 )
 from holdfast.checkpoint.epochs import epoch_key
 from holdfast.checkpoint.process_identity import this_process
-from holdfast.checkpoint.reservation import Reservation, read_reservation, write_tombstone
+from holdfast.checkpoint.reservation import read_reservation, write_tombstone
 from holdfast.checkpoint.restore import fetch
-from holdfast.checkpoint.verify import verify
+from holdfast.checkpoint.timestamps import now_text
+from holdfast.checkpoint.verify import repair, verify
 from holdfast.core.checkpoint_types import Draft, FileEntry
 from holdfast.errors import CheckpointError, ConfigError, DuplicateFile, Fenced, NameTaken, OutOfSpace, Unavailable
 from holdfast.storage.posix.store import PosixStore
@@ -413,15 +414,31 @@ def test_a_failed_file_stops_the_others(store: FarStore, source: Path) -> None:
     assert store.list() == []
 
 
-def test_claims_of_the_dead_do_not_block(tmp_path: Path, source: Path) -> None:
+def test_a_claim_of_a_dead_writer_does_not_block_a_reservation(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_TRUSTED_S", 0.0)
     store = FarStore(tmp_path / "run", exclusive=False)
     gone = msgspec.structs.replace(this_process(), started_ticks=1)
-    for writer, name in ((gone, "a"), (this_process(), "b")):
-        claim = Reservation(token="t", index=0, epoch=0, created_at="2026-01-01T00:00:00Z", writer=writer)
-        store.put(f"{name}/.claim-t.json", msgspec.json.encode(claim))
+    for name in ("a", "checkpoint_000001"):
+        claim = claims.Claim(key=f"{name}/.reserved.json", token="00", writer=gone)
+        store.put(f"{name}/.claim-.reserved.json-00.json", msgspec.json.encode(claim))
     assert commit_directory(store, source, name="a").name == "a"
-    with pytest.raises(NameTaken):
-        reserve(store, name="b")
+    assert commit_directory(store, source).name == "checkpoint_000003"
+    assert not any(layout.CLAIM_PREFIX in entry.key for entry in store.list("a"))
+
+
+def test_repair_removes_what_a_dead_writer_only_claimed(tmp_path: Path) -> None:
+    store = FarStore(tmp_path / "run", exclusive=False)
+    gone = msgspec.structs.replace(this_process(), started_ticks=1)
+    for name, writer in (("checkpoint_000001", gone), ("checkpoint_000002", this_process())):
+        claim = claims.Claim(key=f"{name}/.reserved.json", token="00", writer=writer, created_at=now_text())
+        store.put(f"{name}/{layout.CLAIM_KEEP}", b"")
+        store.put(f"{name}/.claim-.reserved.json-00.json", msgspec.json.encode(claim))
+    report = verify(store)
+    assert [found.name for found in report.leftovers] == ["checkpoint_000001", "checkpoint_000002"]
+    assert repair(store, report, older_than_s=60.0) == ["checkpoint_000001"]
+    assert store.children() == ["checkpoint_000002"]
 
 
 def test_a_directory_that_is_or_holds_the_run_is_refused(tmp_path: Path) -> None:
