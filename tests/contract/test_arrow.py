@@ -119,14 +119,16 @@ def memory_store() -> Store:
     return open_store(f"/holdfast-{uuid.uuid4().hex}", fsspec.filesystem("memory"))
 
 
-def test_fsspec_is_taken_without_its_wrapper() -> None:
+def test_an_fsspec_filesystem_is_opened_directly() -> None:
     store = memory_store()
     store.put("a/b", b"1")
     assert store.list() == [Entry("a/b", 1)]
     store.delete(["a/b"])
 
 
-def test_names_never_choose_a_compression(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_with_compression_suffixes_are_stored_uncompressed(
+    moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "plain").write_bytes(b"plain")
     bucket = native(moto.new_bucket(), s3_filesystem(moto, monkeypatch))
     for store in (bucket, memory_store()):
@@ -136,7 +138,7 @@ def test_names_never_choose_a_compression(moto: Server, monkeypatch: pytest.Monk
         assert store.list() == [Entry("x.gz", 5), Entry("y.bz2", 5)]
 
 
-def test_deleting_expands_no_pattern() -> None:
+def test_delete_treats_glob_characters_literally() -> None:
     store = memory_store()
     for key in ("q?x", "qax", "[a]", "a", "*"):
         store.put(key, b"1")
@@ -151,12 +153,12 @@ def test_a_subtree_of_a_local_filesystem_is_read_in_place(tmp_path: Path) -> Non
     assert store.local_root == tmp_path / "tree" / "deeper" / "runs"
 
 
-def test_what_is_no_filesystem_is_refused() -> None:
+def test_an_object_that_is_no_filesystem_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"storage_filesystem is a dict: give a pyarrow\.fs\.FileSystem"):
         open_store("bucket/runs", {})
 
 
-def test_hdfs_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hdfs_without_hadoop_client_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR", "JAVA_HOME"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(MissingExtra, match=r"hdfs://127\.0\.0\.1:1/runs needs Hadoop's client.*JAVA_HOME") as caught:
@@ -164,7 +166,7 @@ def test_hdfs_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "somebody" not in str(caught.value)
 
 
-def test_pyarrow_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("holdfast.storage.arrow")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -172,7 +174,7 @@ def test_pyarrow_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("hdfs://127.0.0.1:1/runs")
 
 
-def test_a_missing_bucket_is_named(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bucket_error_names_the_bucket(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     store = native("no-such-bucket/runs", s3_filesystem(moto, monkeypatch))
     with pytest.raises(NotFound, match="bucket of no-such-bucket/runs/k does not exist: create it"):
         store.put("k", b"1")
@@ -198,7 +200,7 @@ def test_wrong_keys_are_refused(rclone: Server, monkeypatch: pytest.MonkeyPatch,
         assert access not in shown and secret not in shown
 
 
-def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_raises_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     with unused_port() as port:
         nobody = pafs.S3FileSystem(
             **{"access_key": "a" * 20, "secret_key": "b" * 20, "scheme": "http", "region": "us-east-1"},

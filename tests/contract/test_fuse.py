@@ -45,7 +45,7 @@ def two_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
         yield one, two
 
 
-def test_of_controllers_on_two_mounts_one_gets_each_epoch(two_mounts: tuple[Path, Path]) -> None:
+def test_only_one_of_two_mounts_acquires_each_epoch(two_mounts: tuple[Path, Path]) -> None:
     """Exclusive creation of one mount means nothing to the other: its file replaces ours when it is closed."""
     for number in range(15):
         run = f"run {number}"
@@ -68,7 +68,7 @@ def test_of_controllers_on_two_mounts_one_gets_each_epoch(two_mounts: tuple[Path
         found[0].release()
 
 
-def test_a_mount_says_for_how_long_it_caches_names(mount: Path, two_mounts: tuple[Path, Path]) -> None:
+def test_the_name_cache_time_of_a_mount_is_found(mount: Path, two_mounts: tuple[Path, Path]) -> None:
     assert find_mount_cache(mount) == MountCache("fuse.rclone", 1.0)
     assert find_mount_cache(two_mounts[1] / "not made yet") == MountCache("fuse.rclone", 0.001)
 

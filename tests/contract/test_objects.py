@@ -116,7 +116,7 @@ def every_verb(store: Store, tmp_path: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-def test_a_missing_bucket_is_named(server: Server, tmp_path: Path) -> None:
+def test_missing_bucket_error_names_the_bucket(server: Server, tmp_path: Path) -> None:
     store = open_store(server.uri("no-such-bucket", "runs"))
     word = "container" if server.scheme == "az" else "bucket"
     for verb, call in every_verb(store, tmp_path).items():
@@ -141,7 +141,7 @@ def test_wrong_keys_are_refused(rclone: Server, monkeypatch: pytest.MonkeyPatch,
             assert not [key for key in wrong if key in shown], verb
 
 
-def test_keys_in_the_uri_are_used_and_not_shown(rclone: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_in_the_uri_are_used_and_redacted(rclone: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     keys = (rclone.environment["AWS_ACCESS_KEY_ID"], rclone.environment["AWS_SECRET_ACCESS_KEY"])
@@ -151,7 +151,9 @@ def test_keys_in_the_uri_are_used_and_not_shown(rclone: Server, monkeypatch: pyt
     assert not [key for key in keys if key in store.uri + repr(store)]
 
 
-def test_keys_of_a_profile_are_used(rclone: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_credentials_of_an_aws_profile_are_used(
+    rclone: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
     keys = (rclone.environment["AWS_ACCESS_KEY_ID"], rclone.environment["AWS_SECRET_ACCESS_KEY"])
@@ -165,7 +167,7 @@ def test_keys_of_a_profile_are_used(rclone: Server, monkeypatch: pytest.MonkeyPa
     assert store.get("k") == b"1"
 
 
-def test_a_server_that_is_not_there(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreachable_server_raises_unavailable(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     with unused_port() as port:
@@ -176,7 +178,7 @@ def test_a_server_that_is_not_there(moto: Server, monkeypatch: pytest.MonkeyPatc
             assert "cannot be reached at the moment" in str(caught.value), verb
 
 
-def test_obstore_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_obstore_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("holdfast.storage.objects")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "obstore", None)
@@ -185,14 +187,16 @@ def test_obstore_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
             open_store(uri)
 
 
-def test_a_bad_parameter_is_named_and_its_value_is_not() -> None:
+def test_a_bad_uri_parameter_is_named_without_its_value() -> None:
     secret = "hunter" + "2"
     with pytest.raises(InvalidURI, match="unknown parameter secret_key") as caught:
         open_store(f"s3://bucket/runs?secret_key={secret}")
     assert secret not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_server_that_ignores_the_condition_is_found_out_once(rclone: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ignores_put_if_absent_is_detected_by_one_probe(
+    rclone: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = opened(rclone, monkeypatch)
     assert store.sub("a").exclusive is False
     assert store.list() == []
@@ -221,7 +225,7 @@ def test_ranged_downloads(
     assert len(told) == 3 and sum(told) == len(data)
 
 
-def test_what_s3_will_not_copy_goes_through_this_process(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_too_large_for_server_side_copy_are_streamed(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise GenericError(
             "status code: 400 Bad Request: <Code>InvalidRequest</Code> copy source is larger than allowed"
@@ -238,7 +242,7 @@ def test_what_s3_will_not_copy_goes_through_this_process(moto: Server, monkeypat
     assert store.get("l") == data
 
 
-def test_marks_of_directories_are_not_listed(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_marker_objects_are_not_listed(moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Consoles and other tools mark directories by empty objects whose names end in a slash."""
     store = opened(moto, monkeypatch, prefix="")
     store.put("d/file", b"1")
@@ -248,7 +252,7 @@ def test_marks_of_directories_are_not_listed(moto: Server, monkeypatch: pytest.M
     assert store.list() == [Entry("d/empty", 0), Entry("d/file", 1)] == store.list("d")
 
 
-def test_google_without_credentials_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gcs_without_credentials_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises((InvalidURI, StorageError), match="GOOGLE_APPLICATION_CREDENTIALS"):
         open_objects("gs://bucket/runs").list()

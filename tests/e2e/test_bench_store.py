@@ -29,7 +29,7 @@ def test_aims_are_judged_by_the_ratio(capsys: pytest.CaptureFixture[str]) -> Non
     assert "ours/this  1.31   aim <= 1.30: MISSED" in out
 
 
-def test_contenders_take_turns_after_a_warm_up(tmp_path: Path) -> None:
+def test_contenders_alternate_after_a_warm_up(tmp_path: Path) -> None:
     order: list[str] = []
 
     def contender(name: str) -> timing.Contender:

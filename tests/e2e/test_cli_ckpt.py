@@ -79,7 +79,7 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_checkpoint_s_life(run: str, source: Path, tmp_path: Path, shell: Shell) -> None:
+def test_put_ls_get_pin_rm_of_a_checkpoint(run: str, source: Path, tmp_path: Path, shell: Shell) -> None:
     first, second = join(run, "checkpoint_000000"), join(run, "checkpoint_000001")
     put = shell.json("ckpt", "put", source, run, "--metric", "loss=0.5", "--metric", "stage=warm")
     assert (put["name"], put["file_count"], put["size_bytes"], put["unchanged_bytes"]) == (
@@ -174,14 +174,14 @@ def test_repair_removes_a_dead_writer_s_leftovers_and_nothing_else(run: str, sou
     assert len(shell.json("ckpt", "ls", run)["checkpoints"]) == 1
 
 
-def test_a_name_is_taken_once(run: str, source: Path, shell: Shell) -> None:
+def test_put_under_an_existing_name_is_refused(run: str, source: Path, shell: Shell) -> None:
     shell("ckpt", "put", source, run, "--name", "best one")
     shell("ckpt", "put", source, run, "--name", "best one", code=4)
     shell("ckpt", "put", source, run, "--name", "../up", code=2)
     assert shell.json("ckpt", "show", join(run, "best one"))["index"] == 0
 
 
-def test_mistakes_get_a_sentence_and_a_code(tmp_path: Path, source: Path, shell: Shell) -> None:
+def test_wrong_arguments_give_one_sentence_and_an_exit_code(tmp_path: Path, source: Path, shell: Shell) -> None:
     run, gone = tmp_path / "run", tmp_path / "gone"
     shell("ckpt", "ls", gone, code=3)
     shell("ckpt", "verify", gone, code=3)

@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError, TrainingFailedError
 from holdfast.train import Checkpoint, CheckpointUploadMode, Result, RunConfig
 
 
-def test_what_a_worker_finds_around_it(place: Place) -> None:
+def test_environment_variables_and_context_of_a_worker(place: Place) -> None:
     def function() -> dict[str, Any]:
         context = train.get_context()
         names = (
@@ -53,7 +53,7 @@ def test_what_a_worker_finds_around_it(place: Place) -> None:
     assert variables["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
-def test_temporary_files_of_a_killed_worker_go_with_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_a_killed_worker_are_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
 
     def function() -> list[str]:
@@ -71,9 +71,7 @@ def test_temporary_files_of_a_killed_worker_go_with_it(place: Place, monkeypatch
     assert place.cache in Path(first).parents
 
 
-def test_reports_without_a_checkpoint_are_durable_soon_also_when_they_never_pause(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_metric_reports_are_durable_within_a_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def function() -> int:
         for number in range(1_000_000):
             train.report({"number": number})
@@ -88,7 +86,7 @@ def test_reports_without_a_checkpoint_are_durable_soon_also_when_they_never_paus
     assert fit(place, function).return_value > 0
 
 
-def test_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_and_local_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
 
     def function() -> list[Any]:
@@ -106,7 +104,7 @@ def test_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     assert all(one[3:] == ["2", "2"] for one in found)
 
 
-def test_collectives(place: Place) -> None:
+def test_barrier_and_broadcast_from_rank_zero(place: Place) -> None:
     def function() -> list[Any]:
         rank = train.get_context().get_world_rank()
         got = [train.collective.broadcast_from_rank_zero({"from": rank, "n": n}) for n in range(3)]
@@ -138,7 +136,7 @@ def test_metrics_of_every_kind_come_back_as_they_were_reported(place: Place) -> 
     assert result.best_checkpoints == []
 
 
-def test_a_metric_that_is_none_is_an_error_of_the_function(place: Place) -> None:
+def test_an_unsupported_metric_type_fails_the_function(place: Place) -> None:
     def function() -> None:
         train.report({"bad": object()})
 
@@ -148,7 +146,7 @@ def test_a_metric_that_is_none_is_an_error_of_the_function(place: Place) -> None
     assert "bad" in str(error)
 
 
-def test_local_mode_runs_in_this_very_process(place: Place) -> None:
+def test_local_mode_runs_in_the_driver_process(place: Place) -> None:
     seen: list[Any] = []
 
     def function(config: dict[str, Any]) -> int:
@@ -210,7 +208,9 @@ def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(place: Place) -> No
     assert fit(place, function, workers=0).metrics == {"value": 1}
 
 
-def test_callbacks_are_told_and_cannot_harm(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_callbacks_are_called_and_their_errors_do_not_fail_the_run(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     told: list[Any] = []
 
     class Listener(train.UserCallback):
@@ -288,7 +288,7 @@ def test_a_run_may_start_from_another_runs_checkpoint(place: Place) -> None:
     assert first.checkpoint is not None and value_of(first.checkpoint) == 42
 
 
-def test_a_relative_storage_path_is_a_path(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_storage_path_is_resolved(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.root.joinpath("here").mkdir()
     monkeypatch.chdir(place.root / "here")
     result = fit(place, lambda: "done", storage_path="runs")
@@ -296,7 +296,7 @@ def test_a_relative_storage_path_is_a_path(place: Place, monkeypatch: pytest.Mon
     assert Result.from_path("runs/run").return_value == "done"
 
 
-def test_a_function_that_cannot_be_sent_is_refused_before_anything_starts(place: Place) -> None:
+def test_a_function_that_cannot_be_pickled_is_refused_before_workers_start(place: Place) -> None:
     lock = threading.Lock()
 
     def function() -> bool:
@@ -307,7 +307,7 @@ def test_a_function_that_cannot_be_sent_is_refused_before_anything_starts(place:
     assert not (place.storage / "run").exists()
 
 
-def test_fit_again_and_again_leaves_no_descriptor_and_no_thread(place: Place) -> None:
+def test_repeated_fit_leaks_no_descriptor_and_no_thread(place: Place) -> None:
     def function() -> None:
         train.report({})
 

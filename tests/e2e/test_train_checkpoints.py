@@ -13,7 +13,7 @@ from holdfast import train
 from holdfast.train import Checkpoint, CheckpointConfig, CheckpointUploadMode
 
 
-def test_checkpoints_names_modes_and_all_that_were_reported(place: Place) -> None:
+def test_checkpoint_names_upload_modes_and_reported_checkpoints(place: Place) -> None:
     def function() -> list[Any]:
         save(1, checkpoint_dir_name="first")
         save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
@@ -53,7 +53,7 @@ def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Pla
         fit(place, function)
 
 
-def test_two_ranks_with_the_same_file_are_told_apart(place: Place) -> None:
+def test_two_ranks_reporting_the_same_file_name_are_refused(place: Place) -> None:
     def function() -> None:
         save(train.get_context().get_world_rank())
 
@@ -63,7 +63,7 @@ def test_two_ranks_with_the_same_file_are_told_apart(place: Place) -> None:
         fit(place, function, workers=2)
 
 
-def test_the_best_are_kept_and_the_latest_besides(place: Place) -> None:
+def test_retention_keeps_the_best_and_the_latest_checkpoint(place: Place) -> None:
     def function() -> None:
         for value in (5, 1, 9, 3, 7, 2):
             save(value)
@@ -79,7 +79,7 @@ def test_the_best_are_kept_and_the_latest_besides(place: Place) -> None:
     assert len(list((place.storage / "run").glob("checkpoint_*"))) == 3
 
 
-def test_a_commit_is_known_on_nodes_that_gave_no_part_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_without_a_part_learn_of_a_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
 
     def function() -> None:
@@ -111,7 +111,7 @@ def test_rank_zero_names_the_checkpoint_even_if_it_gives_no_part(place: Place) -
     assert place.check_stored() == ["of-rank-0", "second-of-rank-1"]
 
 
-def test_files_that_lie_under_another_name_are_refused(place: Place) -> None:
+def test_no_upload_directories_of_all_ranks_must_have_one_name(place: Place) -> None:
     def function() -> None:
         rank = train.get_context().get_world_rank()
         own = Path(train.get_context().get_storage().uri, f"own-{rank}")

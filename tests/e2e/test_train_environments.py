@@ -88,7 +88,7 @@ _ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("name", _ENVIRONMENTS)
-def test_a_script_finishes_under(name: str, place: Place) -> None:
+def test_a_script_finishes_in_environment(name: str, place: Place) -> None:
     odd, mark = _ENVIRONMENTS[name], uuid.uuid4().hex
     script, answer = place.root / "script.py", place.root / "answer"
     script.write_text(textwrap.dedent(_SCRIPT))

@@ -56,7 +56,7 @@ def _fit(place: Place, max_failures: int = 1, **run: Any) -> Result:
     ).fit()
 
 
-def test_the_files_of_a_run(place: Place) -> None:
+def test_result_files_of_a_finished_run(place: Place) -> None:
     _fit(place)
     run = place.storage / "run"
     lines = [json.loads(line) for line in (run / "result.json").read_text().splitlines()]
@@ -88,7 +88,7 @@ def test_tensorboard_reads_one_curve_in_spite_of_the_recovery(place: Place) -> N
     assert curve == [(1, 1.0), (2, 0.5), (3, round(1 / 3, 6)), (4, 0.25)]
 
 
-def test_a_failed_run_says_why_in_a_file_and_in_its_result(place: Place) -> None:
+def test_a_failed_run_has_error_txt_and_result_error(place: Place) -> None:
     with pytest.raises(TrainingFailedError, match="the disk hiccuped"):
         _fit(place, max_failures=0)
     text = (place.storage / "run" / "error.txt").read_text()
@@ -115,7 +115,7 @@ def test_a_result_is_read_from_read_only_storage(place: Place) -> None:
             assert Path(directory, "step").read_text() == "4"
 
 
-def test_a_moved_run_is_read_and_knows_its_new_place(place: Place) -> None:
+def test_a_run_directory_that_was_moved_is_read_at_its_new_path(place: Place) -> None:
     _fit(place)
     moved = place.root / "elsewhere"
     (place.storage / "run").rename(moved)
@@ -125,7 +125,7 @@ def test_a_moved_run_is_read_and_knows_its_new_place(place: Place) -> None:
     assert result.checkpoint.path == str(moved / "checkpoint_000001")
 
 
-def test_artifacts_are_synced_when_asked_for_and_never_mix_with_the_runs_own(place: Place) -> None:
+def test_artifacts_are_synced_on_request_without_touching_the_runs_own_files(place: Place) -> None:
     def function() -> None:
         Path("plots").mkdir()
         Path("plots", f"rank_{train.get_context().get_world_rank()}.txt").write_text("a plot")

@@ -63,7 +63,7 @@ def test_a_failure_after_a_restart_resumes_from_the_new_checkpoints_only(place: 
     assert Result.from_path(done.path).return_value == done.return_value
 
 
-def test_restart_needs_no_run_to_be_there(place: Place) -> None:
+def test_restart_works_without_an_existing_run(place: Place) -> None:
     assert fit(place, _two_steps, resume="restart").return_value == 0
     assert not any(isinstance(one, r.RunRestarted) for one in place.records())
 
@@ -175,7 +175,7 @@ def test_an_edited_script_without_checkpoints_is_called_again_from_the_beginning
     assert "is called again from the beginning" in said
 
 
-def test_the_journal_tells_what_changed(place: Place) -> None:
+def test_the_journal_records_what_changed_in_the_script(place: Place) -> None:
     fit(place, _two_steps)
 
     def more() -> str:

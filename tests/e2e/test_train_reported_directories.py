@@ -42,7 +42,7 @@ def _linked(target: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, *_LET_GO], ids=["default", "delete", "async", "sync"])
-def test_the_storage_and_what_holds_it_is_refused_and_nothing_is_touched(place: Place, options: dict[str, Any]) -> None:
+def test_reporting_the_storage_directory_or_its_parent_is_refused(place: Place, options: dict[str, Any]) -> None:
     def other() -> None:
         save(7)
 

@@ -50,7 +50,7 @@ def _run(arguments: list[str], cwd: Path, text: str | None = None) -> subprocess
     return done
 
 
-def test_a_script_needs_no_guard_and_runs_its_top_level_once(place: Place) -> None:
+def test_a_script_without_main_guard_runs_its_top_level_once(place: Place) -> None:
     script = _write(place)
     done = _run([str(script)], cwd=Path("/"))
     assert done.stdout.splitlines() == ["top level", "value 42 a module beside the script"]
@@ -59,7 +59,7 @@ def test_a_script_needs_no_guard_and_runs_its_top_level_once(place: Place) -> No
     assert "complete already" in again.stderr or again.stderr == ""
 
 
-def test_a_function_without_a_file_is_sent_as_well(place: Place) -> None:
+def test_a_function_without_a_source_file_runs(place: Place) -> None:
     """As a notebook's cells, or what is typed at a prompt."""
     source = _write(place).read_text()
     for name, arguments, typed in (("argument", ["-c", source], None), ("prompt", ["-"], source)):
@@ -68,7 +68,7 @@ def test_a_function_without_a_file_is_sent_as_well(place: Place) -> None:
         assert done.stdout.splitlines()[-1] == "value 42 a module beside the script"
 
 
-def test_cells_of_a_notebook_run_with_a_loop_already_going(place: Place) -> None:
+def test_notebook_cells_run_inside_a_running_event_loop(place: Place) -> None:
     """Notebooks run cells by `exec` inside an event loop."""
     _write(place)
     cells = textwrap.dedent("""
@@ -84,7 +84,7 @@ def test_cells_of_a_notebook_run_with_a_loop_already_going(place: Place) -> None
     assert done.stdout.splitlines()[-1] == "value 42 a module beside the script"
 
 
-def test_fit_outside_the_main_thread(place: Place) -> None:
+def test_fit_works_outside_the_main_thread(place: Place) -> None:
     _write(place)
     code = textwrap.dedent("""
         import threading

@@ -43,7 +43,7 @@ def _report_and_look(config: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_a_run_shows_no_more_than_the_user_lets_others_see(
+def test_file_modes_of_a_run_follow_the_umask_and_the_users_files(
     place: Place, umask: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Staging, TMPDIR and the working directory are private; the user's files keep their modes, and the run's own

@@ -81,7 +81,7 @@ def test_killed_workers_do_not_change_the_weights(place: Place) -> None:
     assert blamed == [{1}, {0}, {1}]
 
 
-def test_the_group_is_one_of_torch_distributed(place: Place) -> None:
+def test_workers_are_in_a_torch_distributed_process_group(place: Place) -> None:
     def function() -> list[Any]:
         import torch
         import torch.distributed as dist

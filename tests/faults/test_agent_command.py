@@ -39,7 +39,9 @@ def _visible(pid: int) -> bytes:
 
 
 @pytest.mark.parametrize("way", ["environment", "file"])
-def test_the_token_of_a_running_agent_shows_nowhere(place: Place, tmp_path: Path, way: str) -> None:
+def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
+    place: Place, tmp_path: Path, way: str
+) -> None:
     """Neither in /proc/<pid>/environ nor on the command line, of the agent and of everything below it."""
     token = make_token()
     (tmp_path / "token").touch(mode=0o600)
@@ -73,17 +75,17 @@ def test_the_token_of_a_running_agent_shows_nowhere(place: Place, tmp_path: Path
     asyncio.run(look())
 
 
-def test_the_token_is_in_no_text_of_a_meeting() -> None:
+def test_the_repr_of_an_endpoint_hides_the_token() -> None:
     assert "secret" not in repr(ControllerEndpoint("127.0.0.1:1", "secret"))
 
 
-def test_an_agent_without_tls_does_not_leave_its_machine(place: Place) -> None:
+def test_an_agent_without_tls_dials_loopback_only(place: Place) -> None:
     code, told = _refusal(place, "--connect", "192.0.2.1:9", HOLDFAST_TOKEN="t")
     assert code == 1
     assert told.count("\n") == 1 and "192.0.2.1 without TLS" in told
 
 
-def test_an_agent_without_a_token_says_so(place: Place, tmp_path: Path) -> None:
+def test_an_agent_without_a_token_fails_with_a_clear_error(place: Place, tmp_path: Path) -> None:
     code, told = _refusal(place, "--connect", "127.0.0.1:9")
     assert code == 2 and "has no token" in told
     code, told = _refusal(place, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "missing"))

@@ -44,7 +44,7 @@ async def _running(desk: Desk) -> list[int]:
     return [desk.zygote(), *pids.values(), *children]
 
 
-def test_a_killed_agent_takes_everything_along(tmp_path: Path) -> None:
+def test_workers_and_zygote_die_with_a_killed_agent(tmp_path: Path) -> None:
     async def test() -> None:
         async with at_desk(tmp_path) as desk:
             below = await _running(desk)
@@ -55,7 +55,7 @@ def test_a_killed_agent_takes_everything_along(tmp_path: Path) -> None:
     hold(test)
 
 
-def test_a_cut_connection_ends_everything(tmp_path: Path) -> None:
+def test_an_agent_whose_connection_is_cut_ends_all_its_processes(tmp_path: Path) -> None:
     async def test() -> None:
         async with at_desk(tmp_path) as desk:
             below = await _running(desk)
@@ -101,7 +101,7 @@ class _MortalDesk(Desk):
         kin.until(lambda: not own.exists(), "the end of the thread")
 
 
-def test_a_controller_that_hangs_up_before_it_is_dead_leaves_nothing(tmp_path: Path) -> None:
+def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_path: Path) -> None:
     """The agent has sent its zygote away, and is about to tidy up, when its parent's death reaches it."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -127,7 +127,7 @@ def test_a_controller_that_hangs_up_before_it_is_dead_leaves_nothing(tmp_path: P
     hold(test)
 
 
-def test_a_polite_end_and_a_sigterm_leave_nothing_but_the_logs(tmp_path: Path) -> None:
+def test_shutdown_and_sigterm_leave_nothing_but_the_logs(tmp_path: Path) -> None:
     async def test() -> None:
         for how in ("shutdown", "sigterm"):
             async with at_desk(tmp_path / how) as desk:
@@ -144,7 +144,7 @@ def test_a_polite_end_and_a_sigterm_leave_nothing_but_the_logs(tmp_path: Path) -
     hold(test)
 
 
-def test_a_killed_zygote_is_told_and_replaced(tmp_path: Path) -> None:
+def test_a_killed_zygote_is_reported_and_replaced(tmp_path: Path) -> None:
     async def test() -> None:
         async with at_desk(tmp_path) as desk:
             zygote, *below = await _running(desk)
@@ -161,7 +161,7 @@ def test_a_killed_zygote_is_told_and_replaced(tmp_path: Path) -> None:
     hold(test)
 
 
-def test_a_worker_killed_in_its_first_moment(tmp_path: Path) -> None:
+def test_a_worker_killed_right_after_its_fork_is_reported(tmp_path: Path) -> None:
     def function() -> None:
         signal.pause()
 
@@ -206,7 +206,7 @@ def _descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def test_directories_of_dead_agents_are_swept_and_those_of_live_ones_not(tmp_path: Path) -> None:
+def test_session_directories_of_dead_agents_only_are_removed(tmp_path: Path) -> None:
     mine = SessionDir("mine", tmp_path)
     agents = tmp_path / "agents"
     (agents / "dead").mkdir()

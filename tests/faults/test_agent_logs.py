@@ -18,7 +18,7 @@ def _chatter() -> None:
     print("done", flush=True)
 
 
-def test_a_disk_that_stalls_under_the_logs_does_not_stop_the_agent(tmp_path: Path) -> None:
+def test_a_stalled_log_disk_does_not_block_the_agent(tmp_path: Path) -> None:
     """The log file is a pipe that nobody reads for a while: the agent answers pings, and not a byte is lost."""
     log = tmp_path / "cache" / "agents" / "a1" / "logs" / "generation_000001" / "rank_0.log"
 

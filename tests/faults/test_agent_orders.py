@@ -37,7 +37,7 @@ def test_a_stop_while_the_zygote_still_imports_is_answered_at_once(tmp_path: Pat
     hold(test)
 
 
-def test_a_new_generation_replaces_one_that_nobody_stopped(tmp_path: Path) -> None:
+def test_a_new_generation_replaces_one_that_was_not_stopped(tmp_path: Path) -> None:
     def function() -> None:
         train.report({})
         signal.pause()

@@ -36,7 +36,7 @@ def _staged(desk: Desk) -> list[str]:
     return sorted(path.name for path in desk.cache.glob("agents/a1/staging/*/*"))
 
 
-def test_a_part_outlives_its_worker_and_goes_when_it_is_settled(tmp_path: Path) -> None:
+def test_a_part_outlives_its_worker_and_is_removed_after_the_commit(tmp_path: Path) -> None:
     async def test() -> None:
         async with at_desk(tmp_path) as desk:
             await desk.prepare(job_of(_report_checkpoints))
@@ -81,7 +81,7 @@ def test_a_worker_waits_for_its_first_checkpoint_before_it_hands_over_a_second(t
     hold(test)
 
 
-def test_a_part_that_nobody_gave_and_a_storage_that_refuses(tmp_path: Path) -> None:
+def test_uploading_an_unknown_part_or_to_refusing_storage_fails(tmp_path: Path) -> None:
     async def test() -> None:
         async with at_desk(tmp_path) as desk:
             desk.storage.parent.mkdir(parents=True)

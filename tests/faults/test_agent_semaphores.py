@@ -153,9 +153,7 @@ LOCK = multiprocessing.get_context("spawn").Lock()
 """
 
 
-def test_the_zygotes_own_resource_tracker_ends_with_it_and_not_with_a_generation(
-    tmp_path: Path, semaphores: _Semaphores
-) -> None:
+def test_the_zygotes_resource_tracker_outlives_generations(tmp_path: Path, semaphores: _Semaphores) -> None:
     (tmp_path / "locks_at_import.py").write_text(_LOCKS_AT_IMPORT)
 
     def function() -> None:

@@ -19,7 +19,7 @@ from holdfast.wire.messages import Stacks
 from holdfast.worker.stdio import DUMP_SIGNAL
 
 
-def test_a_worker_that_gets_no_time_for_a_while_still_shows_where_it_is(tmp_path: Path) -> None:
+def test_stacks_are_dumped_also_from_a_worker_that_gets_no_cpu_for_a_while(tmp_path: Path) -> None:
     """It does not let the signal through at first, as if the machine had too much else to do."""
 
     def stuck_in_here() -> None:
@@ -52,7 +52,7 @@ while True:
 """
 
 
-def test_the_kernel_tells_of_a_dump_that_is_not_over(tmp_path: Path) -> None:
+def test_proc_status_shows_whether_a_stack_dump_is_unfinished(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     room_bytes = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     os.write(writing, b"x" * (room_bytes - 5))

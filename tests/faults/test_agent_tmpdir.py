@@ -39,7 +39,7 @@ def _load_batches() -> int:
     return int(sum(batch.sum() for batch in loader))
 
 
-def test_a_data_loader_with_workers_works_where_the_home_directory_is_long(tmp_path: Path, long_home: Path) -> None:
+def test_data_loader_workers_start_where_the_home_directory_path_is_long(tmp_path: Path, long_home: Path) -> None:
     async def test() -> None:
         async with at_desk(tmp_path, HOLDFAST_LOCAL_CACHE_DIR=str(long_home / ".cache" / "holdfast")) as desk:
             await desk.prepare(job_of(_load_batches), preload=["torch"])
@@ -91,7 +91,7 @@ def test_a_killed_agent_leaves_nothing_of_its_workers_temporary_files(
     hold(test)
 
 
-def test_only_links_to_agents_that_are_gone_are_removed(tmp_path: Path) -> None:
+def test_only_tmpdir_links_of_dead_agents_are_removed(tmp_path: Path) -> None:
     living = tmp_path / "agents" / "a" / "tmp"
     living.mkdir(parents=True)
     (tmp_path / "hf-living").symlink_to(living)

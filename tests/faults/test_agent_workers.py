@@ -59,7 +59,7 @@ def test_a_function_runs_and_finishes(tmp_path: Path, fork: bool, monkeypatch: p
 
 
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
-def test_an_exception_is_told_with_its_causes_and_without_our_frames(tmp_path: Path, fork: bool) -> None:
+def test_an_exception_is_reported_with_its_causes_and_without_our_frames(tmp_path: Path, fork: bool) -> None:
     def function() -> None:
         print("about to fail", file=sys.stderr)
         try:
@@ -109,7 +109,7 @@ def test_sys_exit_is_a_failure(tmp_path: Path, code: object, cause: str) -> None
         ("abort", "killed by SIGABRT"),
     ],
 )
-def test_ends_that_the_worker_cannot_tell(tmp_path: Path, how: str, cause: str) -> None:
+def test_signals_and_os_exit_are_reported_by_exit_status(tmp_path: Path, how: str, cause: str) -> None:
     def function(config: dict[str, Any]) -> None:
         if config["how"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_ends_that_the_worker_cannot_tell(tmp_path: Path, how: str, cause: str) 
     hold(test)
 
 
-def test_a_segfault_comes_with_the_line_that_caused_it(tmp_path: Path) -> None:
+def test_a_segfault_is_reported_with_the_line_that_caused_it(tmp_path: Path) -> None:
     def crash_here() -> None:
         ctypes.string_at(0)
 
@@ -181,7 +181,7 @@ def test_a_thousand_reports_arrive_in_order(tmp_path: Path) -> None:
     hold(test)
 
 
-def test_a_hung_worker_shows_where_before_it_is_killed(tmp_path: Path) -> None:
+def test_the_stacks_of_a_hung_worker_are_dumped_before_it_is_killed(tmp_path: Path) -> None:
     def stuck_in_here() -> None:
         train.report({})
         while True:
@@ -205,7 +205,7 @@ def test_a_hung_worker_shows_where_before_it_is_killed(tmp_path: Path) -> None:
     hold(test)
 
 
-def test_everything_that_a_worker_started_goes_with_it(tmp_path: Path) -> None:
+def test_processes_that_a_worker_started_are_killed_with_it(tmp_path: Path) -> None:
     def function() -> None:
         mine = os.fork()
         if mine == 0:
@@ -238,7 +238,7 @@ def test_everything_that_a_worker_started_goes_with_it(tmp_path: Path) -> None:
     hold(test)
 
 
-def test_output_is_forwarded_and_kept(tmp_path: Path) -> None:
+def test_output_is_forwarded_and_logged(tmp_path: Path) -> None:
     def function() -> None:
         print("first")
         os.write(2, b"from C\n")
@@ -266,7 +266,7 @@ def test_output_is_forwarded_and_kept(tmp_path: Path) -> None:
     hold(test)
 
 
-def test_stop_is_idempotent_and_knows_no_strangers(tmp_path: Path) -> None:
+def test_stop_is_idempotent_and_ignores_unknown_generations(tmp_path: Path) -> None:
     def function() -> None:
         signal.pause()
 

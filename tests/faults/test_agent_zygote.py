@@ -47,7 +47,7 @@ def _module(directory: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
-def test_a_function_that_cannot_be_opened_fails_on_every_rank(tmp_path: Path, fork: bool) -> None:
+def test_a_function_that_cannot_be_unpickled_fails_on_every_rank(tmp_path: Path, fork: bool) -> None:
     _module(tmp_path / "mine", "only_on_the_driver", "def function():\n    return 1\n")
     sys.path.insert(0, str(tmp_path / "mine"))
     try:
@@ -73,7 +73,7 @@ def test_a_function_that_cannot_be_opened_fails_on_every_rank(tmp_path: Path, fo
     hold(test)
 
 
-def test_threads_started_at_import_mean_cold_workers_and_a_reason(tmp_path: Path) -> None:
+def test_threads_started_at_import_cause_cold_starts_with_a_logged_reason(tmp_path: Path) -> None:
     _module(tmp_path / "mine", "starts_a_thread", _STARTS_A_THREAD)
 
     def function() -> str:
@@ -92,7 +92,7 @@ def test_threads_started_at_import_mean_cold_workers_and_a_reason(tmp_path: Path
     hold(test)
 
 
-def test_what_imports_print_is_told_in_whole_lines(tmp_path: Path) -> None:
+def test_output_of_imports_is_forwarded_in_whole_lines(tmp_path: Path) -> None:
     _module(tmp_path / "mine", "prints_in_pieces", _PRINTS_IN_PIECES)
 
     async def test() -> None:
@@ -118,7 +118,7 @@ def _makers(desk: Desk) -> list[int]:
     return [int(line.text.split()[-1]) for line in lines if line.text.startswith("imported by")]
 
 
-def test_what_workers_import_is_there_for_the_next_generation(tmp_path: Path) -> None:
+def test_modules_imported_by_workers_are_preimported_for_the_next_generation(tmp_path: Path) -> None:
     _module(tmp_path / "mine", "slow_to_import", "import os\nprint('imported by', os.getpid())\nMAKER = os.getpid()\n")
     _module(tmp_path / "mine", "starts_a_thread", _STARTS_A_THREAD)
 
@@ -168,7 +168,7 @@ def _inherits() -> None:
     signal.pause()
 
 
-def test_generations_stop_and_start_while_a_learned_module_is_being_imported(tmp_path: Path) -> None:
+def test_generations_stop_and_start_while_the_next_zygote_imports(tmp_path: Path) -> None:
     gate, arrived = tmp_path / "gate", tmp_path / "arrived"
     os.mkfifo(gate)
     _module(tmp_path / "path" / "mine", "__init__", "")
@@ -210,7 +210,7 @@ _SPOILS = {
 
 
 @pytest.mark.parametrize("how", _SPOILS)
-def test_a_learned_module_that_spoils_the_process_is_left_out_and_the_others_are_not(tmp_path: Path, how: str) -> None:
+def test_a_module_unsafe_to_fork_is_not_preimported_and_others_are(tmp_path: Path, how: str) -> None:
     """A module of a package that is trusted, so that no trial finds out."""
     for name, text in {
         "__init__": "",
@@ -249,7 +249,7 @@ def test_a_learned_module_that_spoils_the_process_is_left_out_and_the_others_are
     hold(test)
 
 
-def test_the_next_zygote_takes_over_with_the_agents_death_in_view(tmp_path: Path) -> None:
+def test_the_next_zygote_cleans_up_after_a_killed_agent_too(tmp_path: Path) -> None:
     """After it took over, a killed agent is tidied up after as before."""
     _module(tmp_path / "path" / "mine", "__init__", "")
     _module(tmp_path / "path" / "mine", "more", "")
@@ -279,7 +279,7 @@ def test_the_next_zygote_takes_over_with_the_agents_death_in_view(tmp_path: Path
     hold(test)
 
 
-def test_workers_do_not_roll_the_same_dice(tmp_path: Path) -> None:
+def test_workers_have_different_random_seeds(tmp_path: Path) -> None:
     def function() -> None:
         import numpy
 
@@ -299,7 +299,7 @@ def test_workers_do_not_roll_the_same_dice(tmp_path: Path) -> None:
     hold(test)
 
 
-def test_the_port_is_free_for_a_function_that_binds_it_itself(tmp_path: Path) -> None:
+def test_master_port_can_be_bound_by_the_training_function(tmp_path: Path) -> None:
     def function() -> int:
         with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))) as server:
             return int(server.getsockname()[1])
@@ -328,7 +328,7 @@ os.fork = slow
 """
 
 
-def test_the_port_is_free_also_while_others_still_have_its_socket(tmp_path: Path) -> None:
+def test_master_port_can_be_bound_while_other_processes_hold_its_socket(tmp_path: Path) -> None:
     """The zygote comes to closing its copy only after the worker has bound the port."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -367,7 +367,7 @@ class Listening:
         print("shut down")
 
 
-def test_a_framework_gets_the_socket_that_is_bound_already(tmp_path: Path) -> None:
+def test_a_framework_gets_the_listening_socket_of_master_port(tmp_path: Path) -> None:
     def function() -> None:
         if os.environ["RANK"] == "0":  # the others may come after it has gone
             socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
@@ -401,7 +401,7 @@ def _in_memory(data: bytes) -> Iterator[int]:
     os.close(fd)
 
 
-def test_an_agent_that_takes_long_to_die_is_tidied_up_after(tmp_path: Path) -> None:
+def test_the_zygote_cleans_up_after_an_agent_that_dies_slowly(tmp_path: Path) -> None:
     """The kernel tells of the death of its first thread; the connection ends with its last one, which is this test."""
     leftover = tmp_path / "leftover"
     leftover.touch()
@@ -435,7 +435,7 @@ def test_an_agent_that_takes_long_to_die_is_tidied_up_after(tmp_path: Path) -> N
         assert not leftover.exists()
 
 
-def test_a_module_that_crashes_the_zygote_ends_in_cold_workers(tmp_path: Path) -> None:
+def test_a_module_that_crashes_the_zygote_causes_cold_starts(tmp_path: Path) -> None:
     _module(tmp_path / "mine", "crashes", "import ctypes\nctypes.string_at(0)\n")
 
     def function() -> int:

@@ -81,7 +81,7 @@ def manifest_call(calls: list[str]) -> int:
 
 
 @pytest.mark.parametrize("name", [None, "best"])
-def test_killed_before_every_call_of_a_commit(place: Place, scene: Scene, name: str | None) -> None:
+def test_writer_killed_before_each_store_call_of_a_commit(place: Place, scene: Scene, name: str | None) -> None:
     job = Job(uri=scene.uri, task="commit", source=str(scene.source), name=name)
     calls = place.victims.run(job).calls
     commits_at = manifest_call(calls)
@@ -98,7 +98,7 @@ def test_killed_before_every_call_of_a_commit(place: Place, scene: Scene, name: 
         scene.recover(name)
 
 
-def test_killed_before_every_call_of_two_ranks(place: Place, scene: Scene, tmp_path: Path) -> None:
+def test_writer_killed_before_each_store_call_of_a_two_rank_commit(place: Place, scene: Scene, tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / "ranks" / f"rank{rank}").mkdir(parents=True)
         (tmp_path / "ranks" / f"rank{rank}" / f"shard-{rank}.bin").write_bytes(bytes([rank]) * 1000)
@@ -116,7 +116,7 @@ def test_killed_before_every_call_of_two_ranks(place: Place, scene: Scene, tmp_p
         scene.recover()
 
 
-def test_killed_in_the_middle_of_a_big_upload(place: Place, scene: Scene) -> None:
+def test_writer_killed_within_a_large_upload(place: Place, scene: Scene) -> None:
     make_source(scene.source, 2, big_bytes=17 * MIB)
     for block in range(5):
         before = scene.committed()
@@ -126,7 +126,7 @@ def test_killed_in_the_middle_of_a_big_upload(place: Place, scene: Scene) -> Non
     scene.recover()
 
 
-def test_killed_at_any_instant(place: Place, scene: Scene) -> None:
+def test_writer_killed_at_random_times(place: Place, scene: Scene) -> None:
     job = Job(uri=scene.uri, task="commit", source=str(scene.source))
     normal_s = min(place.victims.run(job).took_s for _ in range(3))
     scene.recover()
@@ -146,7 +146,7 @@ def test_killed_at_any_instant(place: Place, scene: Scene) -> None:
     assert killed > place.random_kills // 4
 
 
-def test_killed_before_every_call_of_a_removal(place: Place, scene: Scene) -> None:
+def test_process_killed_before_each_store_call_of_a_removal(place: Place, scene: Scene) -> None:
     names = [commit_directory(scene.store, scene.source, metrics={}).name for _ in range(2)]
     calls = place.victims.run(Job(uri=scene.uri, task="remove", name=names[0])).calls
     for at in place.steps(calls):
@@ -160,7 +160,7 @@ def test_killed_before_every_call_of_a_removal(place: Place, scene: Scene) -> No
 
 
 @pytest.mark.parametrize("task", ["seal", "repair"])
-def test_killed_while_clearing_up_after_another(place: Place, scene: Scene, task: str) -> None:
+def test_process_killed_before_each_store_call_of_a_repair(place: Place, scene: Scene, task: str) -> None:
     job = Job(uri=scene.uri, task="commit", source=str(scene.source))
     dies_at = manifest_call(place.victims.run(job).calls)
     scene.recover()
@@ -181,7 +181,7 @@ def test_killed_while_clearing_up_after_another(place: Place, scene: Scene, task
         scene.recover()
 
 
-def test_a_late_writer_loses_to_the_seal(scene: Scene) -> None:
+def test_a_writer_whose_draft_was_voided_cannot_commit(scene: Scene) -> None:
     draft = reserve(scene.store)
     files = upload_part(scene.store, draft, scene.source, rank=0, parent_files=None)
     assert Catalog(scene.store).void_drafts(1, floor=10**6) == [draft.name]

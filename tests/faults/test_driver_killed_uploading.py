@@ -111,7 +111,7 @@ def test_a_driver_that_is_killed_and_started_again_at_once_resumes_from_the_uplo
     kin.gone(*agents)
 
 
-def test_agents_finish_the_uploads_and_go_before_the_next_driver_starts(place: Place, gate: _Gate) -> None:
+def test_agents_finish_uploads_and_exit_before_the_next_driver_starts(place: Place, gate: _Gate) -> None:
     first = gate.drive()
     agents = _kill(first)
     first.end()  # whoever reads the driver's output is not kept waiting by its agent
@@ -123,7 +123,7 @@ def test_agents_finish_the_uploads_and_go_before_the_next_driver_starts(place: P
     _check(place, place.drive(_CONFIG), resumed_from=4)
 
 
-def test_the_next_driver_is_killed_too_while_it_waits(place: Place, gate: _Gate) -> None:
+def test_the_next_driver_is_killed_while_it_waits_for_the_uploads(place: Place, gate: _Gate) -> None:
     agents = _kill(gate.drive())
     second = _second(place)
     second.kill()
@@ -170,7 +170,7 @@ def test_the_agent_that_finishes_the_uploads_is_killed_too(place: Place, gate: _
     ]
 
 
-def test_agents_take_no_longer_than_they_may(place: Place, gate: _Gate) -> None:
+def test_agents_give_up_uploads_after_the_linger_time(place: Place, gate: _Gate) -> None:
     """The storage never answers: the agent gives up at its time limit, and the next driver shuts the draft."""
     agents = _kill(gate.drive(HOLDFAST_LINGER_S="0.5"))
     kin.gone(*agents, within_s=20)
@@ -186,7 +186,7 @@ def test_a_sigterm_ends_an_agent_that_finishes_uploads(place: Place, gate: _Gate
     _check(place, place.drive(_CONFIG), resumed_from=2)
 
 
-def test_an_agent_stops_when_the_next_driver_has_shut_its_draft(place: Place, gate: _Gate) -> None:
+def test_an_agent_stops_uploading_when_the_next_driver_voided_its_draft(place: Place, gate: _Gate) -> None:
     """A driver that does not know of the agent, as on another machine, does not wait for it."""
     (agent,) = _kill(gate.drive())
     elsewhere = place.root / "elsewhere"

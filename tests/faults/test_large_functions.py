@@ -91,7 +91,7 @@ def _cases() -> dict[str, tuple[Any, dict[str, Any] | None, str]]:
 
 
 @pytest.mark.parametrize("case", list(_cases()))
-def test_what_is_too_large_is_named_before_anything_starts(
+def test_too_large_a_function_is_refused_naming_the_captured_object(
     place: Place, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     function, config, named = _cases()[case]
@@ -135,7 +135,7 @@ class _KillsAgent:
         return (kill, ())
 
 
-def test_agents_that_die_of_the_function_end_the_run(place: Place) -> None:
+def test_agents_that_die_while_loading_the_function_end_the_run(place: Place) -> None:
     bomb = _KillsAgent()
 
     def function() -> Any:

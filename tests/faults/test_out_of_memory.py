@@ -22,7 +22,7 @@ def _score() -> list[int]:
 
 
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
-def test_workers_are_preferred_to_the_agent_and_the_zygote(tmp_path: Path, fork: bool) -> None:
+def test_the_oom_killer_prefers_workers_to_agent_and_zygote(tmp_path: Path, fork: bool) -> None:
     async def test() -> None:
         async with at_desk(tmp_path) as desk:
             await desk.prepare(job_of(_score), fork=fork)
@@ -36,7 +36,7 @@ def test_workers_are_preferred_to_the_agent_and_the_zygote(tmp_path: Path, fork:
 
 
 @pytest.mark.hosts
-def test_the_limit_of_a_group_above_is_respected() -> None:
+def test_the_memory_limit_of_a_parent_control_group_counts() -> None:
     program = "from holdfast.linux.memory import available_bytes; print(available_bytes())"
     with memory_group(300 * _MIB) as group:
         done = subprocess.run(
@@ -46,7 +46,7 @@ def test_the_limit_of_a_group_above_is_respected() -> None:
 
 
 @pytest.mark.hosts
-def test_a_worker_that_eats_all_memory_is_killed_and_the_run_goes_on(place: Place) -> None:
+def test_a_worker_killed_by_the_oom_killer_is_restarted(place: Place) -> None:
     """Six small workers eat at the same time, while the agent holds snapshots and is larger than any of them."""
     with memory_group(900 * _MIB) as group:
         driver = place.drive(

@@ -57,21 +57,23 @@ def _failures(place: Place) -> int:
 
 
 @pytest.mark.parametrize("moment", states.MOMENTS)
-def test_a_worker_dies(place: Place, moment: str) -> None:
+def test_a_killed_worker_resumes_from_the_snapshot(place: Place, moment: str) -> None:
     result = _fit(place, fates={f"1:{3}": moment}, sources={"2": "memory"})
     assert _failures(place) == 1
     _check(place, result)
 
 
 @pytest.mark.parametrize("moment", states.MOMENTS)
-def test_the_agent_dies(place: Place, moment: str) -> None:
+def test_a_killed_agent_resumes_from_storage(place: Place, moment: str) -> None:
     result = _fit(place, fates={"1:3": moment}, sources={"2": "storage"}, agent=True)
     assert _failures(place) == 1
     _check(place, result)
 
 
 @pytest.mark.parametrize("step", [*range(1, 12), 19, 20])
-def test_the_agent_dies_while_it_stores(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_killed_during_an_upload_leaves_no_partial_checkpoint(
+    place: Place, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the beginning and the end of every file of the first checkpoint, and in the middle of the second."""
     monkeypatch.setenv("PYTHONPATH", dying_agent.install(place.root / "path"))
     monkeypatch.setenv("HOLDFAST_TEST_DIE_AT", str(step))
@@ -83,7 +85,9 @@ def test_the_agent_dies_while_it_stores(place: Place, step: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("moment", ["half-copied", "unsealed"])
-def test_a_torn_buffer_is_not_trusted(place: Place, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_written_snapshot_buffer_is_not_loaded(
+    place: Place, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With memory for one snapshot only, the newest commit itself is what is being overwritten."""
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", str(50 << 20))
     result = _fit(place, fates={"1:3": moment}, sources={"2": "storage"})
@@ -91,7 +95,7 @@ def test_a_torn_buffer_is_not_trusted(place: Place, moment: str, monkeypatch: py
     _check(place, result)
 
 
-def test_without_memory_states_are_written_as_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_snapshot_memory_states_are_written_as_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "0")
     result = _fit(place, fates={"1:3": "sent", "2:4": "committed"}, sources={"2": "storage"})
     assert _failures(place) == 2
@@ -99,20 +103,20 @@ def test_without_memory_states_are_written_as_files(place: Place, monkeypatch: p
     assert "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in place.log(1, 0)
 
 
-def test_what_every_rank_reported_survives_the_failure_of_one(place: Place) -> None:
+def test_a_checkpoint_of_all_ranks_survives_the_failure_of_one(place: Place) -> None:
     """Rank 1 fails when both ranks' reports have returned: the order to stop must not overtake them."""
     result = _fit(place, workers=2, fates={"1:3": "peer-fails"}, sources={"2": "memory"})
     assert _failures(place) == 1
     _check(place, result)
 
 
-def test_every_rank_of_the_node_reads_one_ranks_snapshot(place: Place) -> None:
+def test_all_ranks_of_a_node_load_one_ranks_snapshot(place: Place) -> None:
     result = _fit(place, workers=2, fates={"1:3": "committed"}, sources={"2": "memory"})
     assert _failures(place) == 1
     _check(place, result)
 
 
-def test_a_worker_dies_again_and_again(place: Place) -> None:
+def test_repeated_worker_kills_with_snapshots(place: Place) -> None:
     fates = {"1:2": "unsealed", "2:3": "sent", "3:4": "half-copied", "4:5": "returned"}
     sources = {str(generation): "memory" for generation in range(2, 6)}
     result = _fit(place, failures=-1, fates=fates, sources=sources)
@@ -127,5 +131,5 @@ def test_unchanged_files_are_not_written_again(place: Place) -> None:
     assert all(16 << 20 < sent_bytes < (16 << 20) + 10_000 for sent_bytes in others)
 
 
-def test_local_mode(place: Place) -> None:
+def test_snapshots_in_local_mode(place: Place) -> None:
     _check(place, _fit(place, workers=0))

@@ -58,7 +58,7 @@ def test_all_agents_are_killed(place: Place) -> None:
     check_exact(place, _STEPS)
 
 
-def test_a_lost_agent_counts(place: Place) -> None:
+def test_a_lost_agent_counts_as_a_failure(place: Place) -> None:
     driver = _held(place, _TWO_NODES)
     os.kill(driver.agents()[0], signal.SIGKILL)
     raised = driver.raised()
@@ -76,7 +76,7 @@ def test_the_only_agent_is_killed(place: Place) -> None:
     assert gone and "SIGKILL" in gone[0].why
 
 
-def test_how_an_agent_died_is_told_also_when_it_takes_a_while_to_die(
+def test_the_exit_status_of_an_agent_that_dies_slowly_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection ends first."""
@@ -111,14 +111,14 @@ def _stillborn(place: Place, count: int) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def test_an_agent_that_dies_before_its_first_word_is_nobodys_failure(place: Place) -> None:
+def test_an_agent_that_dies_before_it_joined_does_not_count_as_a_failure(place: Place) -> None:
     driver = place.drive({"steps": _STEPS, "every": 2}, _stillborn(place, 2))
     driver.value()
     check_exact(place, _STEPS)
     assert ends(place) == []
 
 
-def test_agents_that_never_live_end_the_run_with_a_clear_error(place: Place) -> None:
+def test_agents_that_never_start_end_the_run_with_a_clear_error(place: Place) -> None:
     driver = place.drive({"steps": _STEPS, "every": 2}, _stillborn(place, 1000))
     raised = driver.raised()
     assert raised["type"] == "RunError"
@@ -150,7 +150,7 @@ def test_an_agent_is_killed_in_the_middle_of_an_upload(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_an_agent_that_stands_still_is_lost_after_a_while(place: Place) -> None:
+def test_a_stopped_agent_is_lost_after_the_timeout(place: Place) -> None:
     driver = _held(place, _TWO_NODES, failure=_ONE_FAILURE)
     os.kill(driver.agents()[1], signal.SIGSTOP)
     driver.value()

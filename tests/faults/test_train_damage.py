@@ -73,7 +73,7 @@ def test_a_checkpoint_that_was_altered_between_two_drivers_is_not_used(place: Pl
     assert started == [None, "checkpoint_000003", "checkpoint_000002"]
 
 
-def test_a_file_that_was_altered_in_the_parent_is_stored_anew_and_not_linked(place: Place) -> None:
+def test_a_file_altered_in_the_parent_checkpoint_is_uploaded_instead_of_linked(place: Place) -> None:
     trainer = train.DataParallelTrainer(
         keep_one_file,
         train_loop_config={"run": str(place.storage / "run")},

@@ -47,7 +47,7 @@ def _check_resumed(place: Place, driver: Driver) -> None:
     place.check_stored()
 
 
-def test_a_killed_driver_takes_everything_along_and_the_same_call_goes_on(place: Place) -> None:
+def test_all_processes_die_with_a_killed_driver_and_the_same_call_resumes(place: Place) -> None:
     first = _held(place)
     below = kin.descendants(first.pid)
     assert len(below) >= 4  # agent, zygote, two workers
@@ -59,7 +59,7 @@ def test_a_killed_driver_takes_everything_along_and_the_same_call_goes_on(place:
     _check_resumed(place, place.drive(_HELD))
 
 
-def test_everything_is_killed_at_once_and_the_same_call_goes_on(place: Place) -> None:
+def test_the_same_call_resumes_after_all_processes_were_killed_at_once(place: Place) -> None:
     first = _held(place)
     everyone = [first.pid, *kin.descendants(first.pid)]
     kin.signal_all(everyone, signal.SIGSTOP)  # or the first to die would take the others along
@@ -71,7 +71,7 @@ def test_everything_is_killed_at_once_and_the_same_call_goes_on(place: Place) ->
 
 
 @pytest.mark.parametrize(("number", "why"), [(signal.SIGINT, "Ctrl+C"), (signal.SIGTERM, "SIGTERM")])
-def test_a_polite_end_leaves_nothing_and_says_how_to_go_on(place: Place, number: int, why: str) -> None:
+def test_sigint_and_sigterm_stop_the_run_and_print_how_to_resume(place: Place, number: int, why: str) -> None:
     first = place.drive(_HELD, {"HOLDFAST_JSON": "0", "HOLDFAST_QUIET": "0"})
     journal = place.storage / "run" / "journal"
 
@@ -95,7 +95,7 @@ def test_a_polite_end_leaves_nothing_and_says_how_to_go_on(place: Place, number:
     _check_resumed(place, place.drive(_HELD))
 
 
-def test_a_second_interrupt_does_not_wait(place: Place) -> None:
+def test_a_second_interrupt_stops_at_once(place: Place) -> None:
     """The agent is stopped and answers nobody: the second Ctrl+C does not wait for it."""
     first = _held(place)
     below = kin.descendants(first.pid)
@@ -109,7 +109,7 @@ def test_a_second_interrupt_does_not_wait(place: Place) -> None:
     _check_resumed(place, place.drive(_HELD))
 
 
-def test_the_budget_survives_the_driver(place: Place) -> None:
+def test_the_failure_budget_survives_the_driver(place: Place) -> None:
     config = {**_HELD, "faults": {**_HELD["faults"], "1:1:1": "kill", "3:0:6": "raise"}}  # type: ignore[dict-item]
     failure = {"max_failures": 1}
     first = place.drive(config, failure=failure)
@@ -125,7 +125,7 @@ def test_the_budget_survives_the_driver(place: Place) -> None:
     assert "the data is bad" in raised["failures"]["0"]
 
 
-def test_a_failed_run_that_is_started_again_has_its_whole_budget(place: Place) -> None:
+def test_a_failed_run_that_is_started_again_has_its_whole_failure_budget(place: Place) -> None:
     config = {"steps": _STEPS, "every": 2, "faults": {"1:0:3": "raise", "2:0:5": "raise", "3:0:7": "raise"}}
     with pytest.raises(TrainingFailedError):
         place.fit(config, failure={"max_failures": 1})
@@ -136,7 +136,7 @@ def test_a_failed_run_that_is_started_again_has_its_whole_budget(place: Place) -
     assert not (place.storage / "run" / "error.txt").exists()
 
 
-def test_a_second_driver_is_refused_and_told_who_holds_the_run(place: Place) -> None:
+def test_a_second_driver_is_refused_naming_the_lease_holder(place: Place) -> None:
     first = _held(place)
     with pytest.raises(RunBusy, match=rf"held by process {first.pid} on {os.uname().nodename} .*takeover=True"):
         place.fit(_HELD)
@@ -146,7 +146,7 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_run(place: Place) -> 
     _check_resumed(place, place.drive(_HELD))
 
 
-def test_a_takeover_fences_the_first_and_voids_what_it_commits_later(place: Place) -> None:
+def test_a_takeover_fences_the_first_driver_and_voids_its_later_commits(place: Place) -> None:
     first = _held(place)
     _until_shown(place, 5)
     held = [first.pid, *kin.descendants(first.pid)]
@@ -167,7 +167,7 @@ def test_a_takeover_fences_the_first_and_voids_what_it_commits_later(place: Plac
     _check_taken_over(place)
 
 
-def test_a_fenced_driver_that_comes_to_its_end_says_so_and_writes_nothing(place: Place) -> None:
+def test_a_fenced_driver_ends_with_an_error_and_writes_nothing(place: Place) -> None:
     """After the last checkpoint only reports are left: the first could finish without meeting the fence."""
     config = {"steps": 5, "every": 2, "faults": {"1:0:4": "hold", "1:1:4": "hold"}}
     first = place.drive(config)
@@ -207,7 +207,9 @@ def test_a_complete_run_returns_at_once_without_workers(place: Place) -> None:
     assert place.fit({"steps": 4}).metrics == done.metrics
 
 
-def test_a_name_that_is_used_for_something_else_is_noticed(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_configuration_under_the_same_name_is_warned_about(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     config = {"steps": 4, "every": 2, "faults": {"1:0:3": "raise"}}
     with pytest.raises(TrainingFailedError):
         place.fit(config)
@@ -220,7 +222,7 @@ def test_a_name_that_is_used_for_something_else_is_noticed(place: Place, caplog:
     assert result.return_value == jobs.undisturbed(6)[-1]
 
 
-def test_another_function_under_the_same_name_is_noticed(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_function_under_the_same_name_is_warned_about(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     from holdfast import train
 
     with pytest.raises(TrainingFailedError):
@@ -239,7 +241,7 @@ def test_another_function_under_the_same_name_is_noticed(place: Place, caplog: p
     assert "function was `tests.faults.programs.jobs.steps`" in caplog.text
 
 
-def test_resume_never_and_must(place: Place) -> None:
+def test_resume_modes_never_and_must(place: Place) -> None:
     with pytest.raises(ConfigError, match=r'resume="must".*no run at'):
         place.fit({"steps": 2}, run={"resume": "must"})
     assert not place.storage.exists()

@@ -39,7 +39,7 @@ def _flip_a_bit_of_each_third_line(segment: Path) -> None:
     segment.write_bytes(b"\n".join(lines))
 
 
-def test_a_damaged_journal_keeps_nobody_from_going_on(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_resumes_with_a_damaged_journal(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     first = _held_at(place, 5, place.go)
     first.kill()
     first.end()
@@ -59,7 +59,7 @@ def test_a_damaged_journal_keeps_nobody_from_going_on(place: Place, capsys: pyte
     assert Result.from_path(run).return_value == jobs.undisturbed(_STEPS)[-1]
 
 
-def test_a_journal_that_is_removed_during_a_run_is_written_again(place: Place) -> None:
+def test_a_journal_removed_during_a_run_is_written_again(place: Place) -> None:
     driver = _held_at(place, 5, place.go)
     shutil.rmtree(place.storage / "run" / "journal")
     place.let_go()
@@ -71,7 +71,7 @@ def test_a_journal_that_is_removed_during_a_run_is_written_again(place: Place) -
     assert again.all("ControllerStarted") == [], "it is complete"
 
 
-def test_drivers_that_are_stopped_and_overtaken_leave_all_result_files_alone(place: Place) -> None:
+def test_a_fenced_driver_that_wakes_up_does_not_change_result_files(place: Place) -> None:
     """Each driver is stopped before its next step, overtaken, and let go while its successor is at work."""
     stopped: tuple[Driver, list[int], str] | None = None
     for number, step in enumerate((3, 5, 7), start=1):

@@ -37,7 +37,7 @@ def _deleted(place: Place) -> list[str]:
     return [record.name for record in place.records() if isinstance(record, r.CheckpointDeleted)]
 
 
-def test_a_pin_and_its_end_during_a_run_are_heeded(place: Place) -> None:
+def test_pin_and_unpin_during_a_run_are_respected(place: Place) -> None:
     later = place.gate("later")
     faults = {f"*:{rank}:{step}": fate for rank in (0, 1) for step, fate in ((2, "hold"), (4, "hold-later"))}
     driver = _held(place, 2, faults=faults, later=later)
@@ -55,7 +55,7 @@ def test_a_pin_and_its_end_during_a_run_are_heeded(place: Place) -> None:
     place.check_stored()
 
 
-def test_a_checkpoint_that_is_removed_during_a_run_is_not_missed(place: Place) -> None:
+def test_a_checkpoint_removed_by_the_user_during_a_run_is_no_error(place: Place) -> None:
     driver = _held(place, 3, keep=2)
     driver.expect("CheckpointDeleted", name="checkpoint_000000")
     assert main(["ckpt", "rm", str(place.storage / "run" / "checkpoint_000001")]) == 0
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_is_removed_during_a_run_is_not_missed(place: Place) -
     assert "Traceback" not in driver.errors
 
 
-def test_a_newest_checkpoint_that_is_removed_by_force_costs_the_steps_since_the_one_before(place: Place) -> None:
+def test_a_run_resumes_from_the_previous_checkpoint_when_the_newest_was_removed(place: Place) -> None:
     driver = _held(place, 3, keep=2)
     driver.expect("CheckpointDeleted", name="checkpoint_000000")
     assert main(["ckpt", "rm", "--force", str(place.storage / "run" / "checkpoint_000002")]) == 0
@@ -76,7 +76,7 @@ def test_a_newest_checkpoint_that_is_removed_by_force_costs_the_steps_since_the_
     assert driver.value() == jobs.undisturbed(_STEPS)[-1]
 
 
-def test_two_names_in_turn_are_used_again_as_soon_as_retention_has_freed_them(place: Place) -> None:
+def test_checkpoint_names_are_reusable_once_retention_removed_them(place: Place) -> None:
     config = {"steps": 6, "names": ["even", "odd"], "files": 40}
     result = place.fit(config, run=_config(num_to_keep=1))
     assert result.return_value == jobs.undisturbed(6)[-1]
@@ -88,7 +88,7 @@ def _config(**settings: Any) -> dict[str, Any]:
     return {"checkpoint_config": settings}
 
 
-def test_a_controller_that_was_paused_in_a_removal_leaves_its_successors_checkpoint_alone(place: Place) -> None:
+def test_a_controller_paused_in_a_removal_does_not_delete_its_successors_checkpoint(place: Place) -> None:
     """The first stops itself while it removes the first checkpoint of a name that its successor uses again."""
     names = ["even", "odd"]
     faults = {f"*:{rank}:4": "hold" for rank in (0, 1)}
@@ -114,7 +114,7 @@ def _after(driver: Driver, kind: str, iteration: int) -> int:
     )
 
 
-def test_a_removal_that_a_killed_driver_had_begun_is_finished_by_the_next(place: Place) -> None:
+def test_the_next_driver_finishes_a_removal_begun_by_a_killed_one(place: Place) -> None:
     """The manifest of a checkpoint that retention lets go is gone, and nothing else of it, when the driver dies."""
     first = _held(place, 2, keep=2)
     first.kill()
@@ -129,7 +129,7 @@ def test_a_removal_that_a_killed_driver_had_begun_is_finished_by_the_next(place:
 
 
 @pytest.mark.hosts
-def test_a_removal_that_fails_is_told_once_tried_again_and_written_down_when_it_is_done(place: Place) -> None:
+def test_a_failed_removal_is_reported_once_and_retried(place: Place) -> None:
     later = place.gate("later")
     faults = {f"*:{rank}:{step}": fate for rank in (0, 1) for step, fate in ((2, "hold"), (6, "hold-later"))}
     driver = _held(place, 2, keep=2, faults=faults, later=later)
@@ -146,7 +146,7 @@ def test_a_removal_that_fails_is_told_once_tried_again_and_written_down_when_it_
     assert place.check_stored() == _names(place) == [f"checkpoint_{_STEPS - 2:06d}", f"checkpoint_{_STEPS - 1:06d}"]
 
 
-def test_a_lost_answer_and_an_outage_do_not_make_a_name_taken_by_ourselves(
+def test_a_reservation_with_a_lost_answer_is_recognised_as_our_own(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reservation is made, its answer is lost, and storage is away for longer than one call is patient."""
@@ -165,7 +165,7 @@ def test_a_lost_answer_and_an_outage_do_not_make_a_name_taken_by_ourselves(
     assert place.check_stored() == ["best"]
 
 
-def test_a_disk_that_fills_up_right_after_the_manifest_was_linked_harms_no_file(
+def test_a_disk_full_right_after_the_manifest_was_linked_loses_no_file(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its fsync nor a tombstone finds space, until the run has no patience left."""

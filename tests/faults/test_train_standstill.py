@@ -41,7 +41,7 @@ def _check_undisturbed(place: Place) -> None:
 
 
 @pytest.mark.parametrize("failure", [{}, {"progress_timeout_s": 2.0}], ids=["pings", "progress"])
-def test_a_driver_that_is_stopped_for_a_while_loses_nobody(place: Place, failure: dict[str, Any]) -> None:
+def test_a_driver_stopped_for_a_while_does_not_lose_its_agents(place: Place, failure: dict[str, Any]) -> None:
     driver = _held(place, _ENVIRONMENT, failure=failure)
     driver.kill(signal.SIGSTOP)
     _let_time_pass(3 * _SILENCE_S)
@@ -53,7 +53,7 @@ def test_a_driver_that_is_stopped_for_a_while_loses_nobody(place: Place, failure
     _check_undisturbed(place)
 
 
-def test_an_agent_that_is_stopped_is_lost_all_the_same(place: Place) -> None:
+def test_a_stopped_agent_is_still_lost(place: Place) -> None:
     driver = _held(place, _ENVIRONMENT, failure={"max_failures": 1})
     os.kill(driver.agents()[1], signal.SIGSTOP)
     driver.expect("AgentGone")
@@ -77,7 +77,7 @@ if b"tests.faults.programs.drive" in pathlib.Path("/proc/self/cmdline").read_byt
 """
 
 
-def test_a_disk_that_stalls_stops_neither_the_drivers_event_loop_nor_the_run(place: Place) -> None:
+def test_a_stalled_disk_blocks_neither_the_event_loop_nor_the_run(place: Place) -> None:
     """The driver's next fdatasync takes longer than agents may be silent. Meanwhile it answers whoever connects."""
     gate, stall = place.gate("disk"), place.root / "stall"
     (place.root / "sitecustomize.py").write_text(_STALLS.format(stall=str(stall), gate=gate))

@@ -47,7 +47,7 @@ def _held(place: Place, patience_s: str) -> Driver:
     return driver
 
 
-def test_a_disk_that_fills_up_for_a_while(place: Place, small: Path) -> None:
+def test_a_run_continues_when_a_full_disk_gets_room_again(place: Place, small: Path) -> None:
     driver = _held(place, "100")
     ballast = _fill(small)
     place.let_go()
@@ -59,7 +59,7 @@ def test_a_disk_that_fills_up_for_a_while(place: Place, small: Path) -> None:
     assert "Traceback" not in driver.errors
 
 
-def test_a_disk_that_stays_full(place: Place, small: Path) -> None:
+def test_a_disk_that_stays_full_ends_the_run_with_a_clear_error(place: Place, small: Path) -> None:
     driver = _held(place, "1")
     ballast = _fill(small)
     place.let_go()
@@ -74,7 +74,7 @@ def test_a_disk_that_stays_full(place: Place, small: Path) -> None:
     check_exact(place, _STEPS)
 
 
-def test_a_disk_that_is_full_from_the_start(place: Place, small: Path) -> None:
+def test_a_disk_full_from_the_start_is_a_clear_error(place: Place, small: Path) -> None:
     ballast = _fill(small)
     driver = place.drive({"steps": 2}, {"HOLDFAST_STORAGE_PATIENCE_S": "1"})
     assert driver.raised()["type"] == "OutOfSpace"

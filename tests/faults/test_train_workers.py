@@ -26,7 +26,7 @@ _DEATHS = [
 
 @pytest.mark.parametrize(("how", "cause"), _DEATHS, ids=[how for how, _ in _DEATHS])
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_worker_dies(place: Place, how: str, cause: str, step: int) -> None:
+def test_a_failed_worker_is_recovered_from(place: Place, how: str, cause: str, step: int) -> None:
     place.fit({"steps": _STEPS, "every": 2, "faults": {f"1:1:{step}": how}}, failure={"max_failures": 1})
     check_exact(place, _STEPS)
     (end,) = ends(place)
@@ -42,7 +42,7 @@ def test_a_worker_dies(place: Place, how: str, cause: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_dies_while_it_hands_a_checkpoint_over(place: Place, rank: int) -> None:
+def test_a_worker_killed_while_staging_a_checkpoint(place: Place, rank: int) -> None:
     """The copy was half made: that checkpoint never was, and the one before it counts."""
     faults = {f"1:{rank}:3": "staging"}
     place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
@@ -51,7 +51,7 @@ def test_a_worker_dies_while_it_hands_a_checkpoint_over(place: Place, rank: int)
     assert not list(place.storage.rglob("half.bin"))
 
 
-def test_workers_die_while_their_checkpoint_is_uploaded(place: Place) -> None:
+def test_workers_killed_while_their_checkpoint_is_uploaded(place: Place) -> None:
     """Both had handed it over: it is committed although they are gone, and nothing is done twice."""
     faults = {"1:0:3": "uploading", "1:1:3": "uploading"}
     place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
@@ -59,7 +59,7 @@ def test_workers_die_while_their_checkpoint_is_uploaded(place: Place) -> None:
     assert [one.iteration for one in starts(place)] == [0, 4]
 
 
-def test_every_generation_fails_until_the_budget_is_spent(place: Place) -> None:
+def test_a_run_fails_when_the_failure_budget_is_spent(place: Place) -> None:
     config = {"steps": _STEPS, "every": 2, "faults": {"*:1:3": "raise"}, "settled": True}
     with pytest.raises(TrainingFailedError, match="rank 1 raised ValueError: the data is bad") as caught:
         place.fit(config, failure={"max_failures": 2})
@@ -75,7 +75,7 @@ def test_every_generation_fails_until_the_budget_is_spent(place: Place) -> None:
     assert place.check_stored() == ["checkpoint_000000"]
 
 
-def test_both_ranks_fail_and_both_are_told(place: Place) -> None:
+def test_failures_of_both_ranks_are_reported(place: Place) -> None:
     def function() -> None:
         from holdfast import train
 
@@ -98,14 +98,14 @@ def test_both_ranks_fail_and_both_are_told(place: Place) -> None:
     assert set(caught.value.worker_failures) <= {0, 1}
 
 
-def test_any_number_of_failures_is_survived_if_so_asked(place: Place) -> None:
+def test_unlimited_max_failures(place: Place) -> None:
     faults = {f"{generation}:{generation % 2}:{generation}": "kill" for generation in range(1, 6)}
     place.fit({"steps": _STEPS, "faults": faults}, failure={"max_failures": -1})
     check_exact(place, _STEPS)
     assert len(ends(place)) == 5
 
 
-def test_the_same_failure_again_and_again_waits_longer_each_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_failures_back_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.05")
     with pytest.raises(TrainingFailedError):
         place.fit({"steps": 2, "faults": {"*:0:0": "raise"}}, failure={"max_failures": 4})
@@ -115,7 +115,7 @@ def test_the_same_failure_again_and_again_waits_longer_each_time(place: Place, m
         assert wait_s >= least_s
 
 
-def test_a_failure_after_progress_does_not_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_after_progress_does_not_back_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an hour to wait, the test would not end."""
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "3600")
     faults = {f"{generation}:0:{generation}": "raise" for generation in range(1, 5)}
@@ -142,9 +142,7 @@ _HANGS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("faults", "frame"), _HANGS, ids=["stopped", "deadlock", "collective"])
-def test_a_hung_worker_is_found_its_stacks_are_kept_and_it_is_replaced(
-    place: Place, faults: dict[str, Any], frame: str
-) -> None:
+def test_a_hung_worker_is_replaced_and_its_stacks_are_logged(place: Place, faults: dict[str, Any], frame: str) -> None:
     failure = {"max_failures": 1, "progress_timeout_s": 4}
     place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure=failure)
     check_exact(place, _STEPS)
@@ -156,7 +154,7 @@ def test_a_hung_worker_is_found_its_stacks_are_kept_and_it_is_replaced(
     assert "most recent call first" in place.log(1, 1)
 
 
-def test_slow_steps_are_no_hang_while_reports_come(place: Place) -> None:
+def test_slow_steps_with_reports_are_no_hang(place: Place) -> None:
     result = place.fit({"steps": 40, "every": 7}, failure={"progress_timeout_s": 30})
     assert result.return_value == jobs.undisturbed(40)[-1]
     assert ends(place) == []

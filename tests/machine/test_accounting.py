@@ -40,7 +40,7 @@ def failed(at: float, detected_at: float, iteration: int, number: int = 1) -> r.
 START: list[r.Record] = [controller(0.0), generation(2.0), runs(3.0)]
 
 
-def test_an_undisturbed_run() -> None:
+def test_an_undisturbed_run_is_all_training_time() -> None:
     records: list[r.Record] = [*START, reported(1, 5.0), reported(2, 8.0), r.RunFinished(at=9.0)]
     found = account(records)
     assert found == Account(start_up_s=3.0, training_kept_s=6.0)
@@ -48,13 +48,13 @@ def test_an_undisturbed_run() -> None:
     assert found.goodput == pytest.approx(6 / 9)
 
 
-def test_a_stall_is_no_training() -> None:
+def test_checkpoint_stalls_are_not_training_time() -> None:
     slow = r.Reported(at=5.0, generation=1, iteration=1, metrics={}, checkpoint=True, stall_s=0.5)
     endless = r.Reported(at=6.0, generation=1, iteration=2, metrics={}, stall_s=50.0)
     assert account([*START, slow, endless]) == Account(start_up_s=3.0, training_kept_s=1.5, stall_s=1.5)
 
 
-def test_a_failure_takes_back_what_no_checkpoint_holds() -> None:
+def test_time_since_the_last_checkpoint_is_lost_at_a_failure() -> None:
     records: list[r.Record] = [
         *START,
         reported(1, 5.0, checkpoint=True),
@@ -88,7 +88,7 @@ def test_a_failure_takes_back_what_no_checkpoint_holds() -> None:
     assert found.wall_s == 12.5
 
 
-def test_a_dead_driver_is_down_time_from_its_last_word() -> None:
+def test_a_dead_driver_counts_as_down_time_from_its_last_record() -> None:
     records: list[r.Record] = [
         *START,
         reported(1, 5.0, checkpoint=True),
@@ -103,7 +103,7 @@ def test_a_dead_driver_is_down_time_from_its_last_word() -> None:
     )
 
 
-def test_a_stopped_run_is_down_until_it_is_continued() -> None:
+def test_a_stopped_run_counts_as_down_time_until_resumed() -> None:
     ended = r.GenerationEnded(at=7.0, generation=1, why="Ctrl+C", detected_at=6.0, iteration=1)
     records: list[r.Record] = [
         *START,
@@ -116,7 +116,7 @@ def test_a_stopped_run_is_down_until_it_is_continued() -> None:
     assert found == Account(start_up_s=3.0, training_lost_s=3.0, down_s=4.0, lost_iterations=1)
 
 
-def test_going_further_back_takes_back_more_of_what_was_kept() -> None:
+def test_falling_back_to_an_older_checkpoint_loses_more_time() -> None:
     records: list[r.Record] = [*START]
     for iteration in (1, 2, 3):
         records += [reported(iteration, 3.0 + iteration, checkpoint=True), committed(stored(iteration, iteration), 9.0)]
@@ -125,7 +125,7 @@ def test_going_further_back_takes_back_more_of_what_was_kept() -> None:
     assert (found.training_kept_s, found.training_lost_s, found.lost_iterations) == (1.0, 2.0 + 3.0, 2)
 
 
-def test_going_back_into_the_midst_of_a_stretch_shares_its_time() -> None:
+def test_falling_back_into_a_segment_divides_its_time() -> None:
     records: list[r.Record] = [
         *START,
         *(reported(iteration, 3.0 + iteration) for iteration in (1, 2, 3, 4)),
@@ -135,7 +135,7 @@ def test_going_back_into_the_midst_of_a_stretch_shares_its_time() -> None:
     assert (found.training_kept_s, found.training_lost_s, found.lost_iterations) == (1.0, 3.0, 3)
 
 
-def test_failures_in_a_row_are_each_a_recovery() -> None:
+def test_consecutive_failures_count_as_recoveries_each() -> None:
     records: list[r.Record] = [
         *START,
         failed(4.0, 4.0, 0),
@@ -147,14 +147,14 @@ def test_failures_in_a_row_are_each_a_recovery() -> None:
     assert [(one.generation, one.elapsed_s) for one in account(records).recoveries] == [(1, 3.0), (2, 2.0)]
 
 
-def test_nothing_is_an_account_too() -> None:
+def test_an_empty_journal_gives_empty_totals() -> None:
     assert account([]) == Account()
     assert account([]).goodput is None
     assert effective_reports([]) == []
 
 
 @given(st.lists(st.floats(0, 100), max_size=8))
-def test_clocks_that_are_off_never_make_time_negative(times: list[float]) -> None:
+def test_clock_skew_never_gives_negative_times(times: list[float]) -> None:
     records: list[r.Record] = [*START]
     for iteration, at in enumerate(times, start=1):
         records.append(reported(iteration, at))
@@ -164,7 +164,7 @@ def test_clocks_that_are_off_never_make_time_negative(times: list[float]) -> Non
     assert found.wall_s == pytest.approx(max(50.0, *times, 0.0))
 
 
-def test_reports_that_were_taken_back_do_not_count() -> None:
+def test_superseded_reports_do_not_count() -> None:
     records: list[r.Record] = [
         *START,
         reported(1, 4.0),
@@ -177,7 +177,7 @@ def test_reports_that_were_taken_back_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("start", range(0, 200, 50))
-def test_any_journal_adds_up(start: int) -> None:
+def test_totals_of_any_journal_add_up(start: int) -> None:
     """Whatever the simulator does to a run, each second is spent once and the two views of reports agree."""
     for seed in range(start, start + 50):
         simulation = Simulation(seed)

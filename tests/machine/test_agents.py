@@ -42,7 +42,7 @@ def ended(at: float, rank: int, agent: str, iteration: int = 0) -> r.GenerationE
     )
 
 
-def test_a_replacement_is_asked_for_and_takes_the_lost_ranks() -> None:
+def test_a_lost_agent_is_replaced_and_its_ranks_are_placed_on_the_replacement() -> None:
     rig = two_nodes(max_failures=1)
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
     decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 11.0)
@@ -54,7 +54,7 @@ def test_a_replacement_is_asked_for_and_takes_the_lost_ranks() -> None:
     assert rig.feed(e.AgentPrepared(agent="c"), 13.0) == Step([again], [start])
 
 
-def test_an_elastic_run_goes_on_with_what_remains() -> None:
+def test_an_elastic_run_continues_with_the_remaining_agents() -> None:
     rig = Rig(workers_min=1, workers_max=2, max_failures=1)
     rig.feed(began(), 0.0)
     for agent in ("a", "b"):
@@ -76,7 +76,7 @@ def test_an_elastic_run_goes_on_with_what_remains() -> None:
     assert lost == Step([gone, ended(10.0, 0, "a"), again], [start])
 
 
-def test_all_nodes_may_go_at_once() -> None:
+def test_all_agents_lost_at_once_are_replaced() -> None:
     rig = two_nodes(max_failures=1)
     rig.feed(LOST_B, 10.0)
     decided = rig.feed(e.AgentLost(agent="a", why="its connection closed"), 10.2)
@@ -85,20 +85,20 @@ def test_all_nodes_may_go_at_once() -> None:
     assert rig.state.durable.failures == 1
 
 
-def test_an_agent_that_nobody_knows_is_not_missed() -> None:
+def test_the_loss_of_an_unknown_agent_is_ignored() -> None:
     rig = two_nodes()
     assert rig.feed(e.AgentLost(agent="z", why="its connection closed"), 10.0) == NOTHING
     assert rig.feed(e.AgentPrepared(agent="z"), 10.0) == NOTHING
 
 
-def test_an_idle_agent_may_go() -> None:
+def test_the_loss_of_an_idle_agent_does_not_restart_the_group() -> None:
     rig = two_nodes()
     rig.feed(joined("c"), 5.0)
     decided = rig.feed(e.AgentLost(agent="c", why="its connection closed"), 6.0)
     assert decided == Step([r.AgentGone(at=6.0, agent="c", host="host-c", why="its connection closed")], [])
 
 
-def test_a_part_that_is_lost_takes_its_checkpoint_with_it_even_if_the_others_still_report_theirs() -> None:
+def test_a_checkpoint_whose_part_is_lost_is_given_up() -> None:
     rig = two_nodes(max_failures=1)
     rig.feed(report(1, 5.0, checkpoint=True, rank=1), 5.0)
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
@@ -109,7 +109,7 @@ def test_a_part_that_is_lost_takes_its_checkpoint_with_it_even_if_the_others_sti
     assert decided == Step([ended(11.0, 1, "b", iteration=1), given_up], [told, c.RequestAgents(slots=1)])
 
 
-def test_what_waits_for_its_upload_is_lost_and_what_is_under_way_is_left_to_its_outcome() -> None:
+def test_a_lost_agent_drops_queued_uploads_and_leaves_running_ones_to_their_outcome() -> None:
     rig = two_nodes(max_failures=1)
     for number in (1, 2):
         rig.feed(report(number, 5.0, checkpoint=True), 5.0)
@@ -122,7 +122,7 @@ def test_what_waits_for_its_upload_is_lost_and_what_is_under_way_is_left_to_its_
     assert rig.feed(checkpoint_of(1, found), 10.5) == Step([committed(found, 10.5)], [told])
 
 
-def test_a_node_whose_ranks_have_finished_may_go() -> None:
+def test_the_loss_of_an_agent_with_finished_ranks_is_no_failure() -> None:
     rig = two_nodes()
     rig.feed(e.WorkerFinished(generation=1, rank=1), 9.0)
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [])
@@ -130,14 +130,14 @@ def test_a_node_whose_ranks_have_finished_may_go() -> None:
     assert finished == Step([r.RunFinished(at=11.0, return_value=7)], [c.EndRun(status="finished")])
 
 
-def test_a_finished_rank_fails_after_all_if_its_last_checkpoint_is_lost_with_its_node() -> None:
+def test_a_finished_rank_fails_if_its_last_checkpoint_is_lost_with_its_agent() -> None:
     rig = two_nodes(max_failures=1)
     rig.feed(report(1, 5.0, checkpoint=True, rank=1), 5.0)
     rig.feed(e.WorkerFinished(generation=1, rank=1), 9.0)
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
 
 
-def test_nor_is_a_run_finished_whose_last_upload_was_lost_with_a_node() -> None:
+def test_a_run_is_not_finished_if_its_last_upload_is_lost_with_an_agent() -> None:
     rig = two_nodes(max_failures=1)
     rig.feed(report(1, 5.0, checkpoint=True, rank=1), 5.0)
     asked = rig.feed(report(1, 5.0), 5.0)
@@ -161,7 +161,7 @@ def test_nor_is_a_run_finished_whose_last_upload_was_lost_with_a_node() -> None:
     )
 
 
-def test_an_agent_that_is_lost_while_it_prepares_counts() -> None:
+def test_an_agent_lost_while_preparing_counts_as_a_failure() -> None:
     """Otherwise agents that die of the training function itself would be started for ever."""
     rig = Rig(workers_min=1, max_failures=0)
     rig.feed(began(), 0.0)
@@ -172,7 +172,7 @@ def test_an_agent_that_is_lost_while_it_prepares_counts() -> None:
     assert decided == Step([gone, r.RunFailed(at=2.0, error=error)], [c.EndRun(status="failed")])
 
 
-def test_agents_that_are_lost_while_they_prepare_are_replaced_ever_more_slowly() -> None:
+def test_agents_lost_while_preparing_are_replaced_with_back_off() -> None:
     rig = Rig(workers_min=1, max_failures=2, backoff_base_s=1.0)
     rig.feed(began(), 0.0)
     rig.feed(joined("a"), 1.0)
@@ -185,7 +185,7 @@ def test_agents_that_are_lost_while_they_prepare_are_replaced_ever_more_slowly()
     assert rig.feed(e.AgentLost(agent="c", why="why"), 7.0).commands == [c.EndRun(status="failed")]
 
 
-def test_an_agent_that_joins_a_running_group_may_die_while_it_prepares() -> None:
+def test_the_loss_of_an_agent_that_joined_during_a_run_is_no_failure() -> None:
     rig = running(max_failures=0)
     rig.feed(joined("b"), 10.0)
     decided = rig.feed(e.AgentLost(agent="b", why="why"), 11.0)

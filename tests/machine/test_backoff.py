@@ -26,7 +26,7 @@ def test_the_wait_doubles_up_to_its_limit() -> None:
     assert backoff_s(10_000, 0.5, 3.0) == 3.0
 
 
-def test_the_first_failure_costs_no_wait_and_the_same_again_does() -> None:
+def test_only_a_repeated_failure_backs_off() -> None:
     rig = running(max_failures=-1)
     assert has_started(fail(rig, 10.0))
     assert fail(rig, 20.0) == []
@@ -37,14 +37,14 @@ def test_the_first_failure_costs_no_wait_and_the_same_again_does() -> None:
     assert rig.deadline == 32.0
 
 
-def test_another_kind_of_failure_starts_over() -> None:
+def test_a_different_failure_resets_the_back_off() -> None:
     rig = running(max_failures=-1)
     fail(rig, 10.0)
     assert has_started(fail(rig, 20.0, "raised ValueError"))
     assert fail(rig, 30.0, "raised ValueError") == []
 
 
-def test_a_commit_in_between_starts_over() -> None:
+def test_a_commit_resets_the_back_off() -> None:
     rig = running(max_failures=-1)
     fail(rig, 10.0)
     rig.feed(report(1, 11.0, checkpoint=True, generation=2), 11.0)
@@ -52,7 +52,7 @@ def test_a_commit_in_between_starts_over() -> None:
     assert has_started(fail(rig, 20.0))
 
 
-def test_the_same_error_with_other_words_is_the_same() -> None:
+def test_the_same_error_class_with_another_message_is_the_same_failure() -> None:
     rig = running(max_failures=-1)
     traceback = 'Traceback (most recent call last):\n  File "train.py", line 3, in step\nValueError: {}\n'
     for now, (text, waits) in enumerate([("loss is 3", False), ("loss is 4", True)]):
@@ -64,7 +64,7 @@ def test_the_same_error_with_other_words_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("forced", [True, False])
-def test_a_stop_does_not_wait(forced: bool) -> None:
+def test_a_stop_request_ends_the_back_off(forced: bool) -> None:
     rig = running(max_failures=-1)
     fail(rig, 10.0)
     fail(rig, 20.0)

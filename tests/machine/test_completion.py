@@ -14,7 +14,7 @@ def finished(rank: int, value: object = None, error: str | None = None) -> e.Wor
     return e.WorkerFinished(generation=1, rank=rank, value=value, value_error=error)
 
 
-def test_the_value_of_rank_0_is_the_runs() -> None:
+def test_the_return_value_of_rank_0_is_the_runs() -> None:
     rig = two_nodes()
     assert rig.feed(finished(0, {"loss": 1}), 5.0) == NOTHING
     done = r.RunFinished(at=6.0, return_value={"loss": 1})
@@ -22,13 +22,13 @@ def test_the_value_of_rank_0_is_the_runs() -> None:
     assert rig.feed(finished(1), 7.0) == NOTHING
 
 
-def test_a_value_that_cannot_travel_is_told() -> None:
+def test_a_return_value_that_cannot_be_sent_is_reported() -> None:
     rig = running()
     done = r.RunFinished(at=5.0, return_value_error="a lock is no plain value")
     assert rig.feed(finished(0, error="a lock is no plain value"), 5.0).records == [done]
 
 
-def test_the_last_checkpoint_is_waited_for() -> None:
+def test_a_run_waits_for_its_last_checkpoint() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert rig.feed(finished(0), 6.0) == NOTHING
@@ -40,14 +40,14 @@ def test_the_last_checkpoint_is_waited_for() -> None:
     )
 
 
-def test_a_rank_that_fails_after_others_finished_is_a_failure_of_all() -> None:
+def test_a_rank_that_fails_after_others_finished_restarts_all() -> None:
     rig = two_nodes(max_failures=1)
     rig.feed(finished(0), 5.0)
     decided = rig.feed(exited(died(1, agent="b")), 6.0)
     assert decided == Step([], [c.StopWorkers(generation=1, agents=("a", "b"))])
 
 
-def test_a_run_that_is_complete_ends_at_once_without_a_word() -> None:
+def test_a_complete_run_ends_at_once_without_commands() -> None:
     rig = running()
     rig.feed(finished(0, 7), 5.0)
     again = rig.next_controller()

@@ -53,7 +53,7 @@ def test_the_next_generation_starts_from_the_last_commit() -> None:
     ]
 
 
-def test_a_worker_may_die_before_its_group_runs() -> None:
+def test_a_worker_that_dies_before_the_group_runs_is_a_failure() -> None:
     rig = Rig(workers_min=1, max_failures=1)
     rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101), 0.0)
     rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 1.0)
@@ -62,7 +62,7 @@ def test_a_worker_may_die_before_its_group_runs() -> None:
     assert rig.feed(e.WorkersStarted(generation=1, agent="a"), 2.002) == NOTHING
 
 
-def test_the_budget_is_spent_and_the_error_names_the_rank() -> None:
+def test_a_spent_failure_budget_ends_the_run_naming_the_rank() -> None:
     rig = running(max_failures=0)
     rig.feed(exited(died(0, "raised ValueError: bad")), 10.0)
     failure = died(0, "raised ValueError: bad")
@@ -71,7 +71,7 @@ def test_the_budget_is_spent_and_the_error_names_the_rank() -> None:
     assert rig.feed(report(1, 12.0), 12.0) == NOTHING
 
 
-def test_an_unlimited_budget_is_never_spent() -> None:
+def test_an_unlimited_failure_budget_is_never_spent() -> None:
     rig = running(max_failures=-1, backoff_max_s=0.0)
     for generation in range(1, 30):
         rig.feed(exited(died(0), generation), float(10 * generation))
@@ -80,7 +80,7 @@ def test_an_unlimited_budget_is_never_spent() -> None:
     assert rig.state.durable.failures == 29
 
 
-def test_several_ranks_are_one_failure_and_the_root_cause_is_named() -> None:
+def test_failures_of_several_ranks_count_once_and_the_root_cause_is_named() -> None:
     rig = running(workers=3, max_failures=0)
     echo = died(2, "raised RuntimeError", error_type="RuntimeError", error="Connection closed by peer")
     cause = died(1, "was killed by SIGKILL")
@@ -91,7 +91,7 @@ def test_several_ranks_are_one_failure_and_the_root_cause_is_named() -> None:
     assert rig.feed(STOPPED, 11.0) == Step([ended(11.0, (echo, cause)), failed], [c.EndRun(status="failed")])
 
 
-def test_a_complete_checkpoint_outlives_its_group_and_the_next_one_waits_for_it() -> None:
+def test_the_next_generation_waits_for_a_complete_checkpoint_of_the_last() -> None:
     rig = running(max_failures=1)
     asked = rig.feed(report(1, 4.0, checkpoint=True), 4.0)
     assert asked.commands == [persist(1, ((0, "a"),))]
@@ -106,7 +106,7 @@ def test_a_complete_checkpoint_outlives_its_group_and_the_next_one_waits_for_it(
     assert rig.feed(checkpoint_of(1, found), 12.0) == Step([committed(found, 12.0), again], [told, start(2, found)])
 
 
-def test_a_checkpoint_that_some_rank_never_reported_ends_with_its_group() -> None:
+def test_an_incomplete_checkpoint_is_given_up_with_its_generation() -> None:
     rig = running(workers=2, max_failures=1)
     rig.feed(report(1, 4.0, checkpoint=True), 4.0)
     rig.feed(exited(died(1)), 10.0)
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_some_rank_never_reported_ends_with_its_group() -> Non
     )
 
 
-def test_what_a_dying_group_still_reports_counts() -> None:
+def test_reports_of_a_stopping_generation_count() -> None:
     rig = running(workers=2, max_failures=1)
     rig.feed(report(1, 4.0, checkpoint=True), 4.0)
     rig.feed(exited(died(0)), 10.0)
@@ -129,7 +129,7 @@ def test_what_a_dying_group_still_reports_counts() -> None:
     ]
 
 
-def test_a_damaged_checkpoint_is_nobodys_failure_and_is_not_used_again() -> None:
+def test_a_damaged_checkpoint_counts_as_no_failure_and_is_not_used_again() -> None:
     rig = Rig(workers_min=1, max_failures=0)
     rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1), stored(1, 2))), 0.0)
     rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 1.0)
@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_is_nobodys_failure_and_is_not_used_again() -> None
     )
 
 
-def test_an_agent_that_finds_the_checkpoint_damaged_makes_the_next_group_start_from_the_one_before() -> None:
+def test_damage_found_by_an_agent_makes_the_run_fall_back() -> None:
     """Also with no budget for failures, and whether or not another agent's workers have started meanwhile."""
     rig = Rig(workers_min=2, max_failures=0)
     rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1), stored(1, 2))), 0.0)
@@ -175,7 +175,7 @@ def test_an_agent_that_finds_the_checkpoint_damaged_makes_the_next_group_start_f
 
 
 @pytest.mark.parametrize("named", [None, "checkpoint_000007"])
-def test_damage_that_is_not_of_one_of_the_runs_checkpoints_counts_as_a_failure(named: str | None) -> None:
+def test_damage_in_a_foreign_checkpoint_counts_as_a_failure(named: str | None) -> None:
     """Pretrained weights, or a checkpoint that the run does not have (any more): trying again would change nothing."""
     rig = Rig(workers_min=1, max_failures=0)
     rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1),)), 0.0)
@@ -189,7 +189,7 @@ def test_damage_that_is_not_of_one_of_the_runs_checkpoints_counts_as_a_failure(n
 
 
 @pytest.mark.parametrize("budget", [0, 3])
-def test_the_budget_survives_the_driver(budget: int) -> None:
+def test_the_failure_budget_survives_the_driver(budget: int) -> None:
     rig = running(max_failures=budget, backoff_max_s=0.0)
     for generation in range(1, budget + 1):
         rig.feed(exited(died(0), generation), 10.0 * generation)

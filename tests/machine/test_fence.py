@@ -48,7 +48,7 @@ def test_a_fenced_controller_decides_nothing_more(state: object) -> None:
         assert rig.feed(late, 11.0) == NOTHING
 
 
-def test_one_may_be_fenced_before_it_began() -> None:
+def test_a_controller_may_be_fenced_before_it_began() -> None:
     rig = Rig(workers_min=1)
     assert rig.feed(FENCED, 0.0) == END
     assert rig.feed(began(), 1.0) == NOTHING

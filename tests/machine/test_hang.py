@@ -47,20 +47,20 @@ def test_the_rank_that_has_been_silent_longest_is_blamed() -> None:
     assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
 
 
-def test_nothing_hangs_without_a_limit() -> None:
+def test_without_a_timeout_no_rank_hangs() -> None:
     rig = running()
     assert rig.deadline is None
     assert rig.feed(e.TimePassed(), 1e9) == NOTHING
 
 
-def test_ranks_that_never_report_are_not_watched_while_others_do() -> None:
+def test_ranks_that_never_report_are_not_watched_while_others_report() -> None:
     rig = two_nodes(progress_timeout_s=10.0)
     for now in range(5, 50, 5):
         assert rig.feed(report(now // 5, float(now)), float(now)).commands == []
     assert rig.deadline == 55.0
 
 
-def test_starting_is_not_hanging() -> None:
+def test_starting_workers_are_not_hung() -> None:
     rig = Rig(workers_min=1, progress_timeout_s=10.0)
     rig.feed(began(), 0.0)
     rig.feed(joined("a"), 1.0)
@@ -71,7 +71,7 @@ def test_starting_is_not_hanging() -> None:
     assert rig.deadline == 110.0
 
 
-def test_an_upload_explains_silence_and_the_time_counts_from_its_end() -> None:
+def test_the_hang_timeout_counts_from_the_end_of_an_upload() -> None:
     rig = running(progress_timeout_s=10.0)
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert rig.deadline is None
@@ -80,7 +80,7 @@ def test_an_upload_explains_silence_and_the_time_counts_from_its_end() -> None:
     assert rig.deadline == 110.0
 
 
-def test_when_a_rank_ceases_to_wait_its_peers_are_given_time_as_well() -> None:
+def test_the_hang_timeout_of_all_ranks_restarts_when_a_waiting_rank_continues() -> None:
     rig = two_nodes(progress_timeout_s=10.0)
     for rank in (0, 1):
         rig.feed(report(1, 5.0, checkpoint=True, rank=rank), 5.0)
@@ -110,7 +110,7 @@ def test_a_finished_rank_is_not_watched(rank: int) -> None:
     assert rig.deadline == 22.0
 
 
-def test_a_standstill_of_the_controller_itself_is_no_hang() -> None:
+def test_a_stalled_controller_is_no_hang() -> None:
     """It was stopped for longer than the timeout: everybody's silence counts from its end."""
     rig = two_nodes(progress_timeout_s=10.0)
     rig.feed(report(1, 5.0), 5.0)
@@ -121,7 +121,7 @@ def test_a_standstill_of_the_controller_itself_is_no_hang() -> None:
     assert rig.deadline == 60.0
 
 
-def test_a_standstill_of_the_controller_gives_agents_as_much_longer_to_come() -> None:
+def test_a_stalled_controller_extends_the_timeout_for_agents() -> None:
     rig = Rig(workers_min=1, agents_timeout_s=100.0)
     rig.feed(began(), 0.0)
     assert rig.deadline == 100.0

@@ -100,7 +100,7 @@ def test_an_impossible_state_is_refused(spoil: Callable[[State], None], sentence
         check(state)
 
 
-def test_counts_and_generations_only_grow() -> None:
+def test_counters_and_generations_only_grow() -> None:
     state = busy().state
     monitor = Monitor(state)
     current(state).counts[0] = 1

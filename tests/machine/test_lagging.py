@@ -9,7 +9,7 @@ from holdfast.core import records as r
 from holdfast.core.machine import Step
 
 
-def test_they_are_named_once() -> None:
+def test_lagging_ranks_are_reported_once() -> None:
     rig = running(workers=3)
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     rig.feed(report(1, 6.0, rank=1), 6.0)
@@ -21,20 +21,20 @@ def test_they_are_named_once() -> None:
     assert rig.feed(e.TimePassed(), 99.0) == NOTHING
 
 
-def test_a_report_without_a_checkpoint_waits_for_nobody() -> None:
+def test_metric_reports_do_not_make_ranks_lag() -> None:
     rig = two_nodes()
     rig.feed(report(1, 5.0), 5.0)
     assert rig.deadline is None
 
 
-def test_the_last_rank_that_comes_late_is_not_named() -> None:
+def test_a_rank_that_reported_late_is_not_lagging() -> None:
     rig = two_nodes(lag_warning_s=1.0)
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     late = rig.feed(report(1, 9.0, rank=1), 9.0)
     assert late == Step([], [persist(1, ((0, "a"),), world_size=2)])
 
 
-def test_ranks_of_a_group_that_is_gone_are_not_named() -> None:
+def test_ranks_of_a_stopped_generation_are_not_lagging() -> None:
     rig = two_nodes(max_failures=1, lag_warning_s=5.0)
     rig.feed(report(1, 5.0, checkpoint=True, rank=1), 5.0)
     rig.feed(e.AgentLost(agent="b", why="its connection closed"), 6.0)

@@ -91,7 +91,7 @@ def test_after_a_restart_no_controller_goes_back_to_a_checkpoint_from_before_it(
     assert list(after_crash.state.durable.checkpoints) == ["checkpoint_000000"], "it is kept all the same"
 
 
-def test_a_restart_of_a_run_that_never_was_needs_no_record() -> None:
+def test_a_restart_without_an_earlier_run_writes_no_record() -> None:
     rig = Rig()
     decided = rig.feed(began(restart=True), 1.0)
     assert decided.records == [started(rig, 1.0)]

@@ -33,7 +33,7 @@ def test_a_report_is_a_record() -> None:
     assert (rig.state.durable.iteration, rig.state.durable.metrics) == (3, {"loss": 3})
 
 
-def test_a_report_heard_twice_counts_once() -> None:
+def test_a_report_delivered_twice_counts_once() -> None:
     rig = running()
     rig.feed(report(1, 5.0), 5.0)
     assert rig.feed(report(1, 5.0), 5.5) == NOTHING
@@ -45,7 +45,7 @@ def test_only_the_metrics_of_rank_0_are_kept() -> None:
     assert rig.feed(report(1, 5.1), 5.1) == Step([reported(1, 5.1)], [])
 
 
-def test_a_checkpoint_is_persisted_and_its_workers_are_told() -> None:
+def test_a_checkpoint_is_persisted_and_its_workers_are_notified() -> None:
     rig = running()
     decided = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert decided == Step([reported(1, 5.0, checkpoint=True)], [persist(1, ((0, "a"),))])
@@ -64,7 +64,7 @@ def test_checkpoints_are_persisted_one_after_the_other() -> None:
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0) == Step([committed(stored(0, 1), 7.0)], [told, then])
 
 
-def test_a_checkpoint_waits_until_every_rank_has_come_as_far() -> None:
+def test_a_checkpoint_is_persisted_when_every_rank_reported_it() -> None:
     rig = two_nodes()
     assert rig.feed(report(1, 5.0, checkpoint=True), 5.0) == Step([reported(1, 5.0, checkpoint=True)], [])
     parts = ((0, "a"), (1, "b"))
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_one_rank_has_the_metrics_that_rank_0_reported_with_it()
     assert decided == Step([], [persist(1, ((1, "b"),), world_size=2)])
 
 
-def test_a_commit_is_told_to_every_agent_of_the_group_and_a_failure_to_those_that_hold_parts() -> None:
+def test_commits_are_sent_to_all_agents_and_failures_to_those_with_parts() -> None:
     rig = two_nodes()
     for number in (1, 2):
         rig.feed(report(number, 5.0, checkpoint=True), 5.0)
@@ -101,14 +101,14 @@ def test_a_rank_that_has_finished_is_not_waited_for() -> None:
     assert decided == Step([reported(1, 5.0, checkpoint=True)], [persist(1, ((0, "a"),), world_size=2)])
 
 
-def test_the_name_is_the_one_that_rank_0_asked_for() -> None:
+def test_rank_0_names_the_checkpoint() -> None:
     rig = running()
     named = Report(number=1, at=5.0, metrics={"loss": 1}, checkpoint=True, checkpoint_dir_name="best")
     decided = rig.feed(e.RankReported(generation=1, rank=0, items=(named,)), 5.0)
     assert decided.commands == [persist(1, ((0, "a"),), name="best")]
 
 
-def test_a_checkpoint_that_storage_refused_is_given_up_and_training_goes_on() -> None:
+def test_a_checkpoint_that_storage_refuses_is_given_up_and_training_continues() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     failed = e.CheckpointFailed(ticket=e.Ticket(1, 1), error="the disk is full")
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_storage_refused_is_given_up_and_training_goes_on() ->
     assert rig.feed(report(2, 7.0), 7.0) == Step([reported(2, 7.0)], [])
 
 
-def test_news_of_another_generation_counts_for_nothing() -> None:
+def test_events_of_another_generation_are_ignored() -> None:
     rig = running()
     for stale in (
         report(1, 5.0, checkpoint=True, generation=7),

@@ -45,7 +45,7 @@ def test_folding_gives_the_state_back() -> None:
     assert (durable.generation, durable.iteration, durable.failures, durable.next_index) == (2, 3, 1, 1)
 
 
-def test_a_commit_that_the_dead_one_never_heard_of_is_found_in_storage() -> None:
+def test_a_commit_missing_in_the_journal_is_found_in_storage() -> None:
     rig = interrupted_run().next_controller()
     first, second = stored(0, 1), stored(1, 2, generation=2)
     assert rig.feed(began(first, second, epoch=2, next_index=2), 20.0) == Step(
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_is_gone_from_storage_is_not_used() -> None:
     ]
 
 
-def test_a_damaged_newest_falls_back_to_the_one_before_and_says_so() -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before() -> None:
     rig = interrupted_run().next_controller()
     damaged = (("checkpoint_000001", "model.pt has 3 bytes and not 7"),)
     decided = rig.feed(began(stored(0, 1), epoch=2, damaged=damaged), 20.0)
@@ -82,7 +82,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before_and_says_so() -> None:
     assert newest.name == "checkpoint_000000"
 
 
-def test_a_run_that_had_failed_may_try_again_with_a_new_budget() -> None:
+def test_a_failed_run_restarts_with_a_new_failure_budget() -> None:
     rig = running(max_failures=0)
     rig.feed(exited(died(0)), 5.0)
     rig.feed(e.WorkersStopped(generation=1, agent="a"), 6.0)
@@ -92,7 +92,7 @@ def test_a_run_that_had_failed_may_try_again_with_a_new_budget() -> None:
     assert again.state.durable.failures == 0
 
 
-def test_a_budget_that_was_spent_when_the_driver_died_is_spent_still() -> None:
+def test_a_failure_budget_spent_before_the_driver_died_stays_spent() -> None:
     rig = running(max_failures=0)
     rig.feed(report(1, 4.0, checkpoint=True), 4.0)
     rig.feed(exited(died(0)), 5.0)

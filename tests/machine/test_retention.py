@@ -63,7 +63,7 @@ def two_with_one_to_go() -> Rig:
     return rig
 
 
-def test_pins_are_looked_for_before_anything_goes_and_a_deletion_is_written_down_when_it_is_done() -> None:
+def test_pins_are_read_before_a_deletion_which_is_recorded_afterwards() -> None:
     rig = running(retention=RetentionRule(1))
     commit(rig, 1, stored(0, 1), 5.0)
     told = c.SettleCheckpoint(ticket=e.Ticket(1, 2), name="checkpoint_000001", agents=("a",))
@@ -74,7 +74,7 @@ def test_pins_are_looked_for_before_anything_goes_and_a_deletion_is_written_down
     assert rig.feed(removed(0), 9.0) == NOTHING
 
 
-def test_the_best_stays_and_the_newest_besides() -> None:
+def test_the_best_and_the_newest_checkpoint_are_kept() -> None:
     rig = running(retention=RetentionRule(1, "loss", "min"))
     for number, loss in ((1, 5), (2, 3), (3, 9)):
         commit(rig, number, stored(number - 1, number, loss=loss), 5.0 + number)
@@ -85,7 +85,7 @@ def test_the_best_stays_and_the_newest_besides() -> None:
     assert sorted(rig.state.durable.checkpoints) == ["checkpoint_000001", "checkpoint_000002"]
 
 
-def test_a_pin_set_during_the_run_keeps_its_checkpoint_and_does_not_count() -> None:
+def test_a_pinned_checkpoint_is_kept_and_does_not_count() -> None:
     rig = running(retention=RetentionRule(1))
     commit(rig, 1, stored(0, 1), 5.0)
     commit(rig, 2, stored(1, 2), 6.0)
@@ -97,20 +97,20 @@ def test_a_pin_set_during_the_run_keeps_its_checkpoint_and_does_not_count() -> N
     assert rig.feed(e.PinsFound(), 12.0) == Step([], [delete(0), delete(2)])
 
 
-def test_a_pin_that_is_found_in_the_last_moment_keeps_its_checkpoint() -> None:
+def test_a_pin_found_by_the_removal_itself_keeps_its_checkpoint() -> None:
     rig = two_with_one_to_go()
     assert rig.feed(kept(0, pinned=True), 8.0) == NOTHING
     assert sorted(rig.state.durable.checkpoints) == ["checkpoint_000000", "checkpoint_000001"]
     assert rig.deadline is None
 
 
-def test_a_checkpoint_that_somebody_else_removed_is_gone() -> None:
+def test_a_checkpoint_removed_by_somebody_else_is_forgotten() -> None:
     rig = two_with_one_to_go()
     why = "somebody else removed it"
     assert rig.feed(removed(0, by_others=True), 8.0) == Step([deleted(0, 8.0, why)], [])
 
 
-def test_a_removal_that_failed_is_told_once_and_tried_again() -> None:
+def test_a_failed_removal_is_reported_once_and_retried() -> None:
     rig = two_with_one_to_go()
     failed = r.RemovalFailed(at=8.0, name="checkpoint_000000", why="no answer")
     assert rig.feed(kept(0, error="no answer"), 8.0) == Step([failed], [])
@@ -125,7 +125,7 @@ def test_a_removal_that_failed_is_told_once_and_tried_again() -> None:
     assert rig.deadline is None
 
 
-def test_files_that_are_left_of_a_checkpoint_that_is_gone_are_tried_again_without_a_look() -> None:
+def test_leftover_files_of_a_removed_checkpoint_are_deleted_again_without_reading_pins() -> None:
     rig = two_with_one_to_go()
     failed = r.RemovalFailed(at=8.0, name="checkpoint_000000", why="no answer")
     assert rig.feed(kept(0, error="no answer", invisible=True), 8.0) == Step([failed, deleted(0, 8.0)], [])
@@ -134,7 +134,7 @@ def test_files_that_are_left_of_a_checkpoint_that_is_gone_are_tried_again_withou
     assert rig.deadline is None
 
 
-def test_storage_that_cannot_tell_the_pins_is_asked_again_and_nothing_goes() -> None:
+def test_nothing_is_removed_while_pins_cannot_be_read() -> None:
     rig = running(retention=RetentionRule(1))
     commit(rig, 1, stored(0, 1), 5.0)
     commit(rig, 2, stored(1, 2), 6.0)
@@ -144,7 +144,7 @@ def test_storage_that_cannot_tell_the_pins_is_asked_again_and_nothing_goes() -> 
     assert rig.feed(e.PinsFound(), 13.0) == Step([], [delete(0)])
 
 
-def test_a_name_that_is_used_again_waits_until_its_old_checkpoint_is_gone() -> None:
+def test_a_reused_name_waits_for_the_removal_of_its_old_checkpoint() -> None:
     rig = running(retention=RetentionRule(1))
     for number, name in ((1, "a"), (2, "b")):
         rig.feed(named(number, name), 5.0)
@@ -165,7 +165,7 @@ def named(number: int, name: str) -> e.RankReported:
     return e.RankReported(generation=1, rank=0, items=(item,))
 
 
-def test_the_run_ends_when_what_became_of_its_removals_is_known() -> None:
+def test_the_run_waits_for_the_outcome_of_removals_before_it_ends() -> None:
     rig = two_with_one_to_go()
     assert rig.feed(e.WorkerFinished(generation=1, rank=0, value=1), 8.0) == NOTHING
     decided = rig.feed(removed(0), 9.0)
@@ -175,7 +175,7 @@ def test_the_run_ends_when_what_became_of_its_removals_is_known() -> None:
     assert rig.feed(kept(0, error="no answer"), 9.0).records[-1] == r.RunFinished(at=9.0, return_value=1)
 
 
-def test_a_run_that_is_stopped_or_failed_waits_for_its_removals_too_unless_it_is_forced() -> None:
+def test_a_stopped_or_failed_run_waits_for_removals_unless_forced() -> None:
     rig = two_with_one_to_go()
     rig.feed(e.StopRequested(why="Ctrl+C"), 8.0)
     assert rig.feed(e.WorkersStopped(generation=1, agent="a"), 9.0).commands == []
@@ -188,7 +188,7 @@ def test_a_run_that_is_stopped_or_failed_waits_for_its_removals_too_unless_it_is
     assert rig.feed(e.WorkersStopped(generation=1, agent="a"), 9.0).commands == [c.EndRun(status="failed")]
 
 
-def test_a_new_group_does_not_wait_for_removals_unless_it_would_load_what_goes() -> None:
+def test_a_new_generation_waits_only_for_the_removal_of_what_it_would_load() -> None:
     rig = running(max_failures=2, retention=RetentionRule(1))
     commit(rig, 1, stored(0, 1), 5.0)
     commit(rig, 2, stored(1, 2), 6.0)
@@ -203,7 +203,7 @@ def test_a_new_group_does_not_wait_for_removals_unless_it_would_load_what_goes()
     assert isinstance(start, c.StartWorkers) and start.checkpoint == "checkpoint_000000"
 
 
-def test_what_workers_may_be_loading_stays_until_each_has_reported() -> None:
+def test_the_checkpoint_that_workers_load_is_kept_until_each_has_reported() -> None:
     rig = running(workers=2, max_failures=1, retention=RetentionRule(1))
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     rig.feed(report(1, 5.0, rank=1), 5.0)
@@ -218,7 +218,7 @@ def test_what_workers_may_be_loading_stays_until_each_has_reported() -> None:
     assert sorted(rig.state.durable.checkpoints) == ["checkpoint_000000", "checkpoint_000001"]
 
 
-def test_a_new_controller_applies_the_rule_to_what_it_finds() -> None:
+def test_a_new_controller_applies_retention_to_what_it_finds() -> None:
     rig = Rig(workers_min=1, retention=RetentionRule(1))
     found = [stored(0, 1), stored(1, 2), stored(2, 3)]
     assert rig.feed(began(*found, pinned=("checkpoint_000001",), next_index=3), 0.0) == Step(
@@ -230,7 +230,7 @@ def test_a_new_controller_applies_the_rule_to_what_it_finds() -> None:
     assert sorted(rig.state.durable.checkpoints) == ["checkpoint_000001", "checkpoint_000002"]
 
 
-def test_a_new_controller_does_not_miss_what_retention_removed_and_could_not_write_down() -> None:
+def test_an_unrecorded_removal_by_retention_is_no_lost_checkpoint() -> None:
     rig = two_with_one_to_go()
     after = rig.next_controller()
     found = began(stored(1, 2), epoch=2, next_index=2)

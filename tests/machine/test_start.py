@@ -36,7 +36,7 @@ def test_a_run_asks_for_agents_and_starts_when_they_are_ready() -> None:
     )
 
 
-def test_a_group_runs_when_its_last_agent_says_so() -> None:
+def test_a_generation_runs_when_its_last_agent_has_started() -> None:
     rig = Rig(workers_min=3)
     rig.feed(began(), 0.0)
     rig.feed(joined("a", 2), 1.0)
@@ -52,7 +52,7 @@ def test_a_group_runs_when_its_last_agent_says_so() -> None:
     ]
 
 
-def test_an_elastic_run_starts_with_what_is_enough() -> None:
+def test_an_elastic_run_starts_with_the_minimum_of_workers() -> None:
     rig = Rig(workers_min=1, workers_max=4)
     assert rig.feed(began(), 0.0).commands == [c.RequestAgents(slots=4)]
     rig.feed(joined("a", 3), 1.0)
@@ -60,7 +60,7 @@ def test_an_elastic_run_starts_with_what_is_enough() -> None:
     assert [command.world_size for command in formed.commands if isinstance(command, c.StartWorkers)] == [3]
 
 
-def test_an_engine_that_fails_is_asked_again_later_and_then_given_up() -> None:
+def test_a_failing_engine_is_retried_and_then_given_up() -> None:
     rig = Rig(workers_min=1)
     rig.feed(began(), 0.0)
     refused = e.AgentUnavailable(slots=1, why="no room")
@@ -75,7 +75,7 @@ def test_an_engine_that_fails_is_asked_again_later_and_then_given_up() -> None:
     assert rig.feed(joined("a"), 31.0) == NOTHING
 
 
-def test_agents_that_the_run_can_do_without_are_not_missed() -> None:
+def test_missing_agents_beyond_the_minimum_are_no_failure() -> None:
     rig = Rig(workers_min=1, workers_max=4)
     rig.feed(began(), 0.0)
     rig.feed(joined("a"), 1.0)
@@ -85,7 +85,7 @@ def test_agents_that_the_run_can_do_without_are_not_missed() -> None:
     assert rig.state.fatal is None
 
 
-def test_a_run_without_agents_fails_in_the_end_and_says_how_many_it_had() -> None:
+def test_a_run_without_enough_agents_fails_and_says_how_many_joined() -> None:
     rig = Rig(workers_min=2, agents_timeout_s=60.0)
     rig.feed(began(), 0.0)
     rig.feed(joined("a"), 1.0)

@@ -30,7 +30,7 @@ def stopped(at: float, iteration: int) -> r.GenerationEnded:
     return r.GenerationEnded(at=at, generation=1, why="Ctrl+C", detected_at=10.0, iteration=iteration)
 
 
-def test_a_stop_counts_no_failure() -> None:
+def test_a_stop_request_counts_no_failure() -> None:
     rig = running()
     rig.feed(report(1, 5.0), 5.0)
     assert rig.feed(CTRL_C, 10.0) == Step([], [STOP])
@@ -40,7 +40,7 @@ def test_a_stop_counts_no_failure() -> None:
     assert rig.state.durable.failures == 0
 
 
-def test_what_was_reported_is_committed_before_the_end() -> None:
+def test_reported_checkpoints_are_committed_before_a_stop_completes() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     rig.feed(CTRL_C, 10.0)
@@ -52,7 +52,7 @@ def test_what_was_reported_is_committed_before_the_end() -> None:
     )
 
 
-def test_force_waits_for_nobody() -> None:
+def test_a_forced_stop_waits_for_nothing() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     rig.feed(CTRL_C, 10.0)
@@ -62,21 +62,21 @@ def test_force_waits_for_nobody() -> None:
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 12.0) == NOTHING
 
 
-def test_a_worker_that_dies_of_the_stop_is_no_failure() -> None:
+def test_a_worker_killed_by_a_stop_is_no_failure() -> None:
     rig = running()
     rig.feed(CTRL_C, 10.0)
     assert rig.feed(exited(died(0)), 10.1) == NOTHING
     assert rig.feed(STOPPED, 11.0).records[0] == stopped(11.0, 0)
 
 
-def test_a_stop_while_agents_are_awaited_ends_at_once() -> None:
+def test_a_stop_while_waiting_for_agents_ends_at_once() -> None:
     rig = Rig(workers_min=1)
     rig.feed(began(), 0.0)
     decided = rig.feed(CTRL_C, 1.0)
     assert decided == Step([r.RunInterrupted(at=1.0, why="Ctrl+C")], [c.EndRun(status="interrupted")])
 
 
-def test_the_same_call_continues() -> None:
+def test_a_stopped_run_can_be_resumed() -> None:
     rig = running(max_failures=0)
     rig.feed(CTRL_C, 10.0)
     rig.feed(STOPPED, 11.0)

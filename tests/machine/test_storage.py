@@ -28,7 +28,7 @@ def test_a_fatal_upload_ends_the_run_with_its_error() -> None:
     assert rig.feed(STOPPED, 7.0) == Step([ended, failed], [c.EndRun(status="failed")])
 
 
-def test_the_first_fatal_error_is_the_one_that_is_told() -> None:
+def test_the_first_fatal_error_is_reported() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     rig.feed(report(2, 5.5, checkpoint=True), 5.5)
@@ -37,7 +37,7 @@ def test_the_first_fatal_error_is_the_one_that_is_told() -> None:
     assert rig.feed(STOPPED, 7.0).records[-1] == r.RunFailed(at=7.0, error="first", error_type=FailureKind.STORAGE)
 
 
-def test_training_goes_on_while_uploads_wait() -> None:
+def test_training_continues_while_uploads_wait() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     for number in range(2, 50):
@@ -45,7 +45,7 @@ def test_training_goes_on_while_uploads_wait() -> None:
         assert rig.feed(report(number, now), now) == Step([reported(number, now)], [])
 
 
-def test_without_a_journal_nothing_new_begins() -> None:
+def test_a_journal_that_cannot_be_written_ends_the_run() -> None:
     rig = running()
     asked = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert asked.commands == [persist(1, ((0, "a"),))]

@@ -23,7 +23,7 @@ def told(records: list[r.Record]) -> list[str]:
     return list(tell(records, short))
 
 
-def test_a_run_with_a_failure_a_dead_driver_and_an_end() -> None:
+def test_narrative_of_a_run_with_a_failure_and_a_dead_driver() -> None:
     rig = running(workers=2, max_failures=2, retention=RetentionRule(1))
     for number, now in ((1, 4.0), (2, 6.0)):
         rig.feed(report(number, now, checkpoint=number == 1), now)
@@ -72,7 +72,7 @@ def test_a_run_with_a_failure_a_dead_driver_and_an_end() -> None:
     ]
 
 
-def test_a_run_that_fails_waits_and_is_stopped() -> None:
+def test_narrative_of_a_run_that_backs_off_and_is_stopped() -> None:
     rig = running(max_failures=5)
     rig.feed(exited(died(0)), 5.0)
     rig.feed(e.WorkersStopped(generation=1, agent="a"), 5.0)
@@ -94,7 +94,7 @@ def test_a_run_that_fails_waits_and_is_stopped() -> None:
     ]
 
 
-def test_the_rest_of_what_may_happen() -> None:
+def test_narrative_of_all_other_records() -> None:
     records: list[r.Record] = [
         r.AgentGone(at=1.0, agent="a", host="host-a", why="its connection closed"),
         r.CheckpointAbandoned(at=2.0, generation=1, iteration=4, why="the disk is full."),
@@ -118,7 +118,7 @@ def test_the_rest_of_what_may_happen() -> None:
     ]
 
 
-def test_every_journal_can_be_told() -> None:
+def test_every_journal_has_a_narrative() -> None:
     for seed in range(60):
         simulation = Simulation(seed)
         ending = simulation.run()
@@ -127,19 +127,19 @@ def test_every_journal_can_be_told() -> None:
         assert all(line.endswith(".") or line.endswith("it.") for line in lines)
 
 
-def test_a_story_goes_on_as_records_come_in() -> None:
+def test_a_narrative_continues_as_records_come_in() -> None:
     rig = running()
     teller = Teller(short)
     assert [line for record in rig.journal for line in teller.take(record)] == told(rig.journal)
 
 
 @given(st.integers(-62_135_596_800, 253_402_300_799))
-def test_the_time_is_utc(at: int) -> None:
+def test_narrative_times_are_utc(at: int) -> None:
     expected = datetime.fromtimestamp(0, UTC).fromordinal(at // 86_400 + 719_163)
     clock = f"{at % 86_400 // 3600:02d}:{at % 3600 // 60:02d}:{at % 60:02d}"
     assert clock_utc(at + 0.9) == f"{expected:%Y}".rjust(4, "0") + f"{expected:-%m-%d} {clock}"
 
 
-def test_sizes_are_said_as_people_do() -> None:
+def test_narrative_sizes_have_units() -> None:
     sizes = (0, 1023, 1024, 1536 * 1024, 5 << 30, 3 << 40)
     assert [size_text(size) for size in sizes] == ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "5.0 GiB", "3.0 TiB"]

@@ -242,7 +242,7 @@ MUTANTS: list[Callable[[Patch], None]] = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_seed_finds(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_finds_the_mutant(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KeyError, StopIteration)):
         run_seeds(0, _SEEDS)

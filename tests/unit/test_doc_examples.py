@@ -171,7 +171,7 @@ def _constant(line: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_shows_works(page: Path, tmp_path: Path) -> None:
+def test_code_blocks_of_the_docs_work(page: Path, tmp_path: Path) -> None:
     session = Session(tmp_path)
     try:
         for block in blocks_of(page.read_text()):
@@ -180,7 +180,7 @@ def test_what_a_page_shows_works(page: Path, tmp_path: Path) -> None:
         session.close()
 
 
-def test_the_runner_itself_can_fail(tmp_path: Path) -> None:
+def test_the_doc_runner_reports_wrong_output(tmp_path: Path) -> None:
     def run(text: str) -> None:
         session = Session(tmp_path)
         try:

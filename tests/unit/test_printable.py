@@ -29,11 +29,11 @@ SOURCES = Path(__file__).parents[2] / "src" / "holdfast"
         ("\x7f\x00", "\\u007f\\u0000"),
     ],
 )
-def test_what_a_terminal_may_act_upon_is_escaped(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_lines_stay_lines_where_they_are_meant() -> None:
+def test_newlines_are_kept_in_multiline_text() -> None:
     assert printable("a\n\tb\r\x1b", lines=True) == "a\n\tb \\u001b"
 
 

@@ -53,7 +53,9 @@ def test_a_long_log_is_not_uploaded_again_for_each_line(tmp_path: Path) -> None:
     assert store.size(key) == 1001 * len("line\n")
 
 
-def test_names_of_the_run_are_refused_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_artifacts_with_names_of_run_files_are_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     mirror, store, _, work = _mirror(tmp_path)
     store.put("result.json", b"ours")
     (work / "result.json").write_text("theirs")
@@ -67,7 +69,7 @@ def test_names_of_the_run_are_refused_with_a_word(tmp_path: Path, caplog: pytest
     assert len(caplog.records) == 2
 
 
-def test_a_working_directory_inside_storage_is_left_alone(tmp_path: Path) -> None:
+def test_a_working_directory_inside_storage_is_not_synced(tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.txt").write_text("a")
@@ -76,7 +78,7 @@ def test_a_working_directory_inside_storage_is_left_alone(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "a.txt").stat().st_ino == before
 
 
-def test_a_storage_that_fails_is_tried_again_next_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_sync_is_retried_next_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mirror, store, _, work = _mirror(tmp_path)
     (work / "a.txt").write_text("a")
     (tmp_path / "run").write_text("in the way")

@@ -39,7 +39,7 @@ def _write(path: str, data: bytes) -> Snapshot:
     return Snapshot(buffer=path, seal=seal, files=[MemoryFile("model", 0, len(data))])
 
 
-def test_a_slot_keeps_its_two_buffers(buffers: Buffers) -> None:
+def test_a_slot_reuses_its_two_buffers(buffers: Buffers) -> None:
     first, second = buffers.of_slot(0), buffers.of_slot(1)
     assert len({*first, *second}) == 4
     assert buffers.of_slot(0) == first
@@ -56,7 +56,7 @@ def test_a_snapshot_is_found_under_the_name_that_it_was_committed_as(buffers: Bu
     assert buffers.snapshots("checkpoint_000001") == buffers.snapshots(None) == []
 
 
-def test_what_was_given_up_is_not_found(buffers: Buffers) -> None:
+def test_an_abandoned_snapshot_is_not_found(buffers: Buffers) -> None:
     snapshot = _write(buffers.of_slot(0)[0], b"weights")
     buffers.hold(1, 5, snapshot)
     buffers.settle(1, 4, "checkpoint_000000")
@@ -64,7 +64,7 @@ def test_what_was_given_up_is_not_found(buffers: Buffers) -> None:
     assert buffers.snapshots("checkpoint_000000") == []
 
 
-def test_a_buffer_that_is_written_to_is_not_listed(buffers: Buffers) -> None:
+def test_a_buffer_being_written_is_not_listed(buffers: Buffers) -> None:
     path = buffers.of_slot(0)[0]
     snapshot = _write(path, b"weights")
     buffers.hold(1, 5, snapshot)
@@ -75,7 +75,7 @@ def test_a_buffer_that_is_written_to_is_not_listed(buffers: Buffers) -> None:
     assert buffers.snapshots("checkpoint_000000") == []
 
 
-def test_a_buffer_on_its_way_to_storage_is_not_given_to_the_next_worker(buffers: Buffers) -> None:
+def test_a_buffer_being_uploaded_is_not_given_to_the_next_worker(buffers: Buffers) -> None:
     old = buffers.of_slot(0)
     snapshot = _write(old[1], b"weights")
     buffers.hold(1, 5, snapshot)
@@ -88,7 +88,7 @@ def test_a_buffer_on_its_way_to_storage_is_not_given_to_the_next_worker(buffers:
     assert bytes(view) == b"weights"  # an upload that is still reading does no harm to itself
 
 
-def test_tables_that_cannot_be_are_refused(buffers: Buffers) -> None:
+def test_invalid_file_tables_are_refused(buffers: Buffers) -> None:
     snapshot = _write(buffers.of_slot(0)[0], b"weights")
     buffers.hold(1, 1, snapshot)
     beyond = Snapshot(buffer=snapshot.buffer, seal=snapshot.seal, files=[MemoryFile("model", 0, 1 << 40)])
@@ -98,7 +98,7 @@ def test_tables_that_cannot_be_are_refused(buffers: Buffers) -> None:
         buffers.hold(1, 2, Snapshot(buffer="/dev/null", seal=1, files=[]))
 
 
-def test_the_other_buffer_is_warmed_up_unless_there_is_no_room_for_it(buffers: Buffers) -> None:
+def test_the_second_buffer_is_pre_faulted_if_there_is_room(buffers: Buffers) -> None:
     first, second = buffers.of_slot(0)
     snapshot = _write(first, b"x" * 100_000)
     cold = buffers.to_warm_up(snapshot)
@@ -111,7 +111,7 @@ def test_the_other_buffer_is_warmed_up_unless_there_is_no_room_for_it(buffers: B
     assert buffers.to_warm_up(large) is None
 
 
-def test_warming_up_changes_nothing() -> None:
+def test_pre_faulting_does_not_change_contents() -> None:
     fd = make_memory("holdfast-test")
     memory = SnapshotBuffer(fd)
     memory.reserve(10_000)
@@ -122,7 +122,7 @@ def test_warming_up_changes_nothing() -> None:
     memory.close()
 
 
-def test_growing_never_gives_up_to_one_who_grew_it_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_a_buffer_does_not_shrink_one_that_was_grown_further(monkeypatch: pytest.MonkeyPatch) -> None:
     fd = make_memory("holdfast-test")
     real = os.ftruncate
 
@@ -136,7 +136,7 @@ def test_growing_never_gives_up_to_one_who_grew_it_further(monkeypatch: pytest.M
     os.close(fd)
 
 
-def test_memory_that_others_have_mapped_cannot_shrink() -> None:
+def test_a_mapped_buffer_cannot_shrink() -> None:
     fd = make_memory("holdfast-test")
     os.ftruncate(fd, 8192)
     with pytest.raises(PermissionError):
@@ -144,7 +144,7 @@ def test_memory_that_others_have_mapped_cannot_shrink() -> None:
     os.close(fd)
 
 
-def test_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "1000")
     assert Buffers(4).limit_bytes == 250
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "1 GiB")

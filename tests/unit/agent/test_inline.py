@@ -109,7 +109,7 @@ def _start(port: int) -> Start:
     )
 
 
-def test_it_runs_here_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+def test_an_inline_worker_restores_the_process_state(tmp_path: Path) -> None:
     environment, directory = dict(os.environ), Path.cwd()
     marks: list[Any] = []
 
@@ -125,7 +125,7 @@ def test_it_runs_here_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     assert (dict(os.environ), Path.cwd()) == (environment, directory)
 
 
-def test_an_error_is_told_like_any_worker_s(tmp_path: Path) -> None:
+def test_an_error_of_an_inline_worker_is_reported(tmp_path: Path) -> None:
     def function() -> None:
         raise RuntimeError("no")
 
@@ -133,7 +133,7 @@ def test_an_error_is_told_like_any_worker_s(tmp_path: Path) -> None:
     assert exited.cause == "raised RuntimeError: no"
 
 
-def test_stop_cuts_its_line_and_the_next_report_raises(tmp_path: Path) -> None:
+def test_report_raises_after_an_inline_worker_was_stopped(tmp_path: Path) -> None:
     raised: list[str] = []
 
     def function() -> None:
@@ -149,7 +149,7 @@ def test_stop_cuts_its_line_and_the_next_report_raises(tmp_path: Path) -> None:
     assert not [message for message in said if isinstance(message, Exited | Finished)]
 
 
-def test_a_worker_waits_while_the_controller_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_blocks_while_the_controller_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = threading.Event()
     pause = WorkerGroup.pause
 

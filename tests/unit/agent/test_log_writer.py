@@ -18,9 +18,7 @@ def _unexpected(error: OSError) -> None:
     raise AssertionError(error)
 
 
-def test_a_file_that_stalls_is_written_in_order_when_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_log_file_is_written_in_order_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "_BACKLOG_MAX_BYTES", 100_000)
     os.mkfifo(tmp_path / "log")
     reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
@@ -49,7 +47,7 @@ def test_a_file_that_stalls_is_written_in_order_when_it_goes_on(
     assert received == b"".join(f"{number:09d}\n".encode() * 100 for number in range(300))
 
 
-def test_what_was_put_is_written_when_the_wait_is_over(tmp_path: Path) -> None:
+def test_flush_returns_after_everything_was_written(tmp_path: Path) -> None:
     async def test() -> None:
         writer = LogWriter()
         writer.wait_written(10)  # nothing was put yet
@@ -63,7 +61,7 @@ def test_what_was_put_is_written_when_the_wait_is_over(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_a_file_that_cannot_be_written_is_told_on_the_event_loop(tmp_path: Path) -> None:
+def test_a_write_error_is_reported_on_the_event_loop(tmp_path: Path) -> None:
     async def test() -> None:
         writer = LogWriter()
         failed: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
@@ -79,7 +77,7 @@ def test_a_file_that_cannot_be_written_is_told_on_the_event_loop(tmp_path: Path)
     asyncio.run(test())
 
 
-def test_whoever_logs_does_not_wait_for_a_terminal_that_stands_still() -> None:
+def test_logging_does_not_block_on_a_stalled_terminal() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading) as reader, os.fdopen(writing, "w") as stream:
         handler = ThreadedHandler(stream)

@@ -45,7 +45,7 @@ def test_lines_are_whole_and_streams_do_not_mix(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_a_lagging_controller_misses_lines_and_is_told_how_many(tmp_path: Path) -> None:
+def test_a_lagging_controller_is_told_how_many_lines_were_dropped(tmp_path: Path) -> None:
     async def test() -> None:
         controller = Lagging()
         writer = LogWriter()
@@ -67,7 +67,7 @@ def test_a_lagging_controller_misses_lines_and_is_told_how_many(tmp_path: Path) 
     asyncio.run(test())
 
 
-def test_a_flood_between_two_flushes_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_between_two_flushes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_LINES_MAX", 10)
 
     async def test() -> None:
@@ -85,7 +85,7 @@ def test_a_flood_between_two_flushes_is_bounded_too(tmp_path: Path, monkeypatch:
     asyncio.run(test())
 
 
-def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_an_endless_line_is_cut_to_bounded_memory(tmp_path: Path) -> None:
     async def test() -> None:
         controller = Lagging()
         writer = LogWriter()

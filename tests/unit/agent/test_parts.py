@@ -25,7 +25,7 @@ def _part(staging: Path, number: int = 1) -> WorkerReport:
     return WorkerReport(report=Report(number=number, at=0.0, checkpoint=True), staged=str(directory))
 
 
-def test_only_settled_and_unreported_parts_are_removed(tmp_path: Path) -> None:
+def test_only_committed_abandoned_and_unreported_parts_are_removed(tmp_path: Path) -> None:
     executor = ThreadPoolExecutor(2)
     parts = Parts(executor, Buffers(1))
     parts.take(1, 0, _part(tmp_path, 1))
@@ -38,7 +38,7 @@ def test_only_settled_and_unreported_parts_are_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["n2"]
 
 
-def test_an_upload_can_be_repeated_until_it_is_settled(tmp_path: Path) -> None:
+def test_an_upload_can_be_repeated_until_the_commit(tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
 
     async def test() -> None:
@@ -55,7 +55,7 @@ def test_an_upload_can_be_repeated_until_it_is_settled(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_files_that_are_in_storage_already_are_only_looked_at(tmp_path: Path) -> None:
+def test_files_already_in_storage_are_hashed_but_not_uploaded(tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     store.put(f"{ORDER.draft.name}/model.pt", b"weights")
 
@@ -71,7 +71,7 @@ def test_files_that_are_in_storage_already_are_only_looked_at(tmp_path: Path) ->
     asyncio.run(test())
 
 
-def test_what_may_work_later_is_said_to_be_retryable(tmp_path: Path) -> None:
+def test_transient_upload_errors_are_retryable(tmp_path: Path) -> None:
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
             parts = Parts(executor, Buffers(1))

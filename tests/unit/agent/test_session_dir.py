@@ -35,7 +35,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
     return Machines(monkeypatch)
 
 
-def test_a_machine_does_not_touch_what_lives_on_another(machines: Machines, tmp_path: Path) -> None:
+def test_session_directories_of_other_machines_are_not_removed(machines: Machines, tmp_path: Path) -> None:
     """Process ids repeat between machines, and so do the names of their agents."""
     machines.become("first")
     theirs = SessionDir("local-4242-0", tmp_path)
@@ -51,7 +51,7 @@ def test_a_machine_does_not_touch_what_lives_on_another(machines: Machines, tmp_
     assert list((tmp_path / "agents").iterdir()) == []
 
 
-def test_each_machine_sweeps_its_own_dead(machines: Machines, tmp_path: Path) -> None:
+def test_session_directories_of_dead_local_agents_are_removed(machines: Machines, tmp_path: Path) -> None:
     machines.become("first")
     dead = SessionDir("a1", tmp_path)
     machines.unsee_lock(dead)  # its process is gone
@@ -63,7 +63,7 @@ def test_each_machine_sweeps_its_own_dead(machines: Machines, tmp_path: Path) ->
     dead.remove()
 
 
-def test_what_nobody_renewed_for_a_week_goes_whose_ever_it_is(machines: Machines, tmp_path: Path) -> None:
+def test_session_directories_without_a_heartbeat_for_a_week_are_removed(machines: Machines, tmp_path: Path) -> None:
     machines.become("first")
     forgotten, renewed = SessionDir("a1", tmp_path), SessionDir("a2", tmp_path)
     old = time.time() - 8 * 86_400
@@ -81,7 +81,7 @@ def test_what_nobody_renewed_for_a_week_goes_whose_ever_it_is(machines: Machines
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_everything_in_it_is_private(tmp_path: Path, umask: int) -> None:
+def test_session_directories_are_private(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         session = SessionDir("a1", tmp_path / "cache")
@@ -94,7 +94,7 @@ def test_everything_in_it_is_private(tmp_path: Path, umask: int) -> None:
         os.umask(before)
 
 
-def test_a_filesystem_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_directories_work_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(fd: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 

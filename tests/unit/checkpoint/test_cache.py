@@ -69,7 +69,7 @@ def left(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir()]
 
 
-def test_a_local_checkpoint_is_its_own_directory(tmp_path: Path) -> None:
+def test_a_local_checkpoint_is_used_in_place(tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     done = commit_directory(store, write_source(tmp_path / "source", model="weights"))
     with shared_directory(store, done) as found:
@@ -101,7 +101,7 @@ def test_threads_share_one_download(tmp_path: Path, cache: Path) -> None:
             assert left(cache) == []
 
 
-def test_damage_reaches_everyone_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_checkpoint_is_an_error_and_is_not_cached(tmp_path: Path, cache: Path) -> None:
     store = FarStore(tmp_path / "run")
     done = commit_directory(store, write_source(tmp_path / "source", model="weights"))
     (tmp_path / "run" / done.name / "model").write_text("WEIGHTS")
@@ -110,7 +110,7 @@ def test_damage_reaches_everyone_and_leaves_nothing(tmp_path: Path, cache: Path)
     assert [name for name in left(cache) if not name.endswith(".lock")] == []
 
 
-def test_many_processes_come_and_go(tmp_path: Path, cache: Path) -> None:
+def test_many_processes_use_the_cache_at_once(tmp_path: Path, cache: Path) -> None:
     log = tmp_path / "log"
     readers = [reader(log, "passes", rounds=60) for _ in range(6)]
     for process in readers:
@@ -135,7 +135,7 @@ def test_processes_share_one_download(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["holds", "dies filling"])
-def test_what_a_killed_process_leaves_is_used_or_swept(tmp_path: Path, cache: Path, mode: str) -> None:
+def test_downloads_of_a_killed_process_are_reused_or_removed(tmp_path: Path, cache: Path, mode: str) -> None:
     for after in ("use", "sweep"):
         log = tmp_path / f"log-{after}"
         victim = reader(log, mode)
@@ -151,7 +151,7 @@ def test_what_a_killed_process_leaves_is_used_or_swept(tmp_path: Path, cache: Pa
         assert left(cache) == []
 
 
-def test_identities_do_not_mix(tmp_path: Path) -> None:
+def test_checkpoints_of_the_same_name_are_cached_apart(tmp_path: Path) -> None:
     with (
         shared_copy(("a", "bc"), lambda target: write_source(target, x="1")) as one,
         shared_copy(("ab", "c"), lambda target: write_source(target, x="2")) as two,
@@ -159,7 +159,7 @@ def test_identities_do_not_mix(tmp_path: Path) -> None:
         assert ((one / "x").read_text(), (two / "x").read_text()) == ("1", "2")
 
 
-def test_a_lock_is_not_inherited_by_programs(tmp_path: Path) -> None:
+def test_cache_locks_are_not_inherited_across_exec(tmp_path: Path) -> None:
     with shared_copy(("a",), lambda target: target.mkdir()) as found:
         shown = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, check=True).stdout
         assert str(found) not in shown

@@ -37,7 +37,7 @@ def names(store: FarStore) -> list[str]:
     return [found.name for found in Catalog(store).committed()]
 
 
-def test_order_is_by_index_then_name(store: FarStore, source: Path) -> None:
+def test_checkpoints_are_ordered_by_index_then_name(store: FarStore, source: Path) -> None:
     for name in (None, "zz", None, "aa"):
         commit_directory(store, source, name=name)
     assert names(store) == ["checkpoint_000000", "zz", "checkpoint_000002", "aa"]
@@ -46,14 +46,14 @@ def test_order_is_by_index_then_name(store: FarStore, source: Path) -> None:
     assert newest is not None and newest.name == "aa"
 
 
-def test_nothing_is_there(store: FarStore) -> None:
+def test_an_empty_run_has_no_checkpoints(store: FarStore) -> None:
     catalog = Catalog(store)
     assert (catalog.committed(), catalog.leftovers(), catalog.newest(), catalog.floors()) == ([], [], None, {})
     with pytest.raises(NotCommitted, match="'best'"):
         catalog.get("best")
 
 
-def test_users_own_directories_and_the_runs_are_no_checkpoints(store: FarStore, source: Path) -> None:
+def test_other_directories_are_no_checkpoints(store: FarStore, source: Path) -> None:
     store.put("notes/a.txt", b"")
     store.put("journal/x.jsonl", b"")
     store.put(".hidden/.manifest.json", b"")
@@ -62,7 +62,7 @@ def test_users_own_directories_and_the_runs_are_no_checkpoints(store: FarStore, 
     assert Catalog(store).leftovers() == []
 
 
-def test_a_later_floor_voids(store: FarStore, source: Path) -> None:
+def test_a_later_epochs_floor_voids_commits_above_it(store: FarStore, source: Path) -> None:
     commit_directory(store, source)
     epoch_file(store, 1, 0)
     assert names(store) == []
@@ -78,7 +78,7 @@ def test_a_later_floor_voids(store: FarStore, source: Path) -> None:
         fetch(store, "checkpoint_000000", source.parent / "out")
 
 
-def test_a_void_name_may_be_used_again(store: FarStore, source: Path) -> None:
+def test_a_voided_name_may_be_used_again(store: FarStore, source: Path) -> None:
     commit_directory(store, source, name="best")
     epoch_file(store, 1, 0)
     again = commit_directory(store, source, name="best")
@@ -87,7 +87,7 @@ def test_a_void_name_may_be_used_again(store: FarStore, source: Path) -> None:
 
 
 @pytest.mark.parametrize("floor", [None, 0])
-def test_a_writer_that_was_passed_is_told(store: FarStore, source: Path, floor: int | None) -> None:
+def test_a_fenced_writer_gets_an_error(store: FarStore, source: Path, floor: int | None) -> None:
     draft = reserve(store, epoch=0)
     files = upload_part(store, draft, source, rank=0, parent_files=None)
     epoch_file(store, 1, floor)
@@ -104,7 +104,7 @@ def test_a_commit_below_the_floor_counts(store: FarStore, source: Path) -> None:
     assert names(store) == [draft.name]
 
 
-def test_sealing_shuts_what_is_unfinished(store: FarStore, source: Path) -> None:
+def test_void_drafts_writes_tombstones_for_unfinished_drafts(store: FarStore, source: Path) -> None:
     kept = commit_directory(store, source)
     old, custom = reserve(store, epoch=0), reserve(store, epoch=0, name="best")
     files = upload_part(store, old, source, rank=0, parent_files=None)
@@ -120,7 +120,7 @@ def test_sealing_shuts_what_is_unfinished(store: FarStore, source: Path) -> None
     assert custom.index == 2
 
 
-def test_where_creation_refuses_nothing_a_sealed_writers_files_stay(tmp_path: Path, source: Path) -> None:
+def test_without_exclusive_creation_files_of_voided_drafts_stay(tmp_path: Path, source: Path) -> None:
     store = FarStore(tmp_path / "run", exclusive=False)
     draft = reserve(store)
     upload_part(store, draft, source, rank=0, parent_files=None)
@@ -129,7 +129,7 @@ def test_where_creation_refuses_nothing_a_sealed_writers_files_stay(tmp_path: Pa
     assert names(store) == []
 
 
-def test_altered_manifests_are_told_and_passed_over(store: FarStore, source: Path) -> None:
+def test_altered_manifests_are_reported_and_skipped(store: FarStore, source: Path) -> None:
     first, second = commit_directory(store, source), commit_directory(store, source)
     key = f"{second.name}/.manifest.json"
     store.put(key, store.get(key).replace(b'"index":1', b'"index":7'))
@@ -163,7 +163,7 @@ def test_a_newer_major_format_is_refused(store: FarStore, source: Path) -> None:
         Catalog(store).committed()
 
 
-def test_a_renamed_copy_is_its_owners(store: FarStore, source: Path, tmp_path: Path) -> None:
+def test_a_copied_checkpoint_directory_is_not_listed(store: FarStore, source: Path, tmp_path: Path) -> None:
     first = commit_directory(store, source)
     shutil.copytree(tmp_path / "run" / first.name, tmp_path / "run" / "keep")
     assert names(store) == [first.name]
@@ -172,7 +172,7 @@ def test_a_renamed_copy_is_its_owners(store: FarStore, source: Path, tmp_path: P
     assert names(FarStore(tmp_path / "moved")) == [first.name]
 
 
-def test_a_damaged_fence_is_never_guessed_at(store: FarStore, source: Path) -> None:
+def test_a_damaged_epoch_file_is_an_error(store: FarStore, source: Path) -> None:
     commit_directory(store, source)
     epoch_file(store, 1, None)
     store.put(floor_key(1), b'{"epoch":}')
@@ -180,7 +180,7 @@ def test_a_damaged_fence_is_never_guessed_at(store: FarStore, source: Path) -> N
         Catalog(store).committed()
 
 
-def test_a_controller_that_died_before_it_declared_anything_fences_nothing(store: FarStore, source: Path) -> None:
+def test_an_epoch_without_a_floor_voids_nothing(store: FarStore, source: Path) -> None:
     done = commit_directory(store, source)
     store.put("epochs/readme.txt", b"ignored")
     store.put(epoch_key(1), b'{"epo')

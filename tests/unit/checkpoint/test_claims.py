@@ -189,7 +189,7 @@ def test_a_claim_of_a_dead_writer_does_not_count(writer: ProcessIdentity, waits_
     assert waits_s <= turns.now_s < waits_s + 10
 
 
-def test_what_others_see_late_is_waited_for_between_claim_and_look() -> None:
+def test_the_name_cache_time_is_waited_between_claim_and_listing() -> None:
     """On a mount that caches names, a claim counts only once the others cannot miss it any more."""
     turns, files, pauses = Turns(0), dict[str, bytes](), list[float]()
 

@@ -52,7 +52,7 @@ def dead(store: Store, draft: Draft) -> None:
     store.put(f"{draft.name}/.reserved.json", msgspec.json.encode(msgspec.structs.replace(found, writer=gone)))
 
 
-def test_one_call(store: FarStore, source: Path, tmp_path: Path) -> None:
+def test_commit_directory_commits_in_one_call(store: FarStore, source: Path, tmp_path: Path) -> None:
     (source / ".metadata.json").write_text('{"by": "me"}')
     done = commit_directory(store, source, metrics={"loss": 1.5})
     assert (done.name, done.index, done.parent, done.metrics) == ("checkpoint_000000", 0, None, {"loss": 1.5})
@@ -65,7 +65,7 @@ def test_one_call(store: FarStore, source: Path, tmp_path: Path) -> None:
     assert not any(layout.CLAIM_PREFIX in entry.key for entry in store.list())
 
 
-def test_indices_count_on(store: FarStore, source: Path) -> None:
+def test_indices_increase_over_all_names(store: FarStore, source: Path) -> None:
     assert commit_directory(store, source).index == 0
     assert commit_directory(store, source, name="best").index == 1
     assert reserve(store).index == 2
@@ -99,7 +99,7 @@ def test_a_parent_that_is_gone_or_damaged_costs_an_upload(store: FarStore, sourc
     assert verify(store, [draft.name], deep=True).intact
 
 
-def test_ranks_add_to_one_draft(store: FarStore, tmp_path: Path) -> None:
+def test_several_ranks_upload_to_one_draft(store: FarStore, tmp_path: Path) -> None:
     draft = msgspec.json.decode(msgspec.json.encode(reserve(store)), type=Draft)
     parts: dict[int, list[FileEntry]] = {}
     for rank in (1, 0):
@@ -116,7 +116,7 @@ def test_ranks_add_to_one_draft(store: FarStore, tmp_path: Path) -> None:
         merge_parts({0: parts[0], 1: again})
 
 
-def test_only_some_files(store: FarStore, source: Path) -> None:
+def test_upload_of_selected_files_only(store: FarStore, source: Path) -> None:
     draft = reserve(store)
     assert [one.path for one in upload_part(store, draft, source, rank=0, parent_files=None, only=["model"])] == [
         "model"
@@ -125,7 +125,7 @@ def test_only_some_files(store: FarStore, source: Path) -> None:
         upload_part(store, draft, source, rank=0, parent_files=None, only=["other"])
 
 
-def test_a_name_is_had_once(store: FarStore, source: Path) -> None:
+def test_a_committed_name_is_refused(store: FarStore, source: Path) -> None:
     commit_directory(store, source, name="best")
     with pytest.raises(NameTaken, match="'best'"):
         commit_directory(store, source, name="best")
@@ -134,7 +134,7 @@ def test_a_name_is_had_once(store: FarStore, source: Path) -> None:
         reserve(store, name="busy")
 
 
-def test_a_users_own_directory_is_never_mixed_into(store: FarStore, source: Path) -> None:
+def test_a_directory_with_foreign_files_is_refused(store: FarStore, source: Path) -> None:
     store.put("mine/notes.txt", b"x")
     with pytest.raises(NameTaken, match="other files"):
         reserve(store, name="mine")
@@ -145,7 +145,7 @@ def test_a_users_own_directory_is_never_mixed_into(store: FarStore, source: Path
     assert verify(store, deep=True).intact
 
 
-def test_numbered_names_count_upwards(store: FarStore, source: Path) -> None:
+def test_numbered_names_must_increase(store: FarStore, source: Path) -> None:
     assert commit_directory(store, source, name="checkpoint_000005").index == 5
     with pytest.raises(ConfigError, match=r"count upwards.*checkpoint_000006"):
         reserve(store, name="checkpoint_000003")
@@ -213,7 +213,7 @@ def test_a_commit_whose_answer_was_lost_may_be_repeated(store: FarStore, source:
     assert verify(store, deep=True).ok == [first]
 
 
-def test_abandoned_drafts_leave_nothing_to_see(store: FarStore, source: Path) -> None:
+def test_abandoned_drafts_are_invisible(store: FarStore, source: Path) -> None:
     draft = reserve(store)
     files = upload_part(store, draft, source, rank=0, parent_files=None)
     abandon(store, draft)
@@ -243,7 +243,7 @@ class FullStore(FarStore):
         super().create(key, data)
 
 
-def test_a_full_disk_is_emptied_again(source: Path, tmp_path: Path) -> None:
+def test_a_commit_that_fails_on_a_full_disk_removes_its_files(source: Path, tmp_path: Path) -> None:
     store = FullStore(tmp_path / "run")
     with pytest.raises(OutOfSpace):
         commit_directory(store, source)
@@ -269,7 +269,7 @@ class SilentStore(FarStore):
             raise Unavailable("no answer")
 
 
-def test_an_unknown_outcome_is_never_deleted(source: Path, tmp_path: Path) -> None:
+def test_files_of_a_commit_with_an_unknown_outcome_are_kept(source: Path, tmp_path: Path) -> None:
     store = SilentStore(tmp_path / "run")
     with pytest.raises(Unavailable):
         commit_directory(store, source)
@@ -299,7 +299,7 @@ class LateFullStore(FarStore):
 
 
 @pytest.mark.parametrize("name", [None, "best"])
-def test_a_disk_that_fills_up_after_the_manifest_was_linked_has_a_commit(
+def test_a_disk_full_after_the_manifest_was_linked_still_commits(
     source: Path, tmp_path: Path, name: str | None
 ) -> None:
     store = LateFullStore(tmp_path / "run")
@@ -361,7 +361,7 @@ def test_a_reservation_whose_answer_was_lost_is_recognised_by_its_token(
         reserve(store, name=done.name, epoch=1)
 
 
-def test_links_are_followed_and_loops_named(store: FarStore, source: Path, tmp_path: Path) -> None:
+def test_symbolic_links_are_followed_and_loops_refused(store: FarStore, source: Path, tmp_path: Path) -> None:
     (source / "linked").symlink_to(write_source(tmp_path / "elsewhere", x="y"))
     (source / "file").symlink_to(source / "model")
     assert [one.path for one in commit_directory(store, source).files] == ["file", "layers/0", "linked/x", "model"]

@@ -34,7 +34,7 @@ def far(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return store, Checkpoint._from_store(store, commit_directory(store, source).name)
 
 
-def test_any_spelling_of_a_local_directory(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_directories_may_be_given_as_path_string_or_uri(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     monkeypatch.setenv("HOME", str(source.parent))
     spellings: list[Any] = [source, str(source), f"{source}/", "source", "./source/", "~/source", source.as_uri()]
@@ -47,7 +47,7 @@ def test_any_spelling_of_a_local_directory(source: Path, monkeypatch: pytest.Mon
     assert Checkpoint(source) != str(source)
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing is not a directory: make it"):
         Checkpoint.from_directory(tmp_path / "missing")
     with pytest.raises(ConfigError, match="no local directory"):
@@ -162,7 +162,7 @@ def test_a_directory_without_a_valid_manifest_is_refused(source: Path, tmp_path:
         found.to_directory(tmp_path / "out")
 
 
-def test_what_was_never_committed_is_refused(source: Path, tmp_path: Path) -> None:
+def test_an_uncommitted_draft_is_refused(source: Path, tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     draft = reserve(store)
     upload_part(store, draft, source, rank=0, parent_files=None)
@@ -175,7 +175,7 @@ def test_what_was_never_committed_is_refused(source: Path, tmp_path: Path) -> No
         found.load_state()
 
 
-def test_a_remote_checkpoint(far: tuple[FarStore, Checkpoint], tmp_path: Path) -> None:
+def test_a_remote_checkpoint_is_downloaded_and_verified(far: tuple[FarStore, Checkpoint], tmp_path: Path) -> None:
     store, found = far
     assert Path(found.to_directory(tmp_path / "out"), "layers", "0").read_text() == "zero"
     store.downloads.clear()
@@ -186,7 +186,7 @@ def test_a_remote_checkpoint(far: tuple[FarStore, Checkpoint], tmp_path: Path) -
     assert not Path(one).exists()
 
 
-def test_a_foreign_remote_checkpoint(far: tuple[FarStore, Checkpoint], tmp_path: Path) -> None:
+def test_a_remote_directory_without_a_manifest_can_be_read(far: tuple[FarStore, Checkpoint], tmp_path: Path) -> None:
     store, _ = far
     store.put("theirs/model", b"from elsewhere")
     found = Checkpoint._from_store(store, "theirs")
@@ -197,7 +197,7 @@ def test_a_foreign_remote_checkpoint(far: tuple[FarStore, Checkpoint], tmp_path:
         Checkpoint._from_store(store, "nothing").to_directory(tmp_path / "none")
 
 
-def test_metadata(far: tuple[FarStore, Checkpoint], source: Path) -> None:
+def test_metadata_is_written_updated_and_read(far: tuple[FarStore, Checkpoint], source: Path) -> None:
     for found in (far[1], Checkpoint(source)):
         assert found.get_metadata() == {}
         found.set_metadata({"a": 1, "nested": {"list": [1, "x", None, True]}})
@@ -218,13 +218,13 @@ def test_metadata(far: tuple[FarStore, Checkpoint], source: Path) -> None:
         ({"x": "\ud800"}, "JSON"),
     ],
 )
-def test_metadata_that_json_cannot_hold(source: Path, bad: Any, where: str) -> None:
+def test_metadata_that_json_cannot_hold_is_refused(source: Path, bad: Any, where: str) -> None:
     with pytest.raises(TypeError, match=where):
         Checkpoint(source).set_metadata(bad)
     assert not (source / ".metadata.json").exists()
 
 
-def test_pickles_hold_paths_only(source: Path, tmp_path: Path) -> None:
+def test_a_pickled_checkpoint_holds_only_its_path(source: Path, tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     found = Checkpoint._from_store(store, commit_directory(store, source).name)
     data = pickle.dumps(found)
@@ -233,7 +233,7 @@ def test_pickles_hold_paths_only(source: Path, tmp_path: Path) -> None:
     assert pickle.loads(data).path == found.path
 
 
-def test_pyarrow_filesystems(source: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_on_a_pyarrow_filesystem(source: Path, tmp_path: Path) -> None:
     fs = pytest.importorskip("pyarrow.fs")
     assert Checkpoint(source).filesystem.type_name == "local"
     assert Checkpoint(str(source), filesystem=fs.LocalFileSystem()) == Checkpoint(source)

@@ -14,7 +14,7 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.storage.locate import open_store
 
 
-def test_by_uri_and_by_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_on_s3_by_uri_and_by_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = pytest.importorskip("pyarrow.fs")
     monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(tmp_path / "cache"))
     source = write_source(tmp_path / "source", model="weights", layers__0="zero")

@@ -136,7 +136,7 @@ def test_a_worker_does_not_read_what_its_agent_verified(tmp_path: Path) -> None:
         assert agent.session.checkpoint_at(str(tmp_path / "source")) is None
 
 
-def test_what_was_used_longest_ago_is_forgotten(tmp_path: Path) -> None:
+def test_the_least_recently_used_digest_is_dropped(tmp_path: Path) -> None:
     store, known = PosixStore(tmp_path), KnownFiles(limit=2)
     for key in "abc":
         store.put(key, key.encode())
@@ -144,7 +144,9 @@ def test_what_was_used_longest_ago_is_forgotten(tmp_path: Path) -> None:
     assert [known.digest(store, key) is not None for key in "abc"] == [False, True, True]
 
 
-def test_storage_without_versions_is_never_relied_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_not_remembered_on_storage_without_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, known = FarStore(tmp_path), KnownFiles()
     monkeypatch.setattr(FarStore, "version", lambda self, key: None)
     store.put("k", b"one")

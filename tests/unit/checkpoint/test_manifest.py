@@ -57,7 +57,7 @@ def plain(**changes: Any) -> dict[str, Any]:
 
 
 @given(metrics, files, st.integers(0, 10**9), st.booleans(), part)
-def test_what_goes_in_comes_out(
+def test_manifest_round_trip(
     metrics: dict[str, Any], files: tuple[FileEntry, ...], index: int, void: bool, name: str
 ) -> None:
     manifest = msgspec.structs.replace(ONE, metrics=metrics, files=files, index=index, void=void, name=name)
@@ -67,7 +67,7 @@ def test_what_goes_in_comes_out(
     assert json.loads(data)["index"] == index
 
 
-def test_numbers_that_json_lacks_come_back() -> None:
+def test_nan_and_infinity_round_trip() -> None:
     found = decode(encode(ONE), "here")
     assert math.isnan(found.metrics["nan"])
     assert found.metrics["deep"] == [{"inf": -math.inf}]
@@ -96,7 +96,7 @@ def test_any_truncation_is_damage_and_torn() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_damage(noise: bytes) -> None:
+def test_random_bytes_are_damage(noise: bytes) -> None:
     with pytest.raises(Damaged):
         decode(noise, "here")
 
@@ -118,12 +118,12 @@ def test_noise_is_damage(noise: bytes) -> None:
         {"metrics": {"x": {"$float": []}}},
     ],
 )
-def test_sealed_nonsense_is_damage(changes: dict[str, Any]) -> None:
+def test_invalid_content_with_a_valid_checksum_is_damage(changes: dict[str, Any]) -> None:
     with pytest.raises(Damaged, match="does not follow the format"):
         decode(sealed(plain(**changes)), "here")
 
 
-def test_newer_versions() -> None:
+def test_newer_format_versions() -> None:
     newer_minor = sealed(plain(format="holdfast.checkpoint/1.7", invented={"a": 1}))
     assert decode(newer_minor, "here").files == ONE.files
     with pytest.raises(UnsupportedFormat, match="upgrade holdfast"):
@@ -137,7 +137,7 @@ def test_metrics_that_no_reader_could_read_are_refused() -> None:
     assert check_metrics(None) == {}
 
 
-def test_the_example_of_the_specification() -> None:
+def test_the_example_of_the_format_description_is_valid() -> None:
     """docs/store-format.md shows a manifest byte for byte, and the hash of its body."""
     text = (Path(__file__).resolve().parents[3] / "docs" / "store-format.md").read_text()
     found = re.search(r"<!-- example -->\n```json\n(.*?\n)```", text, re.DOTALL)

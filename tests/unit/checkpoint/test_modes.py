@@ -59,7 +59,7 @@ def test_modes_and_empty_directories_come_back(store: Store, source: Path, tmp_p
         assert Path(directory, "empty").is_dir() and Path(directory, "deep", "er", "still").is_dir()
 
 
-def test_another_mode_is_another_file_and_leaves_the_parents_alone(store: Store, source: Path, tmp_path: Path) -> None:
+def test_a_changed_mode_does_not_change_the_parents_file(store: Store, source: Path, tmp_path: Path) -> None:
     first = commit_directory(store, source)
     (source / "run.sh").chmod(0o644)
     second = commit_directory(store, source)
@@ -91,7 +91,7 @@ def _sealed(body: dict[str, object]) -> bytes:
     return text[:-1] + b',"self":"' + blake3(text).hexdigest().encode() + b'"}\n'
 
 
-def test_a_manifest_of_version_1_0_has_neither(source: Path) -> None:
+def test_a_version_1_0_manifest_has_no_modes_and_no_empty_directories(source: Path) -> None:
     entry = FileEntry(path="a", size_bytes=1, blake3="0" * 64)
     made = Manifest(name="c", index=0, epoch=0, token="t", created_at="", writer="", files=(entry,))
     body = msgspec.json.decode(encode(made))

@@ -95,7 +95,9 @@ def test_the_next_controller_commits_a_complete_draft(store: Store, draft: Draft
     assert names == {".manifest.json", ".reserved.json", "part_0", "part_2"}
 
 
-def test_a_controller_that_was_overtaken_before_it_settled_does_not_void_it(store: Store, draft: Draft) -> None:
+def test_a_controller_fenced_before_it_wrote_its_floor_does_not_void_a_recorded_draft(
+    store: Store, draft: Draft
+) -> None:
     store.put(floor_key(2), json.dumps({"epoch": 2, "floor": None}).encode())
     store.put(epoch_key(3), json.dumps({"epoch": 3}).encode())
     store.put(floor_key(3), json.dumps({"epoch": 3, "floor": 1}).encode())
@@ -156,7 +158,7 @@ def _shorten_file(store: Store, draft: Draft) -> None:
         "one path from two ranks",
     ],
 )
-def test_anything_else_is_shut(store: Store, draft: Draft, spoil: Callable[[Store, Draft], None]) -> None:
+def test_incomplete_drafts_are_voided(store: Store, draft: Draft, spoil: Callable[[Store, Draft], None]) -> None:
     spoil(store, draft)
     assert Catalog(store).void_drafts(2, 1) == [draft.name]
     assert Catalog(store).committed() == []
@@ -167,7 +169,7 @@ def test_anything_else_is_shut(store: Store, draft: Draft, spoil: Callable[[Stor
         assert names == {".manifest.json", ".reserved.json"}
 
 
-def test_nothing_is_recorded_in_a_draft_that_is_shut_or_taken_by_another(store: Store, draft: Draft) -> None:
+def test_no_part_record_is_written_to_a_voided_or_foreign_draft(store: Store, draft: Draft) -> None:
     assert is_open(store, draft)
     other = msgspec.structs.replace(draft, token="0" * 32)
     assert not write_part_record(store, other, INFO, 1, (), generation=3)
@@ -177,23 +179,21 @@ def test_nothing_is_recorded_in_a_draft_that_is_shut_or_taken_by_another(store: 
     assert record_key(draft, 1) not in {entry.key for entry in store.list(draft.name)}
 
 
-def test_the_old_controller_cannot_commit_otherwise_afterwards(store: Store, draft: Draft) -> None:
+def test_the_old_controller_cannot_commit_after_the_next_one_did(store: Store, draft: Draft) -> None:
     Catalog(store).void_drafts(2, 1)
     with pytest.raises(Fenced):
         commit(store, msgspec.structs.replace(draft, token="0" * 32), ())
     assert [found.iteration for found in Catalog(store).committed()] == [7]
 
 
-def test_repair_leaves_what_the_next_controller_can_commit(store: Store, draft: Draft) -> None:
+def test_repair_keeps_drafts_that_the_next_controller_can_commit(store: Store, draft: Draft) -> None:
     sign_by_the_dead(store, draft)
     assert repair(store, verify(store)) == []
     Catalog(store).void_drafts(2, 1)
     assert [found.name for found in Catalog(store).committed()] == [draft.name]
 
 
-def test_repair_leaves_a_draft_alone_while_somebody_uploads_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repair_keeps_a_draft_whose_upload_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(tmp_path / "cache"))
     store = PosixStore(tmp_path / "run")
     made = reserve(store)

@@ -11,14 +11,14 @@ import pytest
 from holdfast.checkpoint.process_identity import ProcessIdentity, describe, is_dead, this_process
 
 
-def test_this_process_lives() -> None:
+def test_the_current_process_is_alive() -> None:
     me = this_process()
     assert is_dead(me) is False
     assert describe(me).endswith(f":{me.pid}")
     assert msgspec.json.decode(msgspec.json.encode(me), type=ProcessIdentity) == me
 
 
-def test_a_child_dies() -> None:
+def test_an_exited_child_is_gone() -> None:
     program = "import msgspec; from holdfast.checkpoint.process_identity import this_process as me;"
     program += "print(msgspec.json.encode(me()).decode(), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -34,13 +34,13 @@ def test_a_child_dies() -> None:
         assert is_dead(writer) is True
 
 
-def test_a_reused_pid_is_somebody_else() -> None:
+def test_a_reused_pid_is_another_process() -> None:
     me = this_process()
     assert is_dead(msgspec.structs.replace(me, started_ticks=me.started_ticks + 1)) is True
 
 
 @pytest.mark.parametrize("field", ["host", "boot_id", "pid_namespace"])
-def test_elsewhere_nobody_knows(field: str) -> None:
+def test_processes_of_other_machines_are_unknown(field: str) -> None:
     assert is_dead(msgspec.structs.replace(this_process(), **{field: "other"})) is None
     assert is_dead(msgspec.structs.replace(this_process(), boot_id="")) is None
     assert is_dead(msgspec.structs.replace(this_process(), started_ticks=0)) is None

@@ -77,7 +77,7 @@ def take_over_and_commit(root: Path, source: Path, token: str) -> Manifest:
     return commit(store, draft, upload_part(store, draft, source, rank=0, parent_files=None))
 
 
-def test_a_removal_that_was_paused_leaves_alone_what_a_successor_committed(source: Path, tmp_path: Path) -> None:
+def test_a_paused_removal_does_not_delete_a_successors_commit(source: Path, tmp_path: Path) -> None:
     """Paused before each look; only between the last look and the deletion itself nothing can be noticed."""
 
     def prepare(number: int) -> tuple[PausedStore, Manifest, Callable[[], None]]:
@@ -115,7 +115,7 @@ def test_a_removal_that_was_paused_leaves_alone_what_a_successor_committed(sourc
         assert (report.ok, report.damaged) == (successors, {}), store.calls[at]
 
 
-def test_a_removal_is_of_one_token(source: Path, tmp_path: Path) -> None:
+def test_a_removal_deletes_only_the_checkpoint_with_its_token(source: Path, tmp_path: Path) -> None:
     store = FarStore(tmp_path / "run")
     first = commit_directory(store, source, name="a")
     remove(store, "a", token=first.token)
@@ -125,7 +125,7 @@ def test_a_removal_is_of_one_token(source: Path, tmp_path: Path) -> None:
     assert verify(store).ok == [second]
 
 
-def test_a_removal_that_was_interrupted_is_finished_by_its_token(source: Path, tmp_path: Path) -> None:
+def test_an_interrupted_removal_is_finished_by_its_token(source: Path, tmp_path: Path) -> None:
     store = FarStore(tmp_path / "run")
     done = commit_directory(store, source)
     store.delete([f"{done.name}/.manifest.json", f"{done.name}/model"])
@@ -168,7 +168,7 @@ def test_what_an_interrupted_removal_leaves_is_not_committed_again(source: Path,
     raise AssertionError("it was never interrupted between the manifest and the rest")
 
 
-def test_a_pinned_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
+def test_removing_a_pinned_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
     store = FarStore(tmp_path / "run")
     done = commit_directory(store, source)
     pin(store, done.name)
@@ -177,7 +177,7 @@ def test_a_pinned_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
     assert verify(store).ok == [done]
 
 
-def test_a_pin_that_comes_too_late_is_an_error_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_pinning_a_removed_checkpoint_is_an_error_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
     store = PausedStore(tmp_path / "run")
     done = commit_directory(store, source)
 

@@ -37,7 +37,7 @@ def everything(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_fetch_brings_everything(store: Store, source: Path, tmp_path: Path) -> None:
+def test_fetch_downloads_all_files(store: Store, source: Path, tmp_path: Path) -> None:
     seen: list[int] = []
     done = commit_directory(store, source)
     target = fetch(store, done, tmp_path / "deep" / "out", on_bytes=seen.append)
@@ -46,7 +46,7 @@ def test_fetch_brings_everything(store: Store, source: Path, tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
 
 
-def test_fetch_into_what_is_there(store: Store, source: Path, tmp_path: Path) -> None:
+def test_fetch_into_an_existing_directory(store: Store, source: Path, tmp_path: Path) -> None:
     done = commit_directory(store, source)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -65,19 +65,19 @@ def test_fetch_refuses_damage_and_leaves_nothing(store: Store, source: Path, tmp
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
 
 
-def test_unverified_on_request(store: Store, source: Path, tmp_path: Path) -> None:
+def test_fetch_without_verification_on_request(store: Store, source: Path, tmp_path: Path) -> None:
     done = commit_directory(store, source)
     (tmp_path / "run" / done.name / "model").write_text("WEIGHTS")
     assert everything(fetch(store, done, tmp_path / "out", verify=False))["model"] == "WEIGHTS"
 
 
-def test_fetch_of_nothing(store: Store, tmp_path: Path) -> None:
+def test_fetch_of_a_missing_checkpoint_is_an_error(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotCommitted, match="holdfast ckpt ls"):
         fetch(store, "best", tmp_path / "out")
 
 
 @pytest.mark.parametrize("problem", DAMAGE)
-def test_a_damaged_newest_is_told_and_the_one_before_used(
+def test_newest_intact_skips_a_damaged_checkpoint_and_reports_it(
     store: Store, source: Path, tmp_path: Path, problem: str
 ) -> None:
     first = commit_directory(store, source)
@@ -94,7 +94,7 @@ def test_a_damaged_newest_is_told_and_the_one_before_used(
     assert "model" in why and problem in why and "before it is used" in why
 
 
-def test_none_is_intact(store: Store, source: Path, tmp_path: Path) -> None:
+def test_newest_intact_without_an_intact_checkpoint(store: Store, source: Path, tmp_path: Path) -> None:
     done = commit_directory(store, source)
     (tmp_path / "run" / done.name / "model").unlink()
     told: list[str] = []

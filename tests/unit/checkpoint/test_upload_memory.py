@@ -44,7 +44,7 @@ def _store_checkpoint(
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_only_what_changed_is_sent(tmp_path: Path, threads: int) -> None:
+def test_only_changed_files_of_a_snapshot_are_uploaded(tmp_path: Path, threads: int) -> None:
     store = PosixStore(tmp_path)
     files = {f"part/{number}": os.urandom(3_000_000 + number % 2) for number in range(5)} | {"empty": b""}
     entries, sent = _store_checkpoint(store, files, threads=threads)
@@ -61,7 +61,7 @@ def test_only_what_changed_is_sent(tmp_path: Path, threads: int) -> None:
     assert {entry.path for entry in again} == set(files)
 
 
-def test_what_surely_changed_is_not_hashed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_whose_samples_changed_are_not_hashed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, samples = PosixStore(tmp_path), dict[str, str]()
     hashed: list[int] = []
 
@@ -83,7 +83,7 @@ def test_what_surely_changed_is_not_hashed_first(tmp_path: Path, monkeypatch: py
     assert verify(store, deep=True).intact
 
 
-def test_a_parent_that_is_gone_means_sending_it_all(tmp_path: Path) -> None:
+def test_without_its_parent_a_snapshot_is_uploaded_whole(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     files = {"model": os.urandom(2_000_000)}
     entries, _ = _store_checkpoint(store, files)
@@ -93,12 +93,12 @@ def test_a_parent_that_is_gone_means_sending_it_all(tmp_path: Path) -> None:
     assert store.get("checkpoint_000001/model") == files["model"]
 
 
-def test_our_own_names_are_refused(tmp_path: Path) -> None:
+def test_reserved_file_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.manifest\.json"):
         _store_checkpoint(PosixStore(tmp_path), {".manifest.json": b"{}"})
 
 
-def test_hashing_can_be_abandoned(tmp_path: Path) -> None:
+def test_hashing_can_be_cancelled(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     files = {"model": os.urandom(2_000_000)}
     entries, _ = _store_checkpoint(store, files)

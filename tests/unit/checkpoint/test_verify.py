@@ -54,7 +54,7 @@ def rewrite(store: Store, name: str, reservation: Reservation) -> None:
     store.put(f"{name}/.reserved.json", msgspec.json.encode(reservation))
 
 
-def test_a_report_has_everything(store: Store, source: Path, tmp_path: Path) -> None:
+def test_verify_lists_intact_damaged_and_unfinished_checkpoints(store: Store, source: Path, tmp_path: Path) -> None:
     ok, bad = commit_directory(store, source), commit_directory(store, source)
     (tmp_path / "run" / bad.name / "layers" / "0").unlink()
     (tmp_path / "run" / bad.name / "layers" / "0").write_text("ZERO")
@@ -73,7 +73,7 @@ def test_a_report_has_everything(store: Store, source: Path, tmp_path: Path) -> 
         verify(store, ["mine"])
 
 
-def test_repair_spares_the_living_and_the_damaged(store: Store, source: Path, tmp_path: Path) -> None:
+def test_repair_keeps_live_drafts_and_damaged_checkpoints(store: Store, source: Path, tmp_path: Path) -> None:
     bad = commit_directory(store, source)
     (tmp_path / "run" / bad.name / "model").unlink()
     mine, far = reserve(store), unfinished(store, source)
@@ -84,7 +84,7 @@ def test_repair_spares_the_living_and_the_damaged(store: Store, source: Path, tm
     assert {found.name for found in Catalog(store).leftovers()} == {mine.name, far.name}
 
 
-def test_repair_clears_the_dead_at_once(store: Store, source: Path) -> None:
+def test_repair_removes_drafts_of_dead_writers_at_once(store: Store, source: Path) -> None:
     draft = reserve(store)
     upload_part(store, draft, source, rank=0, parent_files=None)
     found = read_reservation(store, draft.name)
@@ -95,7 +95,7 @@ def test_repair_clears_the_dead_at_once(store: Store, source: Path) -> None:
     assert store.list() == []
 
 
-def test_repair_shuts_out_the_old_before_it_deletes(store: Store, source: Path) -> None:
+def test_repair_writes_a_tombstone_before_it_deletes(store: Store, source: Path) -> None:
     draft = unfinished(store, source, created_at="2020-01-01T00:00:00.000Z")
     assert repair(store, verify(store)) == [draft.name]
     assert [entry.key.rpartition("/")[2] for entry in store.list()] == [".manifest.json", ".reserved.json"]
@@ -106,14 +106,14 @@ def test_repair_shuts_out_the_old_before_it_deletes(store: Store, source: Path) 
     assert store.list() == []
 
 
-def test_repair_clears_what_a_replaced_controller_left(store: Store, source: Path) -> None:
+def test_repair_removes_drafts_of_a_fenced_controller(store: Store, source: Path) -> None:
     draft = unfinished(store, source)
     fence(store, 100)
     assert repair(store, verify(store)) == [draft.name]
     assert Catalog(store).leftovers() == []
 
 
-def test_repair_leaves_alone_what_was_committed_meanwhile(store: Store, source: Path) -> None:
+def test_repair_keeps_what_was_committed_meanwhile(store: Store, source: Path) -> None:
     draft = reserve(store)
     files = upload_part(store, draft, source, rank=0, parent_files=None)
     report = verify(store)
@@ -122,14 +122,14 @@ def test_repair_leaves_alone_what_was_committed_meanwhile(store: Store, source: 
     assert verify(store, deep=True).intact
 
 
-def test_fenced_commits_go_when_they_are_old(store: Store, source: Path) -> None:
+def test_repair_removes_fenced_commits_when_they_are_old(store: Store, source: Path) -> None:
     done = commit_directory(store, source)
     fence(store, 0)
     assert repair(store, verify(store)) == []
     assert repair(store, verify(store), older_than_s=0) == [done.name]
 
 
-def test_unfinished_writes_go_when_they_are_old(source: Path, tmp_path: Path) -> None:
+def test_repair_removes_temporary_files_when_they_are_old(source: Path, tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     done = commit_directory(store, source)
     temporary = tmp_path / "run" / done.name / ".tmp-1-0123456789abcdef"
@@ -140,7 +140,7 @@ def test_unfinished_writes_go_when_they_are_old(source: Path, tmp_path: Path) ->
     assert verify(store).ok == [done]
 
 
-def test_removal_and_pins(store: Store, source: Path) -> None:
+def test_a_pinned_checkpoint_is_removed_only_after_unpin(store: Store, source: Path) -> None:
     first, second = commit_directory(store, source), commit_directory(store, source)
     pin(store, first.name)
     assert is_pinned(store, first.name) and not is_pinned(store, second.name)

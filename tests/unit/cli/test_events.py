@@ -34,14 +34,14 @@ def run(tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-def test_the_story_is_told_line_by_line(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_prints_one_line_per_event(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", run]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told == list(tell(RECORDS))
     assert told
 
 
-def test_programs_get_the_records(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_json_prints_the_records(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", run, "--json"]) == 0
     shape = json.loads(capsys.readouterr().out)
     assert shape["uri"] == run
@@ -49,12 +49,12 @@ def test_programs_get_the_records(run: str, capsys: pytest.CaptureFixture[str]) 
     assert shape["records"][3]["metrics"] == {"loss": {"$float": "nan"}}
 
 
-def test_a_directory_without_a_run_has_no_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_of_a_directory_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", str(tmp_path)]) == 3
     assert "is no training run" in capsys.readouterr().err
 
 
-def test_damage_is_shown_and_the_rest_is_told(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_shows_damage_and_the_remaining_records(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     (segment,) = Path(run, "journal").iterdir()
     text = segment.read_bytes()
     assert text.count(b'"iteration":1') == 1

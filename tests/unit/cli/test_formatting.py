@@ -40,12 +40,12 @@ def test_durations_get_coarser_as_they_grow(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
-def test_times_lose_their_fractions_and_nothing_else() -> None:
+def test_times_are_printed_without_fractions() -> None:
     assert time_text("2026-01-31T12:00:05.123Z") == "2026-01-31 12:00:05Z"
     assert time_text("odd") == "odd"
 
 
-def test_counts_know_their_plural() -> None:
+def test_counts_use_the_plural() -> None:
     assert [count_text(number, "file") for number in (0, 1, 1234)] == ["0 files", "1 file", "1,234 files"]
 
 
@@ -62,7 +62,7 @@ def test_a_table_aligns_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_json_has_words_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_and_infinity_become_strings_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"loss": float("nan"), "name": "Größe"})
     out = capsys.readouterr().out
     assert "Größe" in out

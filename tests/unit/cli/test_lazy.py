@@ -25,13 +25,13 @@ def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
             yield from commands(command, (*path, name))
 
 
-def test_the_table_tells_of_each_command_what_it_tells_of_itself() -> None:
+def test_the_command_table_matches_the_commands_own_help() -> None:
     found = {" ".join(path): (told, command.get_short_help_str(200)) for path, told, command in commands(root)}
     assert {"ckpt ls", "ckpt verify", "events"} <= found.keys()
     assert {path: told for path, (told, _) in found.items()} == {path: own for path, (_, own) in found.items()}
 
 
-def test_every_reading_command_speaks_json() -> None:
+def test_every_reading_command_has_json_output() -> None:
     speaking = {
         " ".join(path)
         for path, _, command in commands(root)

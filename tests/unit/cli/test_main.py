@@ -30,11 +30,11 @@ from holdfast.cli.main import main
         (errors.OutOfSpace("x"), 5),
     ],
 )
-def test_each_error_has_its_code(error: Exception, code: int) -> None:
+def test_each_error_has_its_exit_code(error: Exception, code: int) -> None:
     assert exit_codes.code_of(error) == code
 
 
-def test_sentences_name_the_file_and_hide_the_machinery() -> None:
+def test_error_messages_name_the_file_and_no_internals() -> None:
     assert exit_codes.sentence(errors.NotFound("There is none.")) == "There is none."
     assert exit_codes.sentence(PermissionError(13, "Permission denied", "/x")) == "/x: Permission denied."
     assert "HOLDFAST_DEBUG=1" in exit_codes.sentence(KeyError("k"))

@@ -48,7 +48,7 @@ def test_bytes_rate_and_time_left_are_drawn_and_wiped() -> None:
     assert terminal.getvalue() == drawn + "\r\x1b[K"
 
 
-def test_it_is_redrawn_ten_times_a_second_at_most() -> None:
+def test_the_progress_line_is_redrawn_at_most_ten_times_a_second() -> None:
     terminal, clock = Terminal(), Clock()
     with Meter("Fetching", MIB, terminal, clock) as meter:
         clock.now_s += 1
@@ -68,7 +68,7 @@ def test_a_narrow_terminal_gets_no_bar() -> None:
     assert meter.line(200).count("█") == meter.line(200).count("░") == 12
 
 
-def test_without_a_total_it_tells_what_it_knows() -> None:
+def test_without_a_total_bytes_and_rate_are_shown() -> None:
     clock = Clock()
     meter = Meter("Verifying", None, Terminal(), clock)
     clock.now_s += 4
@@ -78,7 +78,7 @@ def test_without_a_total_it_tells_what_it_knows() -> None:
     assert " 50%  8.0 MiB of 16.0 MiB" in meter.line()
 
 
-def test_files_and_pipes_get_no_progress() -> None:
+def test_no_progress_is_drawn_to_files_and_pipes() -> None:
     stream, clock = io.StringIO(), Clock()
     with Meter("Fetching", 100, stream, clock) as meter:
         clock.now_s += 10

@@ -37,13 +37,13 @@ def test_a_uri_is_split_before_its_last_part(uri: str, parts: tuple[str, str]) -
     assert split(uri) == parts
 
 
-def test_a_relative_path_is_split_where_it_really_lies(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_before_it_is_split(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run / "checkpoint_000000")
     assert split(".") == (str(run), "checkpoint_000000")
     assert choose(".").name == "checkpoint_000000"
 
 
-def test_runs_and_checkpoints_are_told_apart(run: Path) -> None:
+def test_runs_and_checkpoints_are_distinguished(run: Path) -> None:
     assert find(str(run))[1] is None
     store, name = find(f"{run}/best one")
     assert (store.uri, name) == (str(run), "best one")
@@ -57,14 +57,14 @@ def test_runs_and_checkpoints_are_told_apart(run: Path) -> None:
         find_checkpoint(f"{run}/checkpoint_000009")
 
 
-def test_a_run_means_its_newest_and_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_path_stands_for_its_newest_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(str(run)).name == "best one"
     assert capsys.readouterr().err == f"{run} is a run: taking its newest checkpoint, best one.\n"
     assert choose(f"{run}/checkpoint_000000").name == "checkpoint_000000"
     assert capsys.readouterr().err == ""
 
 
-def test_a_damaged_newest_manifest_is_told_and_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_newest_manifest_is_reported_and_skipped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = run / "best one" / ".manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"index":1', b'"index":9'))
     assert choose(str(run)).name == "checkpoint_000000"
@@ -73,7 +73,7 @@ def test_a_damaged_newest_manifest_is_told_and_passed_over(run: Path, capsys: py
         choose(str(run / "best one"))
 
 
-def test_what_was_never_committed_is_not_there(run: Path, tmp_path: Path) -> None:
+def test_an_uncommitted_checkpoint_is_not_found(run: Path, tmp_path: Path) -> None:
     draft = reserve(open_store(run))
     with pytest.raises(NotCommitted, match="never committed"):
         choose(str(run / draft.name))

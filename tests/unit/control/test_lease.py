@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> PosixStore:
     return PosixStore(tmp_path / "run")
 
 
-def test_the_second_is_refused_and_told_who_and_since_when(store: PosixStore) -> None:
+def test_a_second_acquire_is_refused_naming_the_holder(store: PosixStore) -> None:
     first = acquire(store)
     assert first.epoch == 1
     with pytest.raises(RunBusy, match=r"held by process \d+ on .+ since 20.+takeover=True"):
@@ -45,7 +45,7 @@ def test_each_lease_has_a_random_id_that_its_epoch_file_holds(store: PosixStore)
         assert msgspec.json.decode(store.get(epoch_key(lease.epoch)), type=EpochFile).id == lease.id
 
 
-def test_takeover_fences_the_first(store: PosixStore) -> None:
+def test_takeover_fences_the_first_lease(store: PosixStore) -> None:
     first = acquire(store)
     second = acquire(store, takeover=True)
     assert second.epoch == 2
@@ -54,7 +54,7 @@ def test_takeover_fences_the_first(store: PosixStore) -> None:
     second.beat()
 
 
-def test_a_dead_process_on_this_machine_holds_nothing(store: PosixStore) -> None:
+def test_the_lease_of_a_dead_local_process_is_free(store: PosixStore) -> None:
     program = (
         "import sys; from pathlib import Path; from holdfast.control.lease import acquire;"
         "from holdfast.storage.posix.store import PosixStore; acquire(PosixStore(Path(sys.argv[1])))"
@@ -63,7 +63,7 @@ def test_a_dead_process_on_this_machine_holds_nothing(store: PosixStore) -> None
     assert acquire(store).epoch == 2
 
 
-def test_a_holder_elsewhere_is_known_by_its_beat(store: PosixStore) -> None:
+def test_a_holder_on_another_machine_is_alive_while_its_heartbeat_changes(store: PosixStore) -> None:
     """On another host only the beat tells: one that changes lives, one that does not for the time-to-live is dead."""
     lease = acquire(store)
     away = EpochFile(epoch=1, holder=ProcessIdentity(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
@@ -82,7 +82,7 @@ def test_a_holder_elsewhere_is_known_by_its_beat(store: PosixStore) -> None:
     assert sum(pauses) >= away.time_to_live_s
 
 
-def test_the_floor_and_the_journals_end_are_settled_behind_the_fence(store: PosixStore, tmp_path: Path) -> None:
+def test_floor_and_journal_end_are_written_after_the_epoch_file(store: PosixStore, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     commit_directory(store, tmp_path / "files")
     lease = acquire(store)
@@ -91,7 +91,7 @@ def test_the_floor_and_the_journals_end_are_settled_behind_the_fence(store: Posi
     assert read_cuts(store) == [(1, Position())]
 
 
-def test_a_controller_that_was_overtaken_before_it_settled_voids_nothing(store: PosixStore, tmp_path: Path) -> None:
+def test_a_controller_fenced_before_it_wrote_its_floor_voids_nothing(store: PosixStore, tmp_path: Path) -> None:
     """B takes over and stalls; C takes over and commits; B goes on: it must find that its time is over."""
     (tmp_path / "files").mkdir()
     acquire(store)
@@ -115,6 +115,6 @@ def test_a_controller_whose_epoch_file_names_another_is_fenced(store: PosixStore
         first.beat()
 
 
-def test_a_torn_epoch_file_holds_nothing(store: PosixStore) -> None:
+def test_a_torn_epoch_file_holds_no_lease(store: PosixStore) -> None:
     store.put(epoch_key(1), b'{"epoch": 1, "hol')
     assert acquire(store, sleep=lambda _: None).epoch == 2

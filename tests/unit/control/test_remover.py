@@ -67,7 +67,7 @@ def test_pins_are_found(store: Broken, made: list[Manifest]) -> None:
     assert asyncio.run(remover.find_pins(find)) == e.PinsFound(error="no answer")
 
 
-def test_a_checkpoint_is_removed_pinned_gone_or_anothers(store: Broken, made: list[Manifest], tmp_path: Path) -> None:
+def test_outcomes_of_a_removal(store: Broken, made: list[Manifest], tmp_path: Path) -> None:
     first, second, third = made
     assert outcome(store, first) == e.CheckpointRemoved(name="a", token=first.token)
     assert outcome(store, first) == e.CheckpointRemoved(name="a", token=first.token, by_others=True)

@@ -94,7 +94,7 @@ def test_the_end_of_an_old_connection_does_not_evict_the_agent_that_has_connecte
     _run(test)
 
 
-def test_an_agent_that_hung_up_may_connect_again_before_its_loss_is_told() -> None:
+def test_an_agent_may_reconnect_before_its_loss_is_reported() -> None:
     async def test(controller: _Controller, address: str) -> None:
         old = await controller.join(address)
         await old.close()
@@ -111,7 +111,7 @@ def test_an_agent_that_hung_up_may_connect_again_before_its_loss_is_told() -> No
     _run(test)
 
 
-def test_a_process_that_is_gone_is_lost_with_its_newest_connection() -> None:
+def test_an_agent_whose_process_exited_is_lost_with_its_newest_connection() -> None:
     async def test(controller: _Controller, address: str) -> None:
         agent = await controller.join(address)
         controller.roster.lose_agent("a", "its agent was killed by SIGKILL")

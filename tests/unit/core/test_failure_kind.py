@@ -13,7 +13,7 @@ class _Own(errors.Damaged):
     """A subclass that is not in `holdfast.errors`."""
 
 
-def test_every_class_of_errors_has_a_kind_and_comes_back_as_itself() -> None:
+def test_error_classes_round_trip_through_their_kind() -> None:
     for name in errors.__all__:
         error = getattr(errors, name)("what happened")
         kind = FailureKind.of(error)
@@ -22,7 +22,7 @@ def test_every_class_of_errors_has_a_kind_and_comes_back_as_itself() -> None:
         assert (type(again), str(again)) == (type(error), "what happened")
 
 
-def test_the_nearest_class_of_ours_decides() -> None:
+def test_the_nearest_base_class_decides_the_kind() -> None:
     assert FailureKind.of(_Own("x")) is FailureKind.DAMAGED
     assert FailureKind.of(ValueError("x")) is FailureKind.OTHER
     assert type(FailureKind.OTHER.as_error("x", otherwise=errors.StorageError)) is errors.StorageError

@@ -24,7 +24,7 @@ from holdfast.core.masking import masked
         ),
     ],
 )
-def test_a_value_under_a_secrets_name_is_masked(name: str) -> None:
+def test_a_value_with_a_secrets_key_is_masked(name: str) -> None:
     assert masked(name, "hunter2") == "***"
     assert masked("", {name: ["hunter2", {"inner": "hunter3"}]}) == {name: ["***", {"inner": "***"}]}
     assert masked(name, "") == "" and masked(name, None) is None
@@ -57,7 +57,7 @@ def test_a_value_under_a_secrets_name_is_masked(name: str) -> None:
         ),
     ],
 )
-def test_the_words_of_training_are_not_taken_for_secrets(name: str) -> None:
+def test_ordinary_training_keys_are_not_masked(name: str) -> None:
     assert masked(name, "gpt2") == "gpt2"
     assert masked(name, 5) == 5
 
@@ -95,5 +95,5 @@ def test_a_value_that_looks_like_a_secret_is_masked(value: str, shown: str) -> N
         *(3, 0.5, None, True, [1, "a"], {"lr": 0.1}, "checkpoint_000003", "da39a3ee5e6b4b0d3255bfef95601890afd80709"),
     ],
 )
-def test_ordinary_values_stay_as_they_are(value: Any) -> None:
+def test_ordinary_values_are_not_masked(value: Any) -> None:
     assert masked("value", value) == value

@@ -22,22 +22,22 @@ def scored(*scores: Any, key: str = "loss") -> list[StoredCheckpoint]:
     return [stored(f"c{index}", index, {key: score}) for index, score in enumerate(scores)]
 
 
-def test_everything_stays_without_a_number() -> None:
+def test_without_num_to_keep_everything_is_kept() -> None:
     assert to_delete(scored(1, 2, 3), RetentionRule()) == []
 
 
-def test_the_latest_stay_without_a_score() -> None:
+def test_without_a_score_the_latest_are_kept() -> None:
     assert to_delete(scored(9, 8, 7, 6), RetentionRule(2)) == ["c0", "c1"]
 
 
-def test_the_best_stay_and_the_latest_besides() -> None:
+def test_the_best_and_the_latest_are_kept() -> None:
     assert to_delete(scored(5, 9, 8, 1), RetentionRule(2, "loss")) == ["c0"]
     assert to_delete(scored(5, 9, 8, 1), RetentionRule(2, "loss", "min")) == ["c1", "c2"]
 
 
 @pytest.mark.parametrize("order", ["max", "min"])
 @pytest.mark.parametrize("bad", [math.nan, None, "0.1", True, [1], {"x": 1}])
-def test_what_is_no_number_ranks_worst_in_both_orders(bad: Any, order: Literal["max", "min"]) -> None:
+def test_scores_that_are_no_numbers_rank_worst(bad: Any, order: Literal["max", "min"]) -> None:
     rule = RetentionRule(1, "loss", order)
     assert to_delete(scored(bad, 3, bad), rule) == ["c0"]
     assert to_delete([stored("none", -1), *scored(3, 3)], rule) == ["none", "c0"]
@@ -61,7 +61,7 @@ def test_ties_prefer_the_later() -> None:
     assert to_delete(scored(1, 1, 1, 0), RetentionRule(1, "loss")) == ["c0", "c1"]
 
 
-def test_nested_names_and_the_literal_one_first() -> None:
+def test_nested_metric_names_with_literal_names_first() -> None:
     rule = RetentionRule(1, "eval/acc")
     nested = stored("nested", 0, {"eval": {"acc": 5}})
     both = stored("both", 1, {"eval": {"acc": 9}, "eval/acc": 4})
@@ -76,19 +76,19 @@ def test_nested_names_and_the_literal_one_first() -> None:
     assert [one.name for one in ranked(mixed, deep)] == ["z", "y", "x"]
 
 
-def test_the_pinned_stay_and_do_not_count() -> None:
+def test_pinned_checkpoints_are_kept_and_do_not_count() -> None:
     four = [stored(name, index) for index, name in enumerate("abcd")]
     assert to_delete(four, RetentionRule(1), pinned={"a", "c"}) == ["b"]
     assert to_delete(four[:3], RetentionRule(1), pinned={"c"}) == ["a"]
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "3"])
-def test_a_bad_number_is_named(number: Any) -> None:
+def test_a_bad_num_to_keep_is_refused(number: Any) -> None:
     with pytest.raises(ConfigError, match="num_to_keep"):
         RetentionRule(number)
 
 
-def test_a_bad_order_is_named() -> None:
+def test_a_bad_score_order_is_refused() -> None:
     with pytest.raises(ConfigError, match="checkpoint_score_order"):
         RetentionRule(1, "loss", "down")  # type: ignore[arg-type]
 
@@ -128,7 +128,7 @@ def model(checkpoints: list[StoredCheckpoint], pinned: set[str], rule: Retention
 
 
 @given(populations(), st.integers(1, 5), st.sampled_from([None, "m"]), st.sampled_from(["max", "min"]))
-def test_it_agrees_with_the_model(
+def test_retention_agrees_with_a_simple_model(
     population: tuple[list[StoredCheckpoint], set[str]], keep: int, attribute: str | None, order: Literal["max", "min"]
 ) -> None:
     checkpoints, pinned = population

@@ -119,7 +119,7 @@ def test_nan_and_infinity_are_written_as_python_does(tmp_path: Path) -> None:
     assert math.isnan(accumulator.Scalars("loss")[0].value)
 
 
-def test_a_users_own_date_wins_but_the_iteration_is_ours(tmp_path: Path) -> None:
+def test_a_reported_date_is_kept_but_training_iteration_is_ours(tmp_path: Path) -> None:
     metrics = {"date": "Monday", "training_iteration": 99, "loss": 1.0}
     _write(PosixStore(tmp_path), [begin(), *generation(1), report(1, T0 + 1, metrics)])
     assert _results(tmp_path)[0]["date"] == _progress(tmp_path)[0]["date"] == "Monday"
@@ -170,14 +170,14 @@ def test_a_rollback_shows_the_effective_curve_only(tmp_path: Path) -> None:
     assert [loss for _, loss in _losses(tmp_path)] == curve
 
 
-def test_what_is_rolled_back_before_it_was_written_never_shows(tmp_path: Path) -> None:
+def test_reports_rolled_back_before_they_were_written_do_not_appear(tmp_path: Path) -> None:
     records = [begin(), *generation(1), *reports(1, 3), *generation(2, at=T0 + 9), *reports(1, 2, T0 + 9, 2)]
     _write(PosixStore(tmp_path), records)
     assert [row["loss"] for row in _results(tmp_path)] == [1.2, 2.2]
     assert _losses(tmp_path) == [(1, 1.2), (2, 2.2)]
 
 
-def test_a_new_controller_goes_on_in_the_same_files(tmp_path: Path) -> None:
+def test_a_new_controller_continues_the_same_files(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     prior = [begin(), *generation(1), *reports(1, 4)]
     _write(store, prior)
@@ -192,7 +192,7 @@ def test_a_new_controller_goes_on_in_the_same_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["lost tail", "torn", "gone", "foreign", "longer", "one gone"])
-def test_files_that_disagree_with_the_journal_are_mended(tmp_path: Path, damage: str) -> None:
+def test_files_that_disagree_with_the_journal_are_rewritten(tmp_path: Path, damage: str) -> None:
     store = PosixStore(tmp_path)
     prior = [begin(), *generation(1), *reports(1, 4)]
     _write(store, prior[:-2] if damage == "lost tail" else prior)
@@ -234,7 +234,7 @@ def test_a_row_waits_a_little_for_the_name_of_its_checkpoint(tmp_path: Path) -> 
     files.close()
 
 
-def test_an_object_store_gets_whole_objects_ever_more_rarely(tmp_path: Path) -> None:
+def test_uploads_to_an_object_store_become_rarer_as_files_grow(tmp_path: Path) -> None:
     now = [0.0]
     store = CountingStore(tmp_path)
     files = ResultFiles(store, clock=lambda: now[0])
@@ -276,7 +276,7 @@ def test_a_resumed_run_on_an_object_store(tmp_path: Path) -> None:
     assert [loss for _, loss in _losses(tmp_path)] == curve
 
 
-def test_a_store_that_fails_for_a_while_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_storage_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = CountingStore(tmp_path)
     store.failing = True
     now = [0.0]
@@ -297,7 +297,7 @@ def test_a_store_that_fails_for_a_while_is_warned_of_once(tmp_path: Path, caplog
     files.close()
 
 
-def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_writing_to_an_unwritable_directory_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "run"
     root.write_text("a file is in the way")
     files = ResultFiles(PosixStore(root))

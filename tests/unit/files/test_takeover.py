@@ -60,7 +60,7 @@ def made_again(root: Path, records: list[list[r.Record]], scratch: Path) -> dict
 
 
 @pytest.mark.parametrize("seed", range(7))
-def test_files_that_are_gone_on_with_are_those_made_from_the_whole_journal(
+def test_continued_files_equal_files_made_from_the_whole_journal(
     make: Make, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SAVE_ROWS", 3)
@@ -108,7 +108,7 @@ def _without_names(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("harm", ["shorter", "altered", "gone", "note torn", "longer"])
-def test_files_that_are_not_as_they_were_left_are_made_again(
+def test_files_changed_by_others_are_made_again(
     make: Make, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SAVE_ROWS", 3)
@@ -173,7 +173,7 @@ def test_a_restart_reads_only_the_records_that_the_files_do_not_have(
 # ---------------------------------------------------------------- fenced
 
 
-def test_a_fenced_controller_that_goes_on_changes_no_file(make: Make, tmp_path: Path) -> None:
+def test_a_fenced_controller_changes_no_file(make: Make, tmp_path: Path) -> None:
     """It looked at the fence before its successor came, and writes afterwards: rows, a rollback, new columns."""
     store = make(tmp_path / "run")
     first = [begin(), *generation(1), *reports(1, 5), commit(3, T0 + 3)]
@@ -209,7 +209,7 @@ def test_a_fenced_controller_that_goes_on_changes_no_file(make: Make, tmp_path: 
     assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".tmp")] == []
 
 
-def test_who_cannot_find_out_whether_it_is_fenced_writes_nothing(make: Make, tmp_path: Path) -> None:
+def test_nothing_is_written_while_the_fence_cannot_be_checked(make: Make, tmp_path: Path) -> None:
     store = make(tmp_path / "run")
     files = files_of(store, 1, fenced=lambda: True)
     for record in [begin(), *generation(1), *reports(1, 5), r.RunFailed(at=T0 + 9, error="bad")]:
@@ -219,7 +219,7 @@ def test_who_cannot_find_out_whether_it_is_fenced_writes_nothing(make: Make, tmp
     assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
 
 
-def test_what_came_late_from_a_fenced_controller_is_put_right_at_the_end(tmp_path: Path) -> None:
+def test_late_writes_of_a_fenced_controller_are_corrected_at_the_end(tmp_path: Path) -> None:
     """A request of the old controller that was under way arrives after the new one's: the new one looks at the end."""
     store = CountingStore(tmp_path / "run")
     first = [begin(), *generation(1), *reports(1, 5)]
@@ -238,7 +238,7 @@ def test_what_came_late_from_a_fenced_controller_is_put_right_at_the_end(tmp_pat
     assert not (tmp_path / "run" / "error.txt").exists()
 
 
-def test_a_file_that_the_user_removes_comes_back(tmp_path: Path) -> None:
+def test_a_removed_result_file_is_written_again(tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "run")
     files = files_of(store, 1)
     for record in [begin(), *generation(1), *reports(1, 5)]:
@@ -255,7 +255,7 @@ def test_a_file_that_the_user_removes_comes_back(tmp_path: Path) -> None:
     assert shown(tmp_path / "run")["progress.csv"].count(b"\n") == 8
 
 
-def test_a_line_that_is_cut_and_mended_lets_no_old_request_through(tmp_path: Path) -> None:
+def test_retries_of_a_fenced_controller_do_not_replace_files_after_an_outage(tmp_path: Path) -> None:
     """The old controller's storage does not answer for longer than its lease lasts; a successor, whose does, takes
     over and finishes; then the line is mended while the old one is trying again."""
     direct = CountingStore(tmp_path / "run")
@@ -337,9 +337,7 @@ class CutLine(CountingStore):
         super().delete(keys)
 
 
-def test_files_are_written_where_nameless_files_are_not_possible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_written_without_o_tmpfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise PermissionError(1, "no links in this sandbox")
 

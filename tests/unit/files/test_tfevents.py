@@ -35,11 +35,11 @@ def _masked(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "crc"), [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)]
 )
-def test_crc32c_is_castagnolis(data: bytes, crc: int) -> None:
+def test_crc32c_test_vectors(data: bytes, crc: int) -> None:
     assert crc32c(data) == crc
 
 
-def test_a_file_begins_with_its_version_and_a_session() -> None:
+def test_an_event_file_begins_with_its_version_and_a_session() -> None:
     assert _message(version_event(12.5)).file_version == "brain.Event:2"
     event = _message(session_event(12.5, 300))
     assert (event.wall_time, event.step, event.session_log.status) == (12.5, 300, SessionLog.START)
@@ -50,7 +50,7 @@ def test_a_file_begins_with_its_version_and_a_session() -> None:
     st.integers(0, 2**40),
     st.dictionaries(_TAGS, st.floats(width=32, allow_nan=False), min_size=1),
 )
-def test_scalars_come_back_with_a_right_checksum(at: float, step: int, metrics: dict[str, float]) -> None:
+def test_scalars_round_trip_with_a_valid_checksum(at: float, step: int, metrics: dict[str, float]) -> None:
     event = _message(scalars_event(at, step, metrics))
     assert (event.wall_time, event.step) == (at, step)
     assert {value.tag: value.simple_value for value in event.summary.value} == metrics
@@ -63,14 +63,14 @@ def test_only_numbers_become_scalars() -> None:
     assert scalars_event(1.0, 2, {}) == b""
 
 
-def test_what_32_bits_cannot_hold_becomes_infinite_and_nan_stays() -> None:
+def test_values_beyond_float32_become_infinite() -> None:
     values = {"up": 1e300, "down": -1e300, "nan": math.nan, "big": 2**64 - 1, "one": 1.0}
     found = {value.tag: value.simple_value for value in _message(scalars_event(1.0, 2, values)).summary.value}
     assert math.isnan(found.pop("nan"))
     assert found == {"up": math.inf, "down": -math.inf, "big": 2.0**64, "one": 1.0}
 
 
-def test_a_template_used_again_holds_nothing_of_the_last_event(tmp_path: Path) -> None:
+def test_a_reused_event_template_keeps_no_old_values(tmp_path: Path) -> None:
     first = scalars_event(1.0, 5, {"a": 1.0, "b": 2.0})
     scalars_event(9.0, 7, {"a": 3.0, "b": 4.0})
     assert scalars_event(1.0, 5, {"a": 1.0, "b": 2.0}) == first

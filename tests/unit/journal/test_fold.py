@@ -128,7 +128,7 @@ def test_only_the_tail_is_read(store: PosixStore, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("harm", ["torn", "altered", "empty", "foreign run", "foreign lease", "another record", "json"])
-def test_a_fold_that_is_wrong_is_not_used(store: PosixStore, harm: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_fold_is_not_used(store: PosixStore, harm: str, caplog: pytest.LogCaptureFixture) -> None:
     whole, _ = prepared(store)
     data = store.get(KEY)
     fold = decode_sealed(data, Fold)
@@ -170,7 +170,7 @@ def test_a_flipped_bit_in_a_fold_changes_nothing(store: PosixStore, caplog: pyte
         assert read_history(store).summary == whole
 
 
-def test_a_fold_of_records_that_a_successor_cut_off_is_not_used(store: PosixStore) -> None:
+def test_a_fold_beyond_the_end_set_by_a_successor_is_not_used(store: PosixStore) -> None:
     prepared(store)
     fold = decode_sealed(store.get(KEY), Fold)
     assert fold is not None
@@ -179,7 +179,7 @@ def test_a_fold_of_records_that_a_successor_cut_off_is_not_used(store: PosixStor
     assert read_fold(store, JournalReader(store, [(2, cut)], "abcd"), "abcd") is None
 
 
-def test_a_fold_helps_where_the_journal_has_lost_records(store: PosixStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fold_replaces_lost_records(store: PosixStore, caplog: pytest.LogCaptureFixture) -> None:
     (records,) = history(5, controllers=1)
     write(store, 1, records, len(records), Summary())
     for entry in store.list("journal"):
@@ -189,7 +189,7 @@ def test_a_fold_helps_where_the_journal_has_lost_records(store: PosixStore, capl
     assert "has lost record" in caplog.text
 
 
-def test_folds_are_written_at_commits_and_no_larger_in_sum_than_the_journal(
+def test_folds_are_written_at_commits_and_smaller_in_sum_than_the_journal(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LEAST_BYTES", 2000)
@@ -213,7 +213,7 @@ def test_folds_are_written_at_commits_and_no_larger_in_sum_than_the_journal(
     assert sum(puts) < 2 * 2 * 400 * 200
 
 
-def test_older_folds_are_removed_but_one(store: PosixStore) -> None:
+def test_all_but_two_folds_are_removed(store: PosixStore) -> None:
     records = history(3)
     before: list[r.Record] = []
     for epoch, part in enumerate(records, start=1):

@@ -85,14 +85,14 @@ def keys(store: PosixStore) -> list[str]:
     return [entry.key for entry in store.list("journal")]
 
 
-def test_records_come_back_in_order(store: PosixStore) -> None:
+def test_records_are_read_in_order(store: PosixStore) -> None:
     records = [report(n) for n in range(1, 20)]
     write(store, 1, records[:10])
     write(store, 2, records[10:], OTHER)
     assert read_records(store) == records
 
 
-def test_a_new_segment_begins_when_one_is_large(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_segment_is_followed_by_a_new_one(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEGMENT_BYTES", 300)
     monkeypatch.setattr(module, "FILE_SEGMENT_BYTES", 300)
     records = [report(n) for n in range(1, 60)]
@@ -109,14 +109,14 @@ def test_each_record_carries_its_number_and_its_run(store: PosixStore) -> None:
     assert [(line.n, line.run) for _, line in JournalReader(store).read()] == [(n, "abcd") for n in range(1, 5)]
 
 
-def test_records_of_another_run_are_left_out_loudly(store: PosixStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_of_another_run_are_skipped_with_a_warning(store: PosixStore, caplog: pytest.LogCaptureFixture) -> None:
     write(store, 1, [report(1)], run="mine")
     write(store, 2, [report(2)], OTHER, run="foreign")
     assert [line.record for _, line in JournalReader(store, run="mine").read()] == [report(1)]
     assert "records of another run (foreign)" in caplog.text
 
 
-def test_floats_that_json_lacks_survive(store: PosixStore) -> None:
+def test_nan_and_infinity_round_trip(store: PosixStore) -> None:
     write(store, 1, [report(1, math.nan), report(2, -math.inf), RunFinished(at=3.0, return_value=[math.inf])])
     first, second, third = read_records(store)
     assert isinstance(first, Reported) and math.isnan(first.metrics["loss"])
@@ -177,7 +177,7 @@ def test_a_fenced_controller_that_merges_late_changes_nothing(tmp_path: Path) ->
     assert read_records(store, [(2, end)]) == [*(report(n) for n in range(1, 8)), report(9)]
 
 
-def test_the_end_is_cut_by_record_wherever_the_controller_was(store: PosixStore) -> None:
+def test_a_journal_can_be_cut_after_any_record(store: PosixStore) -> None:
     random_ = random.Random(1)
     old = Journal(store, 1, LEASE)
     ends = []
@@ -203,7 +203,7 @@ def test_only_the_lease_that_won_an_epoch_counts(store: PosixStore, caplog: pyte
 # ---------------------------------------------------------------- requests that come late, or twice
 
 
-def test_a_delayed_request_rewinds_nothing(tmp_path: Path) -> None:
+def test_a_delayed_put_does_not_remove_records(tmp_path: Path) -> None:
     store = Slow(tmp_path / "run")
     journal = Journal(store, 1, LEASE)
     journal.append([report(1)])
@@ -283,7 +283,7 @@ def test_small_segments_are_merged_at_commits(tmp_path: Path) -> None:
     assert len(keys(store)) == 1
 
 
-def test_a_reader_that_finds_a_segment_merged_meanwhile_looks_again(tmp_path: Path) -> None:
+def test_a_reader_lists_again_when_a_segment_was_merged_meanwhile(tmp_path: Path) -> None:
     class Listed(Remote):
         """Its first listing is of the time before the merge."""
 
@@ -306,7 +306,7 @@ def test_a_reader_that_finds_a_segment_merged_meanwhile_looks_again(tmp_path: Pa
     assert read_records(store) == [*records, commit(10)]
 
 
-def test_a_failed_flush_is_tried_again_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_flush_is_retried_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PosixStore(tmp_path / "run")
     journal = Journal(store, 1, LEASE)
     journal.append([report(1)])
@@ -349,7 +349,7 @@ def _history(store: PosixStore) -> list[Record]:
     return records
 
 
-def test_a_flipped_bit_anywhere_costs_at_most_its_line_and_changes_no_record(
+def test_a_flipped_bit_loses_at_most_one_record_and_changes_none(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FILE_SEGMENT_BYTES", 1500)
@@ -371,7 +371,7 @@ def test_a_flipped_bit_anywhere_costs_at_most_its_line_and_changes_no_record(
         assert told or found == records, (key, bit)
 
 
-def test_a_flipped_bit_in_a_file_name_loses_nothing(
+def test_a_flipped_bit_in_a_file_name_loses_no_record(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FILE_SEGMENT_BYTES", 1500)
@@ -405,7 +405,7 @@ def _is_subsequence(found: list[Record], whole: list[Record]) -> bool:
 @pytest.mark.parametrize(
     "name", ["notes.txt", "journal.jsonl", "000001-000000", ".hidden.jsonl", "x.fold.json", "a/b.jsonl"]
 )
-def test_a_stray_file_is_left_out_loudly(store: PosixStore, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stray_file_is_skipped_with_a_warning(store: PosixStore, name: str, caplog: pytest.LogCaptureFixture) -> None:
     records = [report(n) for n in range(1, 4)]
     write(store, 1, records)
     store.put(f"journal/{name}", b"what is this\n")
@@ -414,7 +414,7 @@ def test_a_stray_file_is_left_out_loudly(store: PosixStore, name: str, caplog: p
     assert f"{name} is no segment of this journal" in caplog.text
 
 
-def test_a_lost_segment_is_told_and_the_rest_is_read(
+def test_a_lost_segment_is_reported_and_the_rest_is_read(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "SEGMENT_BYTES", 300)
@@ -443,7 +443,7 @@ def _swap(store: PosixStore) -> None:
 
 
 @pytest.mark.parametrize("harm", [_remove, _swap])
-def test_a_journal_that_is_removed_is_noticed_and_written_again(
+def test_a_removed_journal_is_noticed_and_written_again(
     store: PosixStore, harm: Callable[[PosixStore], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     losses: list[str] = []
@@ -465,7 +465,7 @@ def test_a_journal_that_is_removed_is_noticed_and_written_again(
     assert read_records(store) == [*records, commit(6), report(7)]
 
 
-def test_a_journal_that_is_removed_at_the_very_end_is_noticed(store: PosixStore) -> None:
+def test_a_journal_removed_right_before_close_is_noticed(store: PosixStore) -> None:
     journal = Journal(store, 1, LEASE)
     journal.append([report(1), report(2)])
     journal.flush()
@@ -474,7 +474,7 @@ def test_a_journal_that_is_removed_at_the_very_end_is_noticed(store: PosixStore)
     assert read_records(store) == [report(1), report(2)]
 
 
-def test_marks_find_their_record_again(store: PosixStore) -> None:
+def test_marks_find_their_record(store: PosixStore) -> None:
     write(store, 1, [report(n) for n in range(1, 4)])
     marks = [mark for mark, _ in JournalReader(store).read(START)]
     reader = JournalReader(store)
@@ -484,14 +484,14 @@ def test_marks_find_their_record_again(store: PosixStore) -> None:
     assert JournalReader(store, [(2, Position(keys(store)[-1], 0, 2))]).find(marks[2]) is None
 
 
-def test_nothing_there_is_an_empty_journal(store: PosixStore) -> None:
+def test_a_missing_journal_is_empty(store: PosixStore) -> None:
     assert read_records(store) == []
     assert position(store) == Position()
     with pytest.raises(NotFound):
         store.get("journal/000001-000000.jsonl")
 
 
-def test_the_lines_in_the_format_description_are_what_is_written() -> None:
+def test_the_lines_of_the_format_description_are_valid() -> None:
     text = (Path(__file__).parents[3] / "docs" / "store-format.md").read_bytes()
     line = encode_line(Reported(at=1763294400.5, generation=1, iteration=12, metrics={"loss": 0.25}), 17, "1a2b3c4d")
     assert encode_header(2, "5f2b0c1d9e8a4773") in text

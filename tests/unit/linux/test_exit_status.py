@@ -10,7 +10,7 @@ from holdfast.linux.exit_status import exit_status_of
 from holdfast.linux.memory import oom_kills
 
 
-def test_every_way_to_end() -> None:
+def test_descriptions_of_exit_statuses() -> None:
     assert exit_status_of(0).cause == "exited with code 0 before its function returned"
     assert exit_status_of(3 << 8).cause == "exited with code 3"
     assert exit_status_of(signal.SIGSEGV).cause == "killed by SIGSEGV"
@@ -18,7 +18,7 @@ def test_every_way_to_end() -> None:
     assert exit_status_of(signal.SIGRTMIN + 3).cause == "killed by signal 37"
 
 
-def test_memory_is_blamed_for_sigkill_only() -> None:
+def test_only_sigkill_may_mean_out_of_memory() -> None:
     assert exit_status_of(signal.SIGKILL, out_of_memory=True).cause == "killed by SIGKILL (out of memory)"
     assert exit_status_of(signal.SIGTERM, out_of_memory=True).cause == "killed by SIGTERM"
 

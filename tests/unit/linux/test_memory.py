@@ -47,7 +47,7 @@ class _Machine:
         self.write(f"{at}/memory.events", f"low 0\nhigh 0\nmax 3\noom 1\noom_kill {oom}\n")
 
 
-def test_without_control_groups_the_machine_decides(tmp_path: Path) -> None:
+def test_without_control_groups_the_machines_memory_counts(tmp_path: Path) -> None:
     machine = _Machine(tmp_path, "", "")
     assert available_bytes(machine.root) == 32 * _GIB
     assert oom_kills(machine.root) == 7
@@ -109,17 +109,17 @@ def test_both_versions_mounted_as_on_older_distributions(tmp_path: Path) -> None
     assert oom_kills(machine.root) == 1
 
 
-def test_more_in_use_than_allowed_is_nothing_left(tmp_path: Path) -> None:
+def test_usage_above_the_limit_leaves_zero(tmp_path: Path) -> None:
     machine = _Machine(tmp_path, "0::/job\n", _MOUNT_V2.format(root="/"))
     machine.v2("job", str(_GIB), 2 * _GIB)
     assert available_bytes(machine.root) == 0
 
 
-def test_a_group_that_cannot_be_seen_from_here_is_not_an_error(tmp_path: Path) -> None:
+def test_a_control_group_that_is_not_mounted_is_no_error(tmp_path: Path) -> None:
     machine = _Machine(tmp_path, "0::/../../elsewhere\n", _MOUNT_V2.format(root="/"))
     assert available_bytes(machine.root) == 32 * _GIB
 
 
-def test_this_machine() -> None:
+def test_available_memory_of_this_machine() -> None:
     assert 0 < available_bytes() < 1 << 50
     assert oom_kills() >= 0

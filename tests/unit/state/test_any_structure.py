@@ -50,6 +50,6 @@ structures = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(structures)
-def test_there_and_back(state: Any) -> None:
+def test_any_structure_round_trips(state: Any) -> None:
     assert same(in_memory(state), state)
     assert same(in_memory(state), state), "and again, when the structure is known"

@@ -69,7 +69,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1], [16], [17], [100, 3, 0, 33], [5] * 7])
-def test_every_chunk_arrives_in_its_place(sizes: list[int], fake_cuda: None) -> None:
+def test_every_chunk_is_copied_to_its_offset(sizes: list[int], fake_cuda: None) -> None:
     sources = [torch.randn(size) for size in sizes]
     targets = [torch.zeros(size) for size in sizes]
     cuda_copy.copy_from_device([(t, Source(s)) for t, s in zip(targets, sources, strict=True)])
@@ -78,7 +78,7 @@ def test_every_chunk_arrives_in_its_place(sizes: list[int], fake_cuda: None) -> 
     assert cuda_copy._staging["cuda:0"][0].waited_for == ["training"]
 
 
-def test_others_are_left_to_torch() -> None:
+def test_other_tensors_are_copied_by_torch() -> None:
     target = torch.zeros(3)
     cuda_copy.copy_from_device([(target, torch.ones(3))])
     assert target.equal(torch.ones(3)) and not cuda_copy._staging

@@ -16,21 +16,21 @@ from holdfast.errors import ConfigError, NotFound
 STATE = {"w": torch.arange(3.0), "step": 1}
 
 
-def test_written_and_read_as_an_ordinary_checkpoint(tmp_path: Path) -> None:
+def test_a_state_is_written_and_read_as_an_ordinary_checkpoint(tmp_path: Path) -> None:
     made = Checkpoint.from_state(STATE)
     directory = made.to_directory(tmp_path / "there")
     assert sorted(os.listdir(directory)) == ["state.json", "state.safetensors"]  # noqa: PTH208
     assert same(Checkpoint.from_directory(directory).load_state(map_location="cpu"), STATE)
 
 
-def test_as_directory_lasts_as_long_as_its_block() -> None:
+def test_as_directory_lasts_until_its_with_block_ends() -> None:
     with Checkpoint.from_state(STATE).as_directory() as directory:
         back = Checkpoint(directory).load_state()
     assert not Path(directory).exists()
     assert same(back, STATE)
 
 
-def test_from_memory_it_comes_back_as_a_copy() -> None:
+def test_a_state_loaded_from_memory_is_a_copy() -> None:
     made = Checkpoint.from_state(STATE)
     back = made.load_state()
     assert same(back, STATE) and back["w"] is not STATE["w"]
@@ -41,7 +41,7 @@ def test_from_memory_it_comes_back_as_a_copy() -> None:
     assert same(into["w"], STATE["w"])
 
 
-def test_it_has_no_place() -> None:
+def test_a_state_in_memory_has_no_path() -> None:
     made = Checkpoint.from_state(STATE)
     for ask in (lambda: made.path, lambda: made.filesystem, made.get_metadata, lambda: made.set_metadata({})):
         with pytest.raises(ConfigError, match="has no place in storage until it is reported"):

@@ -33,7 +33,7 @@ def blank() -> dict[str, Any]:
     }
 
 
-def test_into_fills_in_place_and_gives_the_rest() -> None:
+def test_load_into_fills_tensors_in_place_and_returns_the_rest() -> None:
     into = blank()
     result = in_memory(STATE, into=into)
     assert same(result, STATE)
@@ -42,13 +42,13 @@ def test_into_fills_in_place_and_gives_the_rest() -> None:
     assert into["step"] == 0
 
 
-def test_into_may_leave_out_what_it_does_not_care_for() -> None:
+def test_load_into_may_leave_out_keys() -> None:
     weight = torch.zeros(2, 3)
     result = in_memory(STATE, into={"model": {"weight": weight, "bias": None}})
     assert same(result, STATE) and result["model"]["weight"] is weight
 
 
-def test_into_takes_parameters_and_strides() -> None:
+def test_load_into_accepts_parameters_and_strided_tensors() -> None:
     weight = torch.nn.Parameter(torch.zeros(3, 2).t())
     in_memory(STATE, into={"model": {"weight": weight, "bias": None}})
     assert weight.equal(STATE["model"]["weight"]) and weight.requires_grad and not weight.is_contiguous()  # type: ignore[index]
@@ -82,19 +82,19 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("path, value, sentence", MISFITS.values(), ids=MISFITS)
-def test_misfits_are_named_and_nothing_is_copied(path: list[Any], value: Any, sentence: str) -> None:
+def test_mismatched_tensors_are_named_and_nothing_is_copied(path: list[Any], value: Any, sentence: str) -> None:
     into = changed(path, value)
     with pytest.raises(ConfigError, match=sentence):
         in_memory(STATE, into=into)
     assert same(into, changed(path, value))
 
 
-def test_all_misfits_are_counted() -> None:
+def test_all_mismatches_are_counted() -> None:
     with pytest.raises(ConfigError, match="and 2 more"):
         in_memory({f"w{at}": torch.ones(2) for at in range(10)}, into={f"w{at}": torch.ones(3) for at in range(10)})
 
 
-def test_what_was_loaded_outlives_its_files(tmp_path: Path) -> None:
+def test_a_loaded_state_outlives_its_files(tmp_path: Path) -> None:
     back = on_disk(STATE, tmp_path)
     for file in tmp_path.iterdir():
         file.unlink()
@@ -118,7 +118,7 @@ def test_loading_leaves_no_file_open(tmp_path: Path) -> None:
         assert open_below(tmp_path) == [str(tmp_path / "state.json")], "it would be seen"
 
 
-def test_memory_that_is_used_again_does_not_show_through() -> None:
+def test_a_loaded_state_is_independent_of_a_reused_buffer() -> None:
     planned = plan(STATE)
     buffer = memoryview(bytearray(planned.size_bytes))
     planned.write_into(buffer)
@@ -128,12 +128,12 @@ def test_memory_that_is_used_again_does_not_show_through() -> None:
     assert same(back, STATE)
 
 
-def test_a_directory_without_a_state(tmp_path: Path) -> None:
+def test_a_directory_without_a_state_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"state\.json does not exist: load_state\(\) reads"):
         load_state(lambda name: tmp_path / name)
 
 
-def test_a_newer_version_is_said_to_be_that(tmp_path: Path) -> None:
+def test_a_newer_format_version_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"format":"holdfast-state","version":2,"files":[],"state":{"$new":1}}')
     with pytest.raises(UnsupportedFormat, match="version 2"):
         load_state(lambda name: tmp_path / name)

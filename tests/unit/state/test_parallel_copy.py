@@ -16,7 +16,7 @@ from holdfast.checkpoint.state import parallel_copy
 
 
 @pytest.mark.parametrize("sizes", [[], [1], [0, 5], [9 << 20], [32 << 20] * 3, [(64 << 20) + 1, 3, 12 << 20]])
-def test_every_byte_arrives(sizes: list[int]) -> None:
+def test_every_byte_is_copied(sizes: list[int]) -> None:
     sources = [numpy.frombuffer(os.urandom(size), "u1") for size in sizes]
     targets: list[Any] = [numpy.zeros(size, "u1") for size in sizes]
     blocks = [
@@ -28,7 +28,7 @@ def test_every_byte_arrives(sizes: list[int]) -> None:
     assert [one for one in threading.enumerate() if one.name == "holdfast-copy"] == []
 
 
-def test_an_error_in_any_thread_is_the_callers() -> None:
+def test_an_error_in_any_thread_is_raised() -> None:
     def work(piece: int) -> None:
         if piece == 3:
             raise OSError("no memory")
@@ -38,7 +38,7 @@ def test_an_error_in_any_thread_is_the_callers() -> None:
     assert [one for one in threading.enumerate() if one.name == "holdfast-copy"] == []
 
 
-def test_large_tensors_of_every_kind_come_back() -> None:
+def test_large_tensors_of_every_kind_round_trip() -> None:
     plain = torch.randn(1000, 700)
     state = {
         "plain": plain,

@@ -47,7 +47,7 @@ def test_one_file_needs_no_index_and_no_tensor_needs_no_file() -> None:
     assert set(contents(plan({"a": 1}))) == {"state.json"}
 
 
-def test_everything_is_aligned() -> None:
+def test_tensors_and_files_are_aligned() -> None:
     generator = random.Random(3)
     dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.complex128, torch.bool]
     state: dict[str, Any] = {
@@ -67,7 +67,7 @@ def test_everything_is_aligned() -> None:
     assert stored["text"].start % 4 == 0
 
 
-def test_the_same_structure_is_worked_out_once() -> None:
+def test_the_plan_of_a_structure_is_cached() -> None:
     def state(step: int) -> dict[str, Any]:
         return {"model": {f"w{at}": torch.randn(4) for at in range(50)}, "step": step, "best": [0.5 * step, None]}
 
@@ -100,7 +100,7 @@ def test_the_same_structure_is_worked_out_once() -> None:
     ],
     ids=repr,
 )
-def test_structures_that_are_nearly_equal_are_kept_apart(one: Any, other: Any) -> None:
+def test_similar_structures_have_different_plans(one: Any, other: Any) -> None:
     for state in (one, other, one, other):
         assert same(in_memory(state), state)
 
@@ -118,7 +118,7 @@ def test_unchanged_states_give_the_same_bytes_and_so_does_another_order_of_plann
     assert contents(plan(state)) == before
 
 
-def test_a_tenth_that_changed_changes_only_the_files_that_hold_it() -> None:
+def test_changed_tensors_change_only_their_own_files() -> None:
     state = {"model": big(20, 16), "optimizer": {"step": torch.zeros(1)}}
     before = contents(plan(state))
     state["model"]["w4"] += 1
@@ -129,12 +129,12 @@ def test_a_tenth_that_changed_changes_only_the_files_that_hold_it() -> None:
     assert sum(len(after[path]) for path in changed) <= 0.12 * sum(map(len, after.values()))
 
 
-def test_plain_values_change_nothing_but_the_skeleton() -> None:
+def test_changed_plain_values_change_only_the_skeleton() -> None:
     before, after = (contents(plan({"model": big(2, 1), "step": step, "note": "x" * step})) for step in (1, 9000))
     assert {path for path in after if before[path] != after[path]} == {"state.json"}
 
 
-def test_files_and_buffer_hold_the_same(tmp_path: Path) -> None:
+def test_files_and_buffer_have_the_same_bytes(tmp_path: Path) -> None:
     state = {"big": big(2, 17), "small": big(3, 1), "a": numpy.arange(5), "step": 3}
     plan(state).write_files(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents(plan(state))

@@ -49,7 +49,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("value, reason", REFUSED.values(), ids=REFUSED)
-def test_refused_by_path(value: Any, reason: str) -> None:
+def test_unsupported_values_are_refused_with_their_path(value: Any, reason: str) -> None:
     state = {"model": torch.ones(2), "optimizer": {"param_groups": [{"lr": 0.1, "foo": value}], "state": {}}}
     with pytest.raises((TypeError, ConfigError), match=reason) as caught:
         plan(state)
@@ -70,19 +70,19 @@ def test_keys_of_other_kinds_are_refused(key: Any) -> None:
         plan({"a": {key: 1}})
 
 
-def test_the_state_itself_can_be_what_is_wrong() -> None:
+def test_an_unsupported_top_level_value_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^the state itself: object cannot be saved"):
         plan(object())
 
 
-def test_loops_are_found() -> None:
+def test_cyclic_structures_are_refused() -> None:
     state: dict[str, Any] = {"a": [1, {}]}
     state["a"][1]["up"] = state
     with pytest.raises(ConfigError, match=r"a\[1\]\.up\.a.*contains itself"):
         plan(state)
 
 
-def test_depth_has_a_limit_and_all_below_it_works() -> None:
+def test_nesting_beyond_the_limit_is_refused() -> None:
     def nested(levels: int) -> Any:
         value: Any = torch.ones(1)
         for level in range(levels):
@@ -103,7 +103,7 @@ def _depth(value: Any) -> int:
     return 0
 
 
-def test_a_key_is_not_nested_without_end() -> None:
+def test_keys_nested_too_deeply_are_refused() -> None:
     key: Any = ()
     for _ in range(DEPTH_MAX + 2):
         key = (key,)
@@ -111,7 +111,7 @@ def test_a_key_is_not_nested_without_end() -> None:
         plan({key: 1})
 
 
-def test_what_was_refused_can_be_mended() -> None:
+def test_a_refused_state_can_be_corrected_and_saved() -> None:
     state: dict[str, Any] = {"a": torch.eye(3).to_sparse()}
     with pytest.raises(TypeError):
         plan(state)

@@ -25,7 +25,7 @@ def random_bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_comes_back_to_the_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_every_dtype_round_trips_bit_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(1)
     state = {
         "matrix": random_bits(dtype, 3, 5),
@@ -44,12 +44,12 @@ def test_every_dtype_comes_back_to_the_bit(dtype: torch.dtype, tmp_path: Path) -
     assert same(state, on_disk(state, tmp_path)), "writing to what was loaded changed the files"
 
 
-def test_there_are_as_many_dtypes_as_this_torch_has() -> None:
+def test_all_dtypes_of_torch_are_covered() -> None:
     assert {torch.float32, torch.bfloat16, torch.complex128, torch.float8_e5m2, torch.uint64, torch.bool} <= set(DTYPES)
     assert len(DTYPES) > 40
 
 
-def test_lazy_bits_are_resolved() -> None:
+def test_conjugate_and_negative_bits_are_resolved() -> None:
     complex_ = torch.randn(3, 4, dtype=torch.complex64)
     state = {"conjugate": complex_.conj(), "negative": complex_.conj().imag, "both": complex_.conj()}
     assert state["conjugate"].is_conj() and state["negative"].is_neg()
@@ -63,7 +63,7 @@ def test_a_conjugate_is_no_alias_of_its_original() -> None:
     assert same(in_memory({"a": tensor, "b": tensor.conj()}), {"a": tensor, "b": tensor.conj()})
 
 
-def test_aliases_are_written_once_and_come_back_as_one(tmp_path: Path) -> None:
+def test_shared_tensors_are_written_once_and_loaded_as_one(tmp_path: Path) -> None:
     embedding = torch.nn.Embedding(1000, 64)
     head = torch.nn.Linear(64, 1000, bias=False)
     head.weight = embedding.weight
@@ -76,13 +76,13 @@ def test_aliases_are_written_once_and_come_back_as_one(tmp_path: Path) -> None:
     assert written < 1.1 * 1000 * 64 * 4
 
 
-def test_two_views_of_one_memory_that_differ_are_both_right() -> None:
+def test_different_views_of_one_storage_round_trip() -> None:
     base = torch.arange(12.0)
     state = {"a": base.view(3, 4), "b": base.view(4, 3), "c": base[:6], "d": base[6:], "e": base.view(torch.int32)}
     assert same(in_memory(state), state)
 
 
-def test_parameters_and_gradients() -> None:
+def test_parameters_and_requires_grad_round_trip() -> None:
     weight = torch.nn.Parameter(torch.randn(4, 4))
     (weight.sum() * 2).backward()
     back = in_memory({"weight": weight, "gradient": weight.grad, "doubled": weight * 2})
@@ -112,20 +112,20 @@ def test_parameters_and_gradients() -> None:
     ],
     ids=lambda array: f"{type(array).__name__}-{array.dtype.str}-{array.shape}",
 )
-def test_numpy_comes_back_to_the_bit(array: Any, tmp_path: Path) -> None:
+def test_numpy_arrays_round_trip_bit_exactly(array: Any, tmp_path: Path) -> None:
     for back in (on_disk({"a": array}, tmp_path), in_memory({"a": array})):
         assert same({"a": array}, back)
         if isinstance(array, numpy.ndarray):
             assert back["a"].flags.writeable
 
 
-def test_an_array_that_occurs_twice_is_one_again() -> None:
+def test_an_array_that_occurs_twice_is_loaded_as_one() -> None:
     array = numpy.arange(3)
     back = in_memory([array, array, array.copy()])
     assert back[0] is back[1] and back[2] is not back[0]
 
 
-def test_plain_values_of_every_kind() -> None:
+def test_plain_values_of_every_kind_round_trip() -> None:
     state = {
         "none": None,
         "bools": [True, False],
@@ -147,7 +147,7 @@ def test_plain_values_of_every_kind() -> None:
     assert isinstance(back["torch"][1], torch.Size)
 
 
-def test_subclasses_come_back_as_what_they_are_kinds_of() -> None:
+def test_subclasses_are_loaded_as_their_base_classes() -> None:
     class Text(str):
         __slots__ = ()
 
@@ -160,7 +160,7 @@ def test_a_state_need_not_be_a_dict(state: Any, tmp_path: Path) -> None:
     assert same(on_disk(state, tmp_path), state)
 
 
-def test_names_that_clash_are_kept_apart() -> None:
+def test_keys_that_give_the_same_tensor_name_are_distinguished() -> None:
     state = {
         "a": {"b": torch.tensor(1)},
         "a.b": torch.tensor(2),
@@ -181,5 +181,5 @@ def test_map_location_and_its_limits(tmp_path: Path) -> None:
         on_disk({"a": tensor}, tmp_path, map_location={"cuda:0": "cpu"})
 
 
-def test_bits_sees_differences() -> None:
+def test_the_bit_comparison_detects_differences() -> None:
     assert bits(torch.tensor([0.0])) != bits(torch.tensor([-0.0]))

@@ -31,7 +31,7 @@ def tensors() -> dict[str, torch.Tensor]:
     return {**found, "empty": torch.empty(0, 3), "scalar": torch.tensor(1.5), 'ünïcode\n"': torch.ones(1)}
 
 
-def test_the_library_reads_ours(tmp_path: Path) -> None:
+def test_the_safetensors_library_reads_our_files(tmp_path: Path) -> None:
     given = tensors()
     plan(given).write_files(tmp_path)
     found = safetensors.torch.load_file(tmp_path / "state.safetensors")
@@ -43,13 +43,13 @@ def test_the_library_reads_ours(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt"}
 
 
-def test_the_library_reads_what_it_has_no_name_for_as_bytes(tmp_path: Path) -> None:
+def test_the_safetensors_library_reads_unknown_dtypes_as_bytes(tmp_path: Path) -> None:
     plan({"a": torch.ones(2, 3, dtype=torch.complex128)}).write_files(tmp_path)
     found = safetensors.torch.load_file(tmp_path / "state.safetensors")["a"]
     assert found.dtype == torch.uint8 and found.shape == (2, 3, 16)
 
 
-def test_we_read_the_librarys(tmp_path: Path) -> None:
+def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
     given = tensors()
     data = safetensors.torch.save(given)
     found = parse_header(memoryview(data), "theirs")
@@ -123,7 +123,7 @@ def test_forged_headers_are_damage(data: memoryview) -> None:
         parse_header(data, "/some/where.safetensors")
 
 
-def test_a_sound_file_is_none_of_that() -> None:
+def test_a_valid_file_passes_the_header_checks() -> None:
     assert parse_header(file({"a": entry()}, b"\0" * 4), "")["a"].shape == (1,)
     assert parse_header(file(b"{}  "), "") == {}
 

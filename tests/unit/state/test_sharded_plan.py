@@ -119,7 +119,7 @@ def test_every_rank_writes_its_part_and_nothing_is_written_twice(saved: tuple[Pa
     assert len(index["matrices.everywhere"]["chunks"]) == len(index["local"]["chunks"]) == 1
 
 
-def test_one_process_gets_it_whole(saved: tuple[Path, dict[str, Any]]) -> None:
+def test_one_process_loads_a_sharded_state_whole(saved: tuple[Path, dict[str, Any]]) -> None:
     directory, whole = saved
     assert same(Checkpoint(directory).load_state(), whole)
     into = {"matrices": {**whole["matrices"], "rows": torch.zeros(5, 7, dtype=torch.float64)}}
@@ -128,7 +128,9 @@ def test_one_process_gets_it_whole(saved: tuple[Path, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_other_numbers_of_ranks_load_it(world: int, saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_another_number_of_ranks_loads_a_sharded_state(
+    world: int, saved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     directory, whole = saved
 
     def work(rank: int) -> None:
@@ -160,7 +162,7 @@ def test_a_state_of_one_process_loads_into_dtensors(tmp_path: Path) -> None:
     run_on_ranks(2, work, tmp_path / "meeting")
 
 
-def test_ranks_that_disagree_all_hear_of_it(tmp_path: Path) -> None:
+def test_all_ranks_raise_when_their_plans_disagree(tmp_path: Path) -> None:
     def work(rank: int) -> None:
         mesh = init_device_mesh("cpu", (2,))
         tensor = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
@@ -175,7 +177,7 @@ def test_ranks_that_disagree_all_hear_of_it(tmp_path: Path) -> None:
     run_on_ranks(2, work, tmp_path / "meeting")
 
 
-def test_sums_that_were_not_made_and_states_that_no_rank_has_whole(tmp_path: Path) -> None:
+def test_pending_reductions_and_incomplete_shards_are_refused(tmp_path: Path) -> None:
     def work(rank: int) -> None:
         mesh = init_device_mesh("cpu", (2,))
         partial = DTensor.from_local(torch.ones(4), mesh, [Partial()])

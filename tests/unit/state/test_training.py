@@ -60,7 +60,7 @@ class Training:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_goes_on_to_the_bit(optimizer: str, tmp_path: Path) -> None:
+def test_training_resumes_bit_exactly(optimizer: str, tmp_path: Path) -> None:
     whole = Training(optimizer)
     whole.run(3)
     given = whole.state()

@@ -40,7 +40,7 @@ def run(program: str, *arguments: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_plain_values_without_either(tmp_path: Path) -> None:
+def test_plain_values_work_without_torch_and_numpy(tmp_path: Path) -> None:
     plan({"a": torch.ones(1)}).write_files(tmp_path / "torch")
     plan({"a": numpy.ones(1)}).write_files(tmp_path / "numpy")
     plan({"a": torch.float32}).write_files(tmp_path / "tag")
@@ -49,11 +49,11 @@ def test_plain_values_without_either(tmp_path: Path) -> None:
     run(program, tmp_path / "plain", tmp_path / "torch", tmp_path / "numpy", tmp_path / "tag")
 
 
-def test_plain_values_import_nothing(tmp_path: Path) -> None:
+def test_plain_values_import_no_framework(tmp_path: Path) -> None:
     program = PROGRAM.format(missing=[], state="{'a': 1}", loaded={"torch", "numpy", "safetensors", "pickle5"})
     run(program, tmp_path / "plain")
 
 
-def test_arrays_without_torch(tmp_path: Path) -> None:
+def test_arrays_work_without_torch(tmp_path: Path) -> None:
     state = "{'a': __import__('numpy').arange(5), 'b': __import__('numpy').float32(1.5), 'c': 1}"
     run(PROGRAM.format(missing=["torch"], state=state, loaded={"safetensors"}), tmp_path / "arrays")

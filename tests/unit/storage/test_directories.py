@@ -19,7 +19,7 @@ def _open(directories: Directories, directory: Path, root: Path) -> None:
         os.close(fd)
 
 
-def test_what_another_process_removed_is_made_again(tmp_path: Path) -> None:
+def test_a_directory_removed_by_another_process_is_made_again(tmp_path: Path) -> None:
     directories, root = Directories(), tmp_path / "root"
     for gone in ("a/b/c", "a/b", "a", "."):
         _open(directories, root / "a" / "b" / "c", root)
@@ -30,7 +30,9 @@ def test_what_another_process_removed_is_made_again(tmp_path: Path) -> None:
         _open(directories, root / "a" / "b" / "c" / "deeper", root)
 
 
-def test_one_that_vanishes_at_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_removed_right_after_its_creation_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     really, vanished = Path.mkdir, list[Path]()
 
     def mkdir(path: Path) -> None:
@@ -44,7 +46,7 @@ def test_one_that_vanishes_at_once_is_made_again(tmp_path: Path, monkeypatch: py
     assert vanished
 
 
-def test_pruning_stops_at_the_root_and_at_what_is_not_empty(tmp_path: Path) -> None:
+def test_pruning_stops_at_the_root_and_at_non_empty_directories(tmp_path: Path) -> None:
     directories, root = Directories(), tmp_path / "root"
     _open(directories, root / "a" / "b" / "c", root)
     (root / "a" / "kept").write_bytes(b"")
@@ -56,7 +58,7 @@ def test_pruning_stops_at_the_root_and_at_what_is_not_empty(tmp_path: Path) -> N
     assert list(root.iterdir()) == []
 
 
-def test_a_file_in_the_way_and_a_dangling_link(tmp_path: Path) -> None:
+def test_a_file_or_dangling_link_in_the_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(NotADirectoryError):

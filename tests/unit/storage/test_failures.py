@@ -30,7 +30,7 @@ from holdfast.storage.failures import translate
         (errno.EXDEV, StorageError),
     ],
 )
-def test_errors_are_translated(code: int, kind: type[StorageError]) -> None:
+def test_os_errors_are_translated(code: int, kind: type[StorageError]) -> None:
     error = translate(OSError(code, os.strerror(code)), "/some/where")
     assert type(error) is kind
     assert str(error).startswith(("/some/where ", "No space is left to write /some/where", "Access to /some/where"))

@@ -52,13 +52,13 @@ def test_a_pipe_with_short_reads_still_gives_full_blocks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 256 * 1024, 256 * 1024 + 1, 3_000_000])
-def test_digest_file(tmp_path: Path, size_bytes: int) -> None:
+def test_digest_of_a_file(tmp_path: Path, size_bytes: int) -> None:
     data = os.urandom(size_bytes)
     (tmp_path / "x").write_bytes(data)
     assert digest_file(tmp_path / "x") == Digest(size_bytes, blake3(data).hexdigest())
 
 
-def test_on_bytes_may_abandon(tmp_path: Path) -> None:
+def test_on_bytes_may_cancel(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"aabb")
 
     def refuse(count: int) -> None:

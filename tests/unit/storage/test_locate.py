@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_paths_of_every_spelling(home: Path, tmp_path: Path) -> None:
+def test_local_paths_in_every_form(home: Path, tmp_path: Path) -> None:
     expected = {
         "runs/a": tmp_path / "runs" / "a",
         "./runs/../b/": tmp_path / "b",
@@ -47,7 +47,7 @@ def test_paths_of_every_spelling(home: Path, tmp_path: Path) -> None:
     assert open_store(tmp_path / "path-like").local_root == tmp_path / "path-like"
 
 
-def test_opening_makes_nothing(home: Path, tmp_path: Path) -> None:
+def test_opening_a_store_creates_nothing(home: Path, tmp_path: Path) -> None:
     store = open_store("runs/a")
     assert store.list() == [] == store.list("x/y")
     assert store.children() == []
@@ -86,7 +86,7 @@ def test_bad_paths_are_refused_in_one_sentence(home: Path, written: str, said: s
     assert "\n" not in str(caught.value)
 
 
-def test_a_filesystem_takes_no_scheme() -> None:
+def test_a_path_with_a_filesystem_has_no_scheme() -> None:
     with pytest.raises(InvalidURI, match=r"s3://bucket/x has a scheme beside a filesystem: write it without s3://"):
         open_store("s3://key:secret@bucket/x", filesystem=object())
 
@@ -118,7 +118,7 @@ def test_a_missing_extra_says_what_to_install(
     assert command in str(caught.value)
 
 
-def test_another_import_error_is_not_blamed_on_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unrelated_import_error_is_not_reported_as_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     really = builtins.__import__
 
     def broken(name: str, *rest: Any, **more: Any) -> Any:
@@ -132,7 +132,7 @@ def test_another_import_error_is_not_blamed_on_the_extra(monkeypatch: pytest.Mon
     assert not isinstance(caught.value, MissingExtra)
 
 
-def test_remote_stores_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_stores_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     store = open_store("s3://bucket/prefix?region=us-east-1&endpoint_override=http://127.0.0.1:9")

@@ -29,7 +29,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize("unnamed", [True, False])
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o755, 0o400])
 @pytest.mark.parametrize("size_bytes", [10, 3 * 1024**2])
-def test_a_stored_file_may_be_read_by_no_more_than_its_source(
+def test_a_stored_file_is_not_more_readable_than_its_source(
     tmp_path: Path, umask: int, mode: int, size_bytes: int, unnamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AtomicFile, "unnamed", unnamed)
@@ -44,7 +44,7 @@ def test_a_stored_file_may_be_read_by_no_more_than_its_source(
         assert _mode(copy) == mode & ~umask
 
 
-def test_what_has_no_mode_gets_the_umask(tmp_path: Path, umask: int) -> None:
+def test_objects_without_a_mode_get_the_umask(tmp_path: Path, umask: int) -> None:
     store = PosixStore(tmp_path / "store")
     store.put("a", b"1")
     store.create("b", b"2")
@@ -57,7 +57,7 @@ def test_private_directories_are_private_whatever_the_umask(tmp_path: Path, umas
     assert [_mode(path) for path in (made, made.parent, made.parent.parent)] == [0o700] * 3
 
 
-def test_a_directory_of_ours_that_was_open_to_others_is_closed(tmp_path: Path) -> None:
+def test_our_directory_with_open_permissions_is_made_private(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old").chmod(0o755)
     make_private_directory(tmp_path / "old")

@@ -12,11 +12,11 @@ from holdfast.storage.files import Mount, mount_of
 from holdfast.storage.mount_cache import MountCache, _seconds, _value, find_mount_cache
 
 
-def test_a_local_directory_is_no_such_mount(tmp_path: Path) -> None:
+def test_a_local_directory_has_no_mount_cache(tmp_path: Path) -> None:
     assert find_mount_cache(tmp_path) is None
 
 
-def test_the_user_may_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mount_cache_time_can_be_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_cache, "mount_of", lambda _: Mount("fuse.other", "/mnt"))
     assert find_mount_cache(tmp_path) == MountCache("fuse.other", None)
     monkeypatch.setenv("HOLDFAST_MOUNT_CACHE_S", "2.5")
@@ -29,11 +29,11 @@ def test_the_user_may_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5m", 300.0), ("1ms", 0.001), ("90", 90.0), ("-1", None), ("5m0s", None), ("1.5s", 1.5)]
 )
-def test_durations(text: str, seconds: float | None) -> None:
+def test_parsing_of_durations(text: str, seconds: float | None) -> None:
     assert _seconds(text) == seconds
 
 
-def test_flags_of_a_daemon() -> None:
+def test_parsing_of_mount_daemon_flags() -> None:
     arguments = ["rclone", "mount", "--dir-cache-time", "1s", "--attr-timeout=2s", "-stat-cache-ttl=3s", "/mnt"]
     assert [_value(arguments, flag) for flag in ("--dir-cache-time", "--attr-timeout", "--stat-cache-ttl")] == [
         "1s",

@@ -36,14 +36,14 @@ def read(uri: str, environment: Mapping[str, str] | None = None) -> Location:
         ("abfss://acc.blob.core.windows.net/c/p", "c", "p", "abfs://acc.blob.core.windows.net/c/p"),
     ],
 )
-def test_where_it_is(uri: str, bucket: str, prefix: str, shown: str) -> None:
+def test_bucket_and_prefix_of_a_uri(uri: str, bucket: str, prefix: str, shown: str) -> None:
     found = read(uri, AZURE)
     assert (found.bucket, found.prefix, found.uri(found.prefix)) == (bucket, prefix, shown)
     again = read(found.uri(found.prefix), AZURE)
     assert (again.bucket, again.prefix) == (bucket, prefix)
 
 
-def test_s3_asks_the_cloud_itself_by_default() -> None:
+def test_s3_uses_aws_by_default() -> None:
     found = read("s3://b")
     assert found.config == {"region": "us-east-1", "unsigned_payload": True}
     assert (found.own_endpoint, found.allow_http) == (False, False)
@@ -78,7 +78,7 @@ def test_s3_region_and_addressing() -> None:
     assert found.query == "?allow_bucket_creation=true&endpoint_override=https://h&force_virtual_addressing=true"
 
 
-def test_a_profile_fills_in_and_variables_win(tmp_path: Path) -> None:
+def test_environment_variables_override_an_aws_profile(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("[default]\naws_access_key_id=K\naws_secret_access_key=S%x\naws_session_token=T\n")
     (tmp_path / "f").write_text("[default]\nregion=eu-north-1\n")
     files = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "c"), "AWS_CONFIG_FILE": str(tmp_path / "f")}
@@ -149,7 +149,7 @@ def test_azure_accounts() -> None:
         ("s3://b?tls_ca_file_path=/nonexistent/ca.pem", "/nonexistent/ca.pem"),
     ],
 )
-def test_what_is_refused(uri: str, said: str) -> None:
+def test_invalid_uris_are_refused(uri: str, said: str) -> None:
     with pytest.raises(InvalidURI) as caught:
         read(uri, AZURE)
     assert said in str(caught.value)

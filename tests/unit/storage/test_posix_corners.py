@@ -40,7 +40,7 @@ def _files(root: Path) -> list[str]:
 
 
 @pytest.mark.hosts
-def test_a_full_disk(tiny: Path, tmp_path: Path) -> None:
+def test_a_full_disk_raises_out_of_space_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     store = PosixStore(tiny / "run")
     store.put("kept", b"kept")
     (tmp_path / "small").write_bytes(bytes(1_048_575))
@@ -62,7 +62,7 @@ def test_a_full_disk(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.hosts
-def test_a_read_only_path(read_only: Path, tmp_path: Path) -> None:
+def test_a_read_only_path_can_be_read_and_refuses_writes(read_only: Path, tmp_path: Path) -> None:
     store = open_store(read_only / "run")
     assert store.list() == [Entry("kept", 4)]
     assert store.get("kept") == b"kept"
@@ -93,7 +93,7 @@ def test_temporaries_are_never_listed_and_never_keys(tmp_path: Path) -> None:
         store.get(f"d/{name}")
 
 
-def test_links_and_special_files(tmp_path: Path) -> None:
+def test_symbolic_links_and_special_files_in_listings(tmp_path: Path) -> None:
     store = PosixStore(tmp_path / "root")
     store.put("d/x", b"123")
     root = tmp_path / "root"
@@ -110,7 +110,7 @@ def test_links_and_special_files(tmp_path: Path) -> None:
         store.size("pipe")
 
 
-def test_copies_share_the_file_and_part_when_written(tmp_path: Path) -> None:
+def test_copies_are_hard_links_that_separate_when_written(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     store.put("a", b"x" * 100_000)
     store.copy("a", "d/b")
@@ -131,7 +131,7 @@ def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AtomicFile, "unnamed", True)
 
 
-def test_without_hard_links(no_links: None, tmp_path: Path) -> None:
+def test_copies_and_creations_work_without_hard_links(no_links: None, tmp_path: Path) -> None:
     """As on a FUSE mount: nothing but plain files, created in place."""
     store = PosixStore(tmp_path / "root")
     assert store.exclusive
@@ -163,7 +163,7 @@ def test_uploads_in_place_check_the_size(tmp_path: Path, monkeypatch: pytest.Mon
     assert store.list() == []
 
 
-def test_named_drafts_leave_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_uploads_without_o_tmpfile_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AtomicFile, "unnamed", False)
     store, source = PosixStore(tmp_path / "root"), tmp_path / "source"
     source.write_bytes(bytes(3_000_000))
@@ -182,7 +182,7 @@ def test_named_drafts_leave_nothing_either(tmp_path: Path, monkeypatch: pytest.M
     assert _files(tmp_path / "root") == ["x", "y", "z"]
 
 
-def test_a_filesystem_that_takes_the_direct_flag_and_refuses_the_write(
+def test_a_filesystem_that_accepts_o_direct_but_refuses_the_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[int] = []
@@ -204,7 +204,7 @@ def test_a_filesystem_that_takes_the_direct_flag_and_refuses_the_write(
     assert refused
 
 
-def test_a_key_below_a_file_and_a_file_over_a_directory(tmp_path: Path) -> None:
+def test_a_key_below_a_file_or_over_a_directory_is_refused(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     store.put("a", b"1")
     store.put("d/x", b"1")
@@ -218,7 +218,7 @@ def test_a_key_below_a_file_and_a_file_over_a_directory(tmp_path: Path) -> None:
     assert _files(tmp_path) == ["a", "x"]
 
 
-def test_copy_bytes_where_the_kernel_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_bytes_without_copy_file_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(2_500_000)
     (tmp_path / "a").write_bytes(data)
 
@@ -235,7 +235,7 @@ def test_copy_bytes_where_the_kernel_cannot(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.hosts
-def test_somebody_elses_directory(tmp_path: Path) -> None:
+def test_another_users_directory_raises_access_denied(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     PosixStore(locked).put("run/x", b"1")
     locked.chmod(0o700)

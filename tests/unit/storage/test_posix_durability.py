@@ -51,7 +51,7 @@ def test_a_killed_upload_leaves_nothing(tmp_path: Path) -> None:
     assert store.get("d/k") == b"old"
 
 
-def test_what_is_published_is_durable_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_they_are_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's bytes, then its name; each new directory's name, too."""
     steps: list[str] = []
     fsync, link, rename = os.fsync, os.link, os.rename

@@ -111,7 +111,7 @@ class Bench:
         return high / 2
 
 
-def test_it_is_a_store(tmp_path: Path) -> None:
+def test_a_retrying_store_is_a_store(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [])
     assert isinstance(bench.store, Store)
     assert bench.store.uri == str(tmp_path)
@@ -128,7 +128,7 @@ def test_pauses_grow_and_are_bounded(tmp_path: Path) -> None:
     assert bench.pauses == [0.5, 1, 2, 2.5, 2.5]
 
 
-def test_gives_up_and_says_how_often_it_tried(tmp_path: Path) -> None:
+def test_the_error_after_giving_up_names_the_number_of_tries(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [FAIL] * 9)
     with pytest.raises(Unavailable, match=r"put: no answer.*4 tries"):
         bench.store.put("k", b"1")
@@ -137,7 +137,7 @@ def test_gives_up_and_says_how_often_it_tried(tmp_path: Path) -> None:
     assert bench.real.list() == []
 
 
-def test_only_unavailable_is_tried_again(tmp_path: Path) -> None:
+def test_only_unavailable_is_retried(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [FAIL, DENY])
     with pytest.raises(AccessDenied):
         bench.store.put("k", b"1")
@@ -146,7 +146,7 @@ def test_only_unavailable_is_tried_again(tmp_path: Path) -> None:
     assert bench.flaky.calls == ["put", "put", "get"]
 
 
-def test_every_verb_is_patient(tmp_path: Path) -> None:
+def test_every_operation_is_retried(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"123")
     bench = Bench(tmp_path / "root", [])
@@ -171,7 +171,7 @@ def test_every_verb_is_patient(tmp_path: Path) -> None:
         assert bench.flaky.script == []
 
 
-def test_sub_is_patient_too(tmp_path: Path) -> None:
+def test_operations_of_a_sub_store_are_retried(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [FAIL, FAIL])
     bench.store.sub("a").put("k", b"1")
     assert bench.real.list() == [Entry("a/k", 1)]
@@ -189,14 +189,16 @@ def test_sub_is_patient_too(tmp_path: Path) -> None:
         ([FAIL, OK, FAIL, OK], ["create", "get", "create", "get", "create"]),
     ],
 )
-def test_a_lost_creation_is_settled_by_reading_back(tmp_path: Path, script: list[str], calls: list[str]) -> None:
+def test_a_create_with_a_lost_answer_is_decided_by_reading_back(
+    tmp_path: Path, script: list[str], calls: list[str]
+) -> None:
     bench = Bench(tmp_path, script)
     bench.store.create("k", b"token 1")
     assert bench.real.get("k") == b"token 1"
     assert bench.flaky.calls == calls
 
 
-def test_anothers_creation_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_a_retried_create_does_not_claim_anothers_object(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [FAIL])
     bench.real.create("k", b"token 2")
     with pytest.raises(AlreadyExists):
@@ -207,7 +209,7 @@ def test_anothers_creation_is_not_taken_for_ours(tmp_path: Path) -> None:
     assert bench.real.get("k") == b"token 2"
 
 
-def test_a_success_that_comes_to_light_late(tmp_path: Path) -> None:
+def test_a_delayed_create_that_succeeds_after_reading_back_is_ours(tmp_path: Path) -> None:
     """The first request arrives only after the reading back: the second one's refusal is settled as well."""
     bench = Bench(tmp_path, [FAIL])
     flaky, pending = bench.flaky, [True]
@@ -228,7 +230,9 @@ def test_a_success_that_comes_to_light_late(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(script=st.lists(st.sampled_from([OK, FAIL, LOSE]), max_size=8), rival=st.booleans())
-def test_creation_never_lies(tmp_path: Path, script: list[str], rival: bool) -> None:
+def test_create_returns_or_raises_according_to_whose_bytes_are_stored(
+    tmp_path: Path, script: list[str], rival: bool
+) -> None:
     """Success means that our bytes are there; AlreadyExists, that another's are."""
     bench = Bench(tmp_path, script)
     bench.real.delete(["k"])

@@ -42,7 +42,7 @@ def address(room: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(room))
 
 
-def test_rooms_are_whole_large_pages_and_used_again() -> None:
+def test_buffers_are_whole_huge_pages_and_reused() -> None:
     with hugepages.lent(3) as lent:
         first = {address(room) for room in lent}
         assert len(first) == 3
@@ -53,13 +53,13 @@ def test_rooms_are_whole_large_pages_and_used_again() -> None:
         assert {address(room) for room in lent} < first
 
 
-def test_only_some_rooms_are_kept() -> None:
+def test_the_number_of_pooled_buffers_is_bounded() -> None:
     with hugepages.lent(hugepages._SPARE_MAX + 5), hugepages.lent(2):
         pass
     assert len(hugepages._spare) == hugepages._SPARE_MAX
 
 
-def test_the_kernel_is_asked_for_large_pages() -> None:
+def test_buffers_are_advised_to_use_huge_pages() -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this kernel knows no large pages")
     with hugepages.lent(1) as (room,):
@@ -77,7 +77,7 @@ def _flags(wanted: int) -> list[str]:
     return []
 
 
-def test_filling_a_room() -> None:
+def test_filling_a_buffer() -> None:
     with hugepages.lent(1) as (room,):
         hugepages.fill(room, memoryview(DATA)[1:1001])
         assert room[:1000] == DATA[1:1001]
@@ -86,9 +86,7 @@ def test_filling_a_room() -> None:
             hugepages.fill(room[:4], memoryview(b"12345"))
 
 
-def test_one_thread_writes_all_files_of_another_and_ends_with_it(
-    tmp_path: Path, writers: list[threading.Thread]
-) -> None:
+def test_each_uploading_thread_has_one_writer_thread(tmp_path: Path, writers: list[threading.Thread]) -> None:
     store = PosixStore(tmp_path)
 
     def upload() -> None:
@@ -105,7 +103,7 @@ def test_one_thread_writes_all_files_of_another_and_ends_with_it(
     writers[0].join()  # or the test times out
 
 
-def test_a_forked_child_has_a_writer_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_has_its_own_writer_thread(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     store.upload("parent", InMemory(memoryview(DATA)))
     if (child := os.fork()) == 0:
@@ -119,7 +117,7 @@ def test_a_forked_child_has_a_writer_of_its_own(tmp_path: Path) -> None:
     assert store.get("child") == DATA
 
 
-def test_a_room_is_not_given_back_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_is_not_reused_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go, given_up = threading.Event(), threading.Event()
     told: list[int] = []
 
@@ -151,7 +149,7 @@ def test_a_room_is_not_given_back_while_it_is_written(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_so_many_large_files_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_large_files_written_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go, taken = threading.Event(), threading.Semaphore(0)
     busy: list[int] = []
 

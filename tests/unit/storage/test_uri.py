@@ -36,7 +36,7 @@ from holdfast.storage.uri import redact
         ("s3://[bad/hidden", "s3://..."),
     ],
 )
-def test_redact(uri: str, shown: str) -> None:
+def test_redaction_of_credentials(uri: str, shown: str) -> None:
     assert redact(uri) == shown
     assert redact(shown) == shown
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast.views.terminal.nonblocking_stream import NonblockingStream
 
 
-def test_a_full_pipe_blocks_nobody_and_what_is_left_out_is_counted() -> None:
+def test_a_full_pipe_drops_and_counts_lines_instead_of_blocking() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w", encoding="utf-8") as stream:
         outlet = NonblockingStream(stream)
@@ -28,7 +28,7 @@ def test_a_full_pipe_blocks_nobody_and_what_is_left_out_is_counted() -> None:
         assert [line[5:11] for line in shown] == [f"{n:06}" for n in range(len(shown))]
 
 
-def test_a_reader_that_goes_away_ends_the_writing_only() -> None:
+def test_a_closed_pipe_ends_the_output_only() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     stream = os.fdopen(writing, "w", encoding="utf-8")
@@ -41,7 +41,7 @@ def test_a_reader_that_goes_away_ends_the_writing_only() -> None:
         stream.close()  # Python's own buffer still holds the line
 
 
-def test_a_real_terminal_is_seen_as_one() -> None:
+def test_a_terminal_is_detected() -> None:
     master, slave = pty.openpty()
     with os.fdopen(master, "rb") as _, os.fdopen(slave, "w", encoding="utf-8") as stream:
         outlet = NonblockingStream(stream)
@@ -54,7 +54,7 @@ def test_a_real_terminal_is_seen_as_one() -> None:
         assert text == b"\x1b[31mhello\x1b[0m\r\n"
 
 
-def test_boxes_only_where_the_encoding_takes_them() -> None:
+def test_boxes_only_if_the_encoding_has_their_characters() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     outlet = NonblockingStream(stream)
@@ -65,7 +65,7 @@ def test_boxes_only_where_the_encoding_takes_them() -> None:
     assert NonblockingStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")).fine
 
 
-def test_a_closed_stream_is_let_be() -> None:
+def test_a_closed_stream_is_ignored() -> None:
     stream = io.StringIO()
     outlet = NonblockingStream(stream)
     outlet.line("hello")

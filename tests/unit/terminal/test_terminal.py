@@ -81,7 +81,7 @@ def test_a_resumed_run_without_a_checkpoint_says_so() -> None:
 
 
 @pytest.mark.parametrize("interactive", [True, False])
-def test_fast_reports_are_shown_at_a_pace_that_can_be_read(interactive: bool) -> None:
+def test_fast_reports_are_throttled(interactive: bool) -> None:
     screen = Screen(interactive=interactive)
     screen.feed([begin(), *generation(1)])
     shown = screen.feed((report(n, T0 + n / 128, {"n": n}) for n in range(1, 1001)), gap_s=1 / 128)
@@ -100,7 +100,7 @@ def test_slow_reports_are_all_shown(interactive: bool, gap_s: float) -> None:
     assert "not shown" not in shown
 
 
-def test_fast_commits_are_folded_too() -> None:
+def test_fast_commits_are_throttled() -> None:
     screen = Screen(interactive=False)
     screen.feed([begin(), *generation(1)])
     records: list[r.Record] = []
@@ -115,7 +115,7 @@ def test_fast_commits_are_folded_too() -> None:
     )
 
 
-def test_a_result_does_not_wait_for_its_checkpoint_for_ever() -> None:
+def test_a_result_line_waits_for_its_checkpoint_with_a_limit() -> None:
     screen = Screen()
     screen.feed([begin(), *generation(1), report(1, T0 + 1, {}, checkpoint=True)])
     assert screen.flush(0.5) == ""
@@ -127,7 +127,7 @@ def test_a_result_does_not_wait_for_its_checkpoint_for_ever() -> None:
     )
 
 
-def test_a_death_and_the_recovery() -> None:
+def test_a_failure_and_the_recovery_are_shown() -> None:
     screen = Screen()
     screen.feed([begin(), _HERE, *generation(1), *reports(1, 9), commit(7, T0 + 8, index=6)])
     killed = r.WorkerFailure(rank=1, cause="killed by SIGKILL", host="node-b", signal=9)
@@ -179,7 +179,7 @@ def test_a_long_traceback_loses_its_middle() -> None:
     assert shown.endswith("  line 999\n")
 
 
-def test_what_needs_attention_is_said_at_once() -> None:
+def test_warnings_are_shown_at_once() -> None:
     screen = Screen()
     screen.feed([begin(), *generation(1)])
     shown = screen.feed(
@@ -314,7 +314,7 @@ def test_colours_only_for_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyP
     assert "\x1b" not in Screen(interactive=True).feed(died)
 
 
-def test_metrics_that_would_break_the_table_are_tamed() -> None:
+def test_unprintable_metrics_do_not_break_the_table() -> None:
     screen = Screen()
     screen.feed([begin(), *generation(1)])
     shown = screen.feed([report(1, T0 + 1, {"note": "a\nb\x1b[2J" + "x" * 100, "名": "漢字", "k" * 99: math.nan})])

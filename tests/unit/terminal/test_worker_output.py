@@ -24,7 +24,7 @@ def test_a_line_says_who_printed_it() -> None:
     )
 
 
-def test_what_several_ranks_print_is_folded() -> None:
+def test_equal_lines_of_several_ranks_are_folded() -> None:
     screen = _running()
     assert screen.say((0, "Epoch 8"), (1, "Epoch 8"), (3, "Epoch 8")) == "(rank 0, node-a) Epoch 8\n"
     assert screen.say((2, "Epoch 8"), (2, "done")) == "(rank 2, node-b) done\n"
@@ -33,7 +33,7 @@ def test_what_several_ranks_print_is_folded() -> None:
     assert screen.say((1, "Epoch 8")) == "(rank 1, node-a) Epoch 8\n", "a new line after that time"
 
 
-def test_what_one_rank_repeats_is_shown_each_time() -> None:
+def test_repeated_lines_of_one_rank_are_all_shown() -> None:
     screen = _running()
     assert (
         screen.say((0, "----"), (0, "a"), (0, "----"))
@@ -42,7 +42,7 @@ def test_what_one_rank_repeats_is_shown_each_time() -> None:
     assert screen.flush() == ""
 
 
-def test_repeated_lines_are_told_at_the_end_too() -> None:
+def test_folded_lines_are_flushed_at_the_end() -> None:
     screen = _running()
     screen.say((0, "bye"), (1, "bye"))
     shown = screen.feed([r.RunFinished(at=T0 + 1)], gap_s=0.0)
@@ -57,7 +57,7 @@ def test_generations_are_not_folded_into_one() -> None:
     assert screen.say((1, "hello")) == "(rank 1, node-a) hello\n"
 
 
-def test_of_a_progress_bar_the_last_state_is_shown() -> None:
+def test_only_the_last_state_of_a_progress_bar_is_shown() -> None:
     shown = _running().say((0, "\r  0%|     |\r 50%|##   |\r100%|#####|"), (1, " 10%\r 20%\r\r"), (2, "\r"))
     assert shown == "(rank 0, node-a) 100%|#####|\n(rank 1, node-a)  20%\n(rank 2, node-b) \n"
 
@@ -76,7 +76,7 @@ def test_a_very_long_line_is_cut() -> None:
         ("lone \x1b escape", "lone  escape", "lone \x1b escape"),
     ],
 )
-def test_nothing_moves_the_cursor(text: str, plain: str, coloured: str) -> None:
+def test_control_sequences_are_removed(text: str, plain: str, coloured: str) -> None:
     assert _running().say((0, text)) == f"(rank 0, node-a) {plain}\n"
     assert _running(interactive=True).say((0, text)) == f"\x1b[2;36m(rank 0, node-a)\x1b[0m {coloured}\n"
 

@@ -228,7 +228,7 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return Told().changes_since(before)
 
 
-def test_the_same_script_has_one_fingerprint_whatever_the_seed_of_hashes(fingerprints: list[dict[str, Any]]) -> None:
+def test_the_fingerprint_does_not_depend_on_the_hash_seed(fingerprints: list[dict[str, Any]]) -> None:
     first, *_ = fingerprints
     assert len(first["values"]) > 20 and len(first["code"]) > 15
     for again in fingerprints[-2:]:
@@ -241,17 +241,19 @@ def test_the_same_script_has_one_fingerprint_whatever_the_seed_of_hashes(fingerp
 
 
 @pytest.mark.parametrize("at", range(len(_COUNTS)), ids=[f"{edit[0]}: {edit[2]}" for edit in _COUNTS])
-def test_what_the_function_reaches_counts(fingerprints: list[dict[str, Any]], at: int) -> None:
+def test_changes_in_reachable_code_and_values_change_the_fingerprint(
+    fingerprints: list[dict[str, Any]], at: int
+) -> None:
     changes, told = _changes(fingerprints[0], fingerprints[1 + at]), _COUNTS[at][3]
     assert changes == told if told is not None else changes
 
 
 @pytest.mark.parametrize("at", range(len(_COUNTS_NOT)))
-def test_what_changes_nothing_does_not_count(fingerprints: list[dict[str, Any]], at: int) -> None:
+def test_changes_without_effect_keep_the_fingerprint(fingerprints: list[dict[str, Any]], at: int) -> None:
     assert _changes(fingerprints[0], fingerprints[1 + len(_COUNTS) + at]) == []
 
 
-def test_callables_of_every_kind() -> None:
+def test_fingerprints_of_every_kind_of_callable() -> None:
     class Caller:
         def __init__(self, factor: int) -> None:
             self.factor = factor
@@ -278,13 +280,13 @@ def test_callables_of_every_kind() -> None:
     assert changes(closed(1), Caller(1)) != []
 
 
-def test_another_python_is_told() -> None:
-    now = fingerprint(test_another_python_is_told, None)
+def test_another_python_version_is_reported_as_such() -> None:
+    now = fingerprint(test_another_python_version_is_reported_as_such, None)
     before = now.stored() | {"python": "3.8", "code": {}}
     assert now.changes_since(before) == [f"Python was 3.8 and is {now.python}, so that code cannot be compared"]
 
 
-def test_a_secret_is_not_told_by_its_hash() -> None:
+def test_hashes_of_values_are_salted() -> None:
     """The kept hash has 32 bits and a salt of its own in each run."""
     first, second = (fingerprint(print, {"password": "a"}).stored() for _ in range(2))
     assert first["config"]["password"] != second["config"]["password"]

@@ -12,7 +12,7 @@ from holdfast.train import CheckpointConfig, FailureConfig, RunConfig, ScalingCo
 from holdfast.train.torch import TorchConfig
 
 
-def test_the_defaults_are_rays() -> None:
+def test_the_defaults_are_those_of_ray() -> None:
     assert (ScalingConfig().num_workers, ScalingConfig().use_gpu) == (1, False)
     assert (FailureConfig().max_failures, FailureConfig().max_preemption_failures) == (0, -1)
     assert (CheckpointConfig().num_to_keep, CheckpointConfig().checkpoint_score_order) == (None, "max")
@@ -77,7 +77,7 @@ def test_a_mistake_is_named_with_its_field(kind: type[Any], settings: dict[str, 
 
 
 @pytest.mark.filterwarnings("ignore:.* has no effect")
-def test_what_older_scripts_write_is_taken(tmp_path: Path) -> None:
+def test_deprecated_settings_are_accepted(tmp_path: Path) -> None:
     run = RunConfig(
         name="run-1.b",
         local_dir=tmp_path,
@@ -93,7 +93,7 @@ def test_what_older_scripts_write_is_taken(tmp_path: Path) -> None:
     assert ScalingConfig(trainer_resources={"CPU": 0}, accelerator_type="L4").num_workers == 1
 
 
-def test_resources_of_a_worker() -> None:
+def test_resources_per_worker() -> None:
     assert ScalingConfig().worker_resources == {"CPU": 1}
     assert ScalingConfig(num_workers=3, resources_per_worker={"CPU": 2}).total_resources == {"CPU": 6}
     assert ScalingConfig(num_workers=2, use_gpu=True).total_resources == {"GPU": 2}

@@ -62,7 +62,7 @@ def _fields() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("config", "field"), list(_fields()))
-def test_a_field_is_read_or_refused_or_warned_of(config: Any, field: str) -> None:
+def test_each_config_field_is_read_refused_or_warned_about(config: Any, field: str) -> None:
     if (config, field) in _READ_BY_THE_CLASS:
         return
     if (config, field) not in _OTHER:

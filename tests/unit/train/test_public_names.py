@@ -19,7 +19,7 @@ def modules_after(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     "statement", ["import holdfast.train", "from holdfast import train", "import holdfast.train.torch"]
 )
-def test_importing_brings_nothing_heavy(statement: str) -> None:
+def test_importing_the_api_imports_no_heavy_library(statement: str) -> None:
     assert not modules_after(statement).intersection(HEAVY)
 
 
@@ -28,7 +28,7 @@ def test_a_trainer_is_made_without_torch() -> None:
     assert "torch" not in modules_after(made)
 
 
-def test_both_ways_of_naming_are_the_same() -> None:
+def test_both_import_paths_give_the_same_objects() -> None:
     program = (
         "from holdfast import train; from holdfast.train import RunConfig; import holdfast.train.torch;"
         "assert train.RunConfig is RunConfig and train.torch.TorchTrainer is holdfast.train.torch.TorchTrainer;"

@@ -41,7 +41,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def test_everything_arrives(tmp_path: Path) -> None:
+def test_all_settings_reach_the_request(tmp_path: Path) -> None:
     trainer = TorchTrainer(
         one_argument,
         train_loop_config={"lr": 0.1, "layers": (1, 2), "loss": no_argument, "nan": float("nan")},
@@ -87,7 +87,7 @@ def test_secrets_in_the_configuration_are_masked_in_what_is_kept() -> None:
     assert request.job.config == config, "the function gets it as it is"
 
 
-def test_a_name_is_made_up_once() -> None:
+def test_a_generated_run_name_is_kept() -> None:
     trainer = TorchTrainer(no_argument)
     first, second = request_of(trainer), request_of(trainer)
     assert first.name == second.name
@@ -95,7 +95,7 @@ def test_a_name_is_made_up_once() -> None:
     assert first.name != request_of(TorchTrainer(no_argument)).name
 
 
-def test_where_a_run_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path_of(**settings: Any) -> str:
         return request_of(DataParallelTrainer(no_argument, run_config=RunConfig(**settings))).storage_path
 
@@ -150,7 +150,7 @@ def test_a_configuration_that_nobody_sees_is_warned_about() -> None:
         DataParallelTrainer(no_argument, train_loop_config={"lr": 1})
 
 
-def test_gpus_that_are_not_there_are_missed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_are_reported_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     trainer = TorchTrainer(no_argument, scaling_config=ScalingConfig(num_workers=2, use_gpu=True))
     with pytest.raises(ConfigError, match="needs 2 GPU, but this machine has none: set use_gpu=False"):
@@ -224,13 +224,13 @@ def test_a_checkpoint_to_begin_with_reaches_the_function(tmp_path: Path) -> None
         ("/a/x%20y?z", "/a", "x%20y?z"),
     ],
 )
-def test_a_runs_path_is_taken_apart_and_put_together(path: Any, parent: str, name: str) -> None:
+def test_run_paths_are_split_and_joined(path: Any, parent: str, name: str) -> None:
     assert split_run_path(path) == (parent, name)
     joined = join(parent, name)
     assert split_run_path(joined) == (parent, name)
 
 
 @pytest.mark.parametrize("path", ["s3://bucket", "/", "a/..", ""])
-def test_what_names_no_run_is_refused(path: str) -> None:
+def test_a_path_that_names_no_run_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="write"):
         split_run_path(path)

@@ -29,7 +29,7 @@ def test_a_run_is_found_by_its_identity_or_by_a_committed_checkpoint(tmp_path: P
     assert TorchTrainer.can_restore(tmp_path / "bare")
 
 
-def test_asking_writes_nothing(tmp_path: Path) -> None:
+def test_can_restore_writes_nothing(tmp_path: Path) -> None:
     assert not TorchTrainer.can_restore(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 

@@ -59,7 +59,7 @@ def test_the_last_report_and_the_newest_checkpoint(tmp_path: Path) -> None:
     )
 
 
-def test_an_empty_run_has_neither(tmp_path: Path) -> None:
+def test_an_empty_run_has_no_metrics_and_no_checkpoint(tmp_path: Path) -> None:
     found = result(tmp_path, metrics=None, checkpoints=[])
     assert (found.metrics, found.checkpoint, found.metrics_dataframe) == (None, None, None)
     assert found.best_checkpoints == []
@@ -123,7 +123,7 @@ def test_errors_come_back_with_their_class_where_python_has_it(tmp_path: Path) -
     assert [type(error.worker_failures[rank]) for rank in (1, 2, 3)] == [RuntimeError] * 3
 
 
-def test_it_shows_itself_like_the_seeds_do(tmp_path: Path) -> None:
+def test_repr_of_a_result(tmp_path: Path) -> None:
     assert repr(result(tmp_path)) == (
         "Result(\n"
         "  metrics={'loss': 0.25},\n"
@@ -145,7 +145,7 @@ def test_a_run_on_a_filesystem_of_the_users_keeps_it(tmp_path: Path) -> None:
     assert (found.checkpoint.path, found.checkpoint.filesystem) == ("bucket/run/checkpoint_000003", filesystem)
 
 
-def test_a_path_without_a_run_is_said_to_have_none(tmp_path: Path) -> None:
+def test_a_path_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"Experiment folder .*gone doesn't exist\."):
         Result.from_path(tmp_path / "gone")
     assert list(tmp_path.iterdir()) == []

@@ -66,7 +66,7 @@ def workers(story: str) -> list[subprocess.Popen[str]]:
         ]
 
 
-def test_two_workers_train_as_one() -> None:
+def test_two_workers_train_the_same_model() -> None:
     told = [process.communicate(timeout=100)[0].splitlines() for process in workers("train")]
     first, second = (json.loads(lines[0]) for lines in told)
     assert first == ["DistributedDataParallel", [0.0, 2.0, 4.0], 7.5, "gloo", 2]
@@ -102,7 +102,7 @@ def numbers(loader: DataLoader[Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_shares_are_disjoint_and_shuffling_stays(shuffle: bool) -> None:
+def test_shards_of_a_data_loader_are_disjoint_and_stay_shuffled(shuffle: bool) -> None:
     dataset = TensorDataset(torch.arange(20.0))
     shares = [_shared_out(DataLoader(dataset, batch_size=4, shuffle=shuffle), 2, rank) for rank in range(2)]
     assert sorted(numbers(shares[0]) + numbers(shares[1])) == list(range(20))
@@ -113,7 +113,7 @@ def test_shares_are_disjoint_and_shuffling_stays(shuffle: bool) -> None:
     assert (numbers(shares[0]) != before) is shuffle
 
 
-def test_the_loaders_own_settings_stay() -> None:
+def test_settings_of_the_data_loader_are_kept() -> None:
     loader: DataLoader[Any] = DataLoader(
         TensorDataset(torch.arange(21.0)), batch_size=4, drop_last=True, collate_fn=len, timeout=0, num_workers=0
     )
@@ -127,7 +127,7 @@ class _Stream(IterableDataset[int]):  # type: ignore[misc]
         return iter(range(3))
 
 
-def test_what_cannot_be_shared_out_is_left_or_refused() -> None:
+def test_loaders_that_cannot_be_sharded_are_kept_or_refused() -> None:
     stream: DataLoader[Any] = DataLoader(_Stream())
     assert _shared_out(stream, 2, 0) is stream
     dataset: Dataset[Any] = TensorDataset(torch.arange(8.0))
@@ -144,7 +144,7 @@ def test_what_cannot_be_shared_out_is_left_or_refused() -> None:
         _shared_out(DataLoader(dataset, sampler=SubsetRandomSampler([1, 2])), 2, 0)
 
 
-def test_batches_are_moved_whatever_their_shape() -> None:
+def test_batches_of_any_structure_are_moved_to_the_device() -> None:
     loader: DataLoader[Any] = DataLoader(
         [{"x": torch.ones(1), "name": "a", "pair": (torch.ones(1), 2)}], batch_size=None
     )
@@ -155,7 +155,7 @@ def test_batches_are_moved_whatever_their_shape() -> None:
     assert batch["pair"][0].device.type == "meta"
 
 
-def test_reproducibility_seeds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enable_reproducibility_seeds_all_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     try:
         enable_reproducibility(5)

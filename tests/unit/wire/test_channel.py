@@ -47,7 +47,7 @@ async def raw_challenge(port: int) -> tuple[asyncio.StreamReader, asyncio.Stream
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
-def test_both_directions_and_the_end(with_tls: bool) -> None:
+def test_messages_go_both_ways_and_close_ends_the_channel(with_tls: bool) -> None:
     async def test() -> None:
         identity = make_identity() if with_tls else None
         door = Door()
@@ -108,7 +108,7 @@ def test_another_protocol_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyP
     run(test)
 
 
-def test_a_controller_that_does_not_know_the_token_is_found_out() -> None:
+def test_a_controller_without_the_token_is_rejected() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode(auth.make_challenge()))
         await reader.readexactly(HEADER_BYTES)
@@ -126,7 +126,7 @@ def test_a_controller_that_does_not_know_the_token_is_found_out() -> None:
     run(test)
 
 
-def test_a_recorded_proof_is_worth_nothing() -> None:
+def test_a_replayed_proof_is_refused() -> None:
     async def test() -> None:
         server = await serve("127.0.0.1", 0, TOKEN, Door())
         _, first, challenge = await raw_challenge(server.port)
@@ -200,7 +200,7 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert "kept silent" in caplog.text
 
 
-def test_a_controller_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_controller_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.05)
 
     async def test() -> None:
@@ -217,7 +217,7 @@ def test_a_controller_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Mo
     run(test)
 
 
-def test_another_certificate_is_not_talked_to() -> None:
+def test_a_certificate_with_another_fingerprint_is_refused() -> None:
     async def test() -> None:
         server = await serve("127.0.0.1", 0, TOKEN, Door(), make_identity())
         with pytest.raises(WireError, match="someone else answers"):
@@ -234,7 +234,7 @@ def test_a_proof_made_for_another_certificate_does_not_count() -> None:
     assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the attacker's certificate"), auth.Accepted)
 
 
-def test_nothing_listens_there() -> None:
+def test_connecting_to_a_closed_port_is_a_clear_error() -> None:
     async def test() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # so that nobody else can listen there meanwhile
@@ -273,7 +273,7 @@ def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does
     run(test)
 
 
-def test_a_closed_channel_takes_messages_without_complaint() -> None:
+def test_sending_on_a_closed_channel_is_ignored() -> None:
     async def test() -> None:
         server = await serve("127.0.0.1", 0, TOKEN, Door())
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
@@ -327,9 +327,7 @@ def test_loopback_needs_no_tls(host: str) -> None:
     run(test)
 
 
-def test_a_handshake_that_trickles_in_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_slow_handshake_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The time limit is for the whole handshake: a byte now and then does not renew it."""
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.2)
 
@@ -352,7 +350,7 @@ def test_a_handshake_that_trickles_in_is_cut_off(
     assert "kept silent" in caplog.text
 
 
-def test_what_a_stranger_sends_is_logged_without_its_escapes(caplog: pytest.LogCaptureFixture) -> None:
+def test_logged_input_of_strangers_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         server = await serve("127.0.0.1", 0, TOKEN, Door())
         reader, writer, _ = await raw_challenge(server.port)

@@ -34,7 +34,7 @@ def test_messages_arrive_in_order(pair: tuple[socket.socket, socket.socket]) -> 
     assert frames.receive(right, _decoder) is None
 
 
-def test_a_cut_message_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_truncated_message_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     left.sendall(frames.encode(Collected(generation=1, sequence=1))[:-1])
     left.close()
@@ -42,14 +42,14 @@ def test_a_cut_message_is_an_error(pair: tuple[socket.socket, socket.socket]) ->
         frames.receive(right, _decoder)
 
 
-def test_another_message_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_an_unknown_message_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     frames.send(left, {"type": "Nonsense"})
     with pytest.raises(WireError, match="none of those expected"):
         frames.receive(right, _decoder)
 
 
-def test_a_huge_announcement_is_refused_before_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_huge_length_prefix_is_refused_before_the_body_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     left.sendall(b"\xff\xff\xff\xff")
     with pytest.raises(WireError, match="at most"):
@@ -59,7 +59,7 @@ def test_a_huge_announcement_is_refused_before_it_is_read(pair: tuple[socket.soc
 
 
 @given(bodies=st.lists(st.binary(max_size=200), max_size=20), cuts=st.lists(st.integers(1, 300), min_size=1))
-def test_the_splitter_does_not_care_where_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
+def test_the_splitter_works_wherever_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
     splitter = frames.Splitter()
     out: list[bytes] = []

@@ -27,7 +27,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(st.dictionaries(TEXT, PLAIN, max_size=6))
-def test_plain_metrics_come_back_as_they_are_and_survive_the_wire(metrics: dict[str, Any]) -> None:
+def test_plain_metrics_round_trip_over_the_wire(metrics: dict[str, Any]) -> None:
     result = plain_metrics(metrics)
     assert same(result, metrics)
     assert same(msgspec.msgpack.decode(msgspec.msgpack.encode(result)), metrics)
@@ -41,7 +41,7 @@ def test_containers_of_other_kinds_become_dicts_and_lists(inner: dict[str, Any],
 
 
 @given(st.recursive(LEAVES | st.binary() | st.complex_numbers() | st.sets(st.integers()), st.lists, max_leaves=8))
-def test_whatever_is_let_through_can_be_sent(value: Any) -> None:
+def test_whatever_is_accepted_can_be_sent(value: Any) -> None:
     try:
         result = plain_metrics({"value": value})
     except (TypeError, ValueError) as error:
@@ -102,19 +102,19 @@ def test_nan_stays_nan() -> None:
         (None, TypeError, "not NoneType"),
     ],
 )
-def test_anything_else_is_named_with_its_place(metrics: Any, error: type[Exception], words: str) -> None:
+def test_unsupported_values_are_refused_with_their_path(metrics: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=re.escape(words)):
         plain_metrics(metrics)
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_cyclic_values_are_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(ValueError, match="nested deeper than 32 levels"):
         plain_metrics({"a": loop})
 
 
-def test_bytes_pass_only_where_they_may() -> None:
+def test_bytes_are_accepted_only_where_allowed() -> None:
     assert plain_data({"a": [b"x"]}, "data", binary=True) == {"a": [b"x"]}
     with pytest.raises(TypeError, match=r"The return value\['a/0'\] is bytes"):
         plain_data({"a": [b"x"]}, "The return value")

@@ -37,7 +37,7 @@ def in_thread(action: Any, *arguments: Any) -> threading.Thread:
     return thread
 
 
-def test_metrics_are_sent_at_once_and_numbered() -> None:
+def test_metrics_are_sent_at_once_with_a_sequence_number() -> None:
     with FakeAgent() as agent:
         began = time.time()
         agent.session.report({"loss": 0.5})
@@ -48,7 +48,7 @@ def test_metrics_are_sent_at_once_and_numbered() -> None:
     assert began <= first.at <= second.at <= time.time()
 
 
-def test_other_ranks_check_their_metrics_but_keep_them() -> None:
+def test_other_ranks_validate_but_do_not_send_their_metrics() -> None:
     with FakeAgent(rank=1, world_size=2) as agent:
         agent.session.report({"loss": 0.5})
         assert agent.next().report.metrics is None
@@ -64,7 +64,7 @@ def test_a_refused_report_is_not_counted() -> None:
         assert agent.next().report.number == 1
 
 
-def test_a_directory_is_the_agents_before_report_returns(tmp_path: Path) -> None:
+def test_a_directory_is_staged_before_report_returns(tmp_path: Path) -> None:
     with FakeAgent(staging_dir=str(tmp_path / "staging")) as agent:
         checkpoint = directory(tmp_path / "mine", **{"model.pt": "weights"})
         agent.session.report({"loss": 1.0}, checkpoint=checkpoint, checkpoint_dir_name="best")
@@ -93,7 +93,7 @@ def test_the_next_checkpoint_waits_for_the_last_one(tmp_path: Path) -> None:
         assert not second.is_alive()
 
 
-def test_metrics_alone_never_wait(tmp_path: Path) -> None:
+def test_metric_reports_never_wait(tmp_path: Path) -> None:
     with FakeAgent(staging_dir=str(tmp_path / "staging")) as agent:
         agent.session.report({}, checkpoint=directory(tmp_path / "mine", model="weights"))
         for _ in range(100):
@@ -102,7 +102,7 @@ def test_metrics_alone_never_wait(tmp_path: Path) -> None:
     assert numbers == list(range(1, 102))
 
 
-def test_settled_before_the_next_report_means_no_waiting(tmp_path: Path) -> None:
+def test_report_does_not_wait_if_the_last_checkpoint_is_committed(tmp_path: Path) -> None:
     with FakeAgent(settle_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
         checkpoint = directory(tmp_path / "mine", model="weights")
         agent.session.report({}, checkpoint=checkpoint)
@@ -111,7 +111,7 @@ def test_settled_before_the_next_report_means_no_waiting(tmp_path: Path) -> None
     assert [message.report.number for message in heard] == [1, 2]
 
 
-def test_sync_returns_after_the_commit(tmp_path: Path) -> None:
+def test_sync_upload_returns_after_the_commit(tmp_path: Path) -> None:
     with FakeAgent(staging_dir=str(tmp_path / "staging"), storage=str(tmp_path / "run")) as agent:
         checkpoint = directory(tmp_path / "mine", model="weights")
         done = in_thread(agent.session.report, {}, checkpoint, None, CheckpointUploadMode.SYNC)
@@ -124,7 +124,7 @@ def test_sync_returns_after_the_commit(tmp_path: Path) -> None:
         assert (tmp_path / "mine").is_dir()
 
 
-def test_sync_raises_when_the_checkpoint_was_given_up(tmp_path: Path) -> None:
+def test_sync_upload_raises_when_the_checkpoint_was_given_up(tmp_path: Path) -> None:
     with (
         FakeAgent(settles=True, staging_dir=str(tmp_path / "staging")) as agent,
         pytest.raises(CheckpointError, match="report 1 was not committed"),
@@ -144,7 +144,7 @@ def test_sync_raises_when_the_checkpoint_was_given_up(tmp_path: Path) -> None:
         (CheckpointUploadMode.SYNC, True, True),
     ],
 )
-def test_who_keeps_the_local_directory(
+def test_delete_local_checkpoint_decides_about_the_directory(
     tmp_path: Path, mode: CheckpointUploadMode | None, delete: bool | None, gone: bool
 ) -> None:
     with FakeAgent(settle_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
@@ -159,7 +159,7 @@ def test_who_keeps_the_local_directory(
     assert (tmp_path / "mine").exists() is not gone
 
 
-def test_no_upload_takes_a_directory_in_the_runs_own(tmp_path: Path) -> None:
+def test_no_upload_accepts_only_a_directory_directly_in_the_run(tmp_path: Path) -> None:
     with FakeAgent(storage=str(tmp_path / "run")) as agent:
         checkpoint = directory(tmp_path / "run" / "mine", model="weights")
         mode = CheckpointUploadMode.NO_UPLOAD
@@ -183,7 +183,7 @@ def test_a_committed_checkpoint_may_be_reported_again(tmp_path: Path) -> None:
     assert (tmp_path / "run" / manifest.name / "model").exists()
 
 
-def test_get_checkpoint_is_the_newest_this_rank_knows_of(tmp_path: Path) -> None:
+def test_get_checkpoint_returns_the_newest_commit_known_to_this_rank(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     with FakeAgent(storage=run) as agent:
         assert agent.session.get_checkpoint() is None
@@ -197,7 +197,7 @@ def test_get_checkpoint_is_the_newest_this_rank_knows_of(tmp_path: Path) -> None
         assert agent.session.get_checkpoint() == Checkpoint(f"{run}/checkpoint_000005")
 
 
-def test_all_reported_checkpoints_come_with_their_metrics(tmp_path: Path) -> None:
+def test_get_all_reported_checkpoints_includes_metrics(tmp_path: Path) -> None:
     store = open_store(tmp_path / "run")
     directory(tmp_path / "mine", model="weights")
     names = [commit_directory(store, tmp_path / "mine", metrics={"step": step}).name for step in (1, 2)]
@@ -222,7 +222,7 @@ def test_collectives_go_through_the_agent() -> None:
     assert [(one.sequence, one.kind) for one in asked] == [(1, "broadcast"), (2, "barrier")]
 
 
-def test_a_broadcast_of_odd_things_is_refused() -> None:
+def test_a_broadcast_of_unsupported_values_is_refused() -> None:
     with FakeAgent() as agent, pytest.raises(TypeError, match=r"broadcast_from_rank_zero\(\)\['f'\] is function"):
         agent.session.broadcast_from_rank_zero({"f": directory})
 
@@ -298,7 +298,7 @@ def test_the_public_functions_find_the_session() -> None:
         (train.collective.broadcast_from_rank_zero, (1,)),
     ],
 )
-def test_outside_of_a_training_function_all_say_so(call: Any, arguments: tuple[Any, ...]) -> None:
+def test_outside_of_a_training_function_each_call_raises(call: Any, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(RuntimeError, match=rf"{call.__name__}\(\) works only inside a training function"):
         call(*arguments)
 

@@ -73,7 +73,7 @@ def step_of(found: Any) -> int:
     return int(step)
 
 
-def test_the_files_lie_in_memory_when_report_returns(buffers: list[str], tmp_path: Path) -> None:
+def test_a_snapshot_is_complete_when_report_returns(buffers: list[str], tmp_path: Path) -> None:
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         given = state(4)
         agent.session.report({}, Checkpoint.from_state(given), "best")
@@ -91,7 +91,7 @@ def test_the_files_lie_in_memory_when_report_returns(buffers: list[str], tmp_pat
     assert step_of(Checkpoint.from_directory(tmp_path).load_state()) == 4
 
 
-def test_two_are_on_their_way_and_a_third_waits(buffers: list[str]) -> None:
+def test_a_third_snapshot_waits_while_two_are_uploaded(buffers: list[str]) -> None:
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         report(agent, 1)
         report(agent, 2)
@@ -109,7 +109,7 @@ def test_two_are_on_their_way_and_a_third_waits(buffers: list[str]) -> None:
     assert seal_of(second.buffer) == second.seal
 
 
-def test_metrics_and_directories_keep_their_ways(buffers: list[str], tmp_path: Path) -> None:
+def test_metrics_and_directories_are_reported_beside_snapshots(buffers: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, staging_dir=str(tmp_path / "staging")) as agent:
         report(agent, 1)
@@ -137,14 +137,14 @@ def test_the_newest_commit_is_overwritten_last(buffers: list[str]) -> None:
     assert seal_of(kept.buffer) == kept.seal
 
 
-def test_what_was_resumed_from_is_overwritten_last(buffers: list[str]) -> None:
+def test_the_checkpoint_resumed_from_is_overwritten_last(buffers: list[str]) -> None:
     held = Snapshot(buffer=buffers[0], seal=7, files=[])
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, checkpoint="c", snapshots=[held]) as agent:
         report(agent, 1)
         assert agent.next().snapshot.buffer == buffers[1]
 
 
-def test_without_room_for_two_there_is_one(buffers: list[str]) -> None:
+def test_with_memory_for_one_buffer_there_is_one(buffers: list[str]) -> None:
     size = HEADER_BYTES + Checkpoint.from_state(state(1)).plan().size_bytes  # type: ignore[attr-defined]
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=2 * size - 1) as agent:
         report(agent, 1)
@@ -170,7 +170,7 @@ def test_a_state_that_grows_beyond_two_gives_the_second_buffer_back(buffers: lis
     assert held[0] > 96_000 and held[1] == 0
 
 
-def test_without_room_for_one_it_is_written_as_files(
+def test_without_memory_for_a_buffer_the_state_is_written_as_files(
     buffers: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -185,7 +185,9 @@ def test_without_room_for_one_it_is_written_as_files(
     assert [text for text in caplog.messages if "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in text] == caplog.messages[:1]
 
 
-def test_buffers_that_cannot_be_opened_are_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_access_to_buffers_the_state_is_written_as_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with FakeAgent(
         buffers=[str(tmp_path / "absent")] * 2, snapshot_limit_bytes=ROOMY, staging_dir=str(tmp_path)
     ) as agent:
@@ -194,7 +196,7 @@ def test_buffers_that_cannot_be_opened_are_done_without(tmp_path: Path, caplog: 
     assert "cannot be had" in caplog.text
 
 
-def test_a_copy_that_breaks_off_leaves_no_seal(buffers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_is_not_marked_complete(buffers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Plan, buffer: memoryview) -> None:
         buffer[:100] = b"x" * 100
         raise RuntimeError("the device is gone")
@@ -212,7 +214,7 @@ def test_a_copy_that_breaks_off_leaves_no_seal(buffers: list[str], monkeypatch: 
         assert agent.next().report.number == 2
 
 
-def test_sync_waits_for_its_own_commit(buffers: list[str]) -> None:
+def test_sync_upload_of_a_snapshot_waits_for_its_commit(buffers: list[str]) -> None:
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         report(agent, 1)
         second = in_thread(report, agent, 2, CheckpointUploadMode.SYNC)
@@ -239,13 +241,13 @@ def test_a_restarted_worker_loads_from_memory(buffers: list[str], tmp_path: Path
     assert step_of(loaded([snapshot_of(buffers, 6)], tmp_path)) == 6
 
 
-def test_what_was_loaded_is_the_workers_own(buffers: list[str], tmp_path: Path) -> None:
+def test_a_state_loaded_from_memory_is_a_copy(buffers: list[str], tmp_path: Path) -> None:
     found = loaded([snapshot_of(buffers, 6)], tmp_path)
     snapshot_of(buffers, 7)
     assert step_of(found) == 6
 
 
-def test_a_buffer_that_was_used_again_is_not_trusted(buffers: list[str], tmp_path: Path) -> None:
+def test_a_reused_buffer_is_not_loaded(buffers: list[str], tmp_path: Path) -> None:
     old = snapshot_of(buffers, 6)
     snapshot_of(buffers, 7)
     with pytest.raises(NotFound):
@@ -254,7 +256,7 @@ def test_a_buffer_that_was_used_again_is_not_trusted(buffers: list[str], tmp_pat
     assert step_of(loaded([old], tmp_path)) == 6
 
 
-def test_nor_one_that_is_written_to_meanwhile(
+def test_a_buffer_overwritten_while_loading_is_not_used(
     buffers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = snapshot_of(buffers, 6)
@@ -269,7 +271,7 @@ def test_nor_one_that_is_written_to_meanwhile(
     assert step_of(loaded([snapshot], tmp_path)) == 5
 
 
-def test_the_rest_comes_from_storage(buffers: list[str], tmp_path: Path) -> None:
+def test_parts_that_are_not_in_memory_are_loaded_from_storage(buffers: list[str], tmp_path: Path) -> None:
     put(tmp_path, 6)
     whole = snapshot_of(buffers, 6)
     some = Snapshot(buffer=whole.buffer, seal=whole.seal, files=whole.files[:1])

@@ -30,7 +30,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_copy_is_whole_and_the_user_may_go_on_writing(source: Path, tmp_path: Path) -> None:
+def test_a_staged_copy_is_independent_of_the_users_files(source: Path, tmp_path: Path) -> None:
     before = contents(source)
     target = tmp_path / "staging" / "g1-r0-n1"
     stage(source, target, let_go=False)
@@ -47,7 +47,7 @@ def test_no_file_is_shared_by_a_hard_link(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "target" / "model.pt").stat().st_ino != (source / "model.pt").stat().st_ino
 
 
-def test_letting_go_renames(source: Path, tmp_path: Path) -> None:
+def test_staging_with_let_go_renames(source: Path, tmp_path: Path) -> None:
     before, inode = contents(source), source.stat().st_ino
     stage(source, tmp_path / "target", let_go=True)
     assert not source.exists()
@@ -56,7 +56,7 @@ def test_letting_go_renames(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second filesystem")
-def test_letting_go_across_filesystems_copies_and_removes(source: Path, tmp_path: Path) -> None:
+def test_staging_with_let_go_across_filesystems_copies_and_removes(source: Path, tmp_path: Path) -> None:
     before = contents(source)
     made = Path(tempfile.mkdtemp(prefix="holdfast-staging-", dir="/dev/shm"))
     target = made / "target"
@@ -68,7 +68,7 @@ def test_letting_go_across_filesystems_copies_and_removes(source: Path, tmp_path
         shutil.rmtree(made)
 
 
-def test_what_has_another_name_elsewhere_is_copied_not_renamed(source: Path, tmp_path: Path) -> None:
+def test_files_with_other_hard_links_are_copied_not_renamed(source: Path, tmp_path: Path) -> None:
     """The other name could still be written to."""
     other = tmp_path / "other-name"
     other.hardlink_to(source / "model.pt")
@@ -79,7 +79,7 @@ def test_what_has_another_name_elsewhere_is_copied_not_renamed(source: Path, tmp
     assert not source.exists()
 
 
-def test_links_are_followed_and_the_copy_needs_nothing_outside(source: Path, tmp_path: Path) -> None:
+def test_symbolic_links_are_followed_when_staging(source: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "shared.bin").write_bytes(b"shared")
@@ -92,7 +92,7 @@ def test_links_are_followed_and_the_copy_needs_nothing_outside(source: Path, tmp
     assert not any(path.is_symlink() for path in (tmp_path / "target").rglob("*"))
 
 
-def test_a_committed_checkpoint_is_copied_without_its_manifest_and_stays(source: Path, tmp_path: Path) -> None:
+def test_a_committed_checkpoint_is_staged_without_its_manifest(source: Path, tmp_path: Path) -> None:
     (source / ".manifest.json").write_bytes(b"{}")
     (source / ".metadata.json").write_bytes(b"{}")
     stage(source, tmp_path / "target", let_go=True)
@@ -106,14 +106,14 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
         stage(tmp_path / "gone", tmp_path / "target", let_go=False)
 
 
-def test_a_pipe_is_refused_without_hanging_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_without_blocking(source: Path, tmp_path: Path) -> None:
     os.mkfifo(source / "pipe")
     with pytest.raises(CheckpointError, match="pipe is neither a file nor a directory"):
         stage(source, tmp_path / "target", let_go=False)
     assert not (tmp_path / "target").exists()
 
 
-def test_a_link_to_nothing_and_a_loop_are_named(source: Path, tmp_path: Path) -> None:
+def test_dangling_and_cyclic_links_are_refused(source: Path, tmp_path: Path) -> None:
     (source / "dangling").symlink_to("nowhere")
     with pytest.raises(CheckpointError, match="dangling vanished, or is a link to nothing"):
         stage(source, tmp_path / "target", let_go=False)
@@ -124,7 +124,7 @@ def test_a_link_to_nothing_and_a_loop_are_named(source: Path, tmp_path: Path) ->
     assert not (tmp_path / "target").exists()
 
 
-def test_a_full_disk_says_where_and_leaves_nothing(
+def test_staging_on_a_full_disk_names_the_directory_and_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(reader: int, writer: int) -> None:

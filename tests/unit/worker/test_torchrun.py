@@ -45,7 +45,7 @@ def test_every_rank_gets_what_rank_0_gives(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [b"\xff", {"a": [1]}, None]
 
 
-def test_ranks_that_do_not_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_meet_get_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     zero, one = _connect(0, monkeypatch), _connect(1, monkeypatch)
     zero.fail("it is full")
     with pytest.raises(RunError, match="Rank 0 does not go on, and so rank 1 cannot: it is full"):
@@ -55,7 +55,7 @@ def test_ranks_that_do_not_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> 
         zero.collect("return", None)
 
 
-def test_ranks_in_different_collectives_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_in_different_collectives_get_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     zero, one = _connect(0, monkeypatch), _connect(1, monkeypatch)
     zero.fail("so that rank 1 does not wait")
     with pytest.raises(RunError):
