@@ -1,8 +1,46 @@
 """Holdfast: training that survives.
 
-The public names live in `holdfast.train` and `holdfast.train.torch`; importing this package costs nothing.
+The public names live in `holdfast.train` and `holdfast.train.torch`. This package resolves `holdfast.train` and the
+companions of `init` on first use, so importing it costs nothing.
 """
 
-__all__ = ["__version__"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast import train as train
+    from holdfast.train.runtime import init as init
+    from holdfast.train.runtime import is_initialized as is_initialized
+    from holdfast.train.runtime import shutdown as shutdown
+
+__all__ = ["__version__", "init", "is_initialized", "shutdown", "train"]
 
 __version__ = "0.1.0"
+
+_NOT_HERE = {
+    "Holdfast runs training functions, not tasks and actors; call the function yourself, or use Ray for that part.": (
+        *("remote", "get", "put", "wait", "cancel", "kill", "method", "get_actor", "actor", "ObjectRef", "util"),
+        *("get_runtime_context", "runtime_context", "nodes", "cluster_resources", "available_resources", "timeline"),
+    ),
+    "give datasets=... a list, a torch, Hugging Face or pyarrow data set instead of one of Ray Data.": ("data",),
+    "trials are not there yet; call fit() once for each configuration.": ("tune",),
+    "Holdfast trains and does not serve or simulate.": ("serve", "rllib", "workflow", "llm"),
+}
+"""Names of Ray that Holdfast does not have, by what to do instead."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "train":
+        return importlib.import_module("holdfast.train")
+    if name in ("init", "is_initialized", "shutdown"):
+        return getattr(importlib.import_module("holdfast.train.runtime"), name)
+    for way_out, names in _NOT_HERE.items():
+        if name in names:
+            raise AttributeError(f"holdfast has no `{name}`: {way_out}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,19 +13,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint as Checkpoint
     from holdfast.errors import TrainingFailedError as TrainingFailedError
+    from holdfast.train import backend as backend
     from holdfast.train import collective as collective
+    from holdfast.train import context as context
     from holdfast.train import torch as torch
+    from holdfast.train.backend import BackendConfig as BackendConfig
     from holdfast.train.callbacks import UserCallback as UserCallback
     from holdfast.train.config import CheckpointConfig as CheckpointConfig
     from holdfast.train.config import FailureConfig as FailureConfig
+    from holdfast.train.config import LoggingConfig as LoggingConfig
     from holdfast.train.config import RunConfig as RunConfig
     from holdfast.train.config import ScalingConfig as ScalingConfig
     from holdfast.train.config import SyncConfig as SyncConfig
+    from holdfast.train.data import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
+    from holdfast.train.data import DataConfig as DataConfig
     from holdfast.train.functions import get_all_reported_checkpoints as get_all_reported_checkpoints
     from holdfast.train.functions import get_checkpoint as get_checkpoint
     from holdfast.train.functions import get_context as get_context
+    from holdfast.train.functions import get_dataset_shard as get_dataset_shard
+    from holdfast.train.functions import get_preemption_info as get_preemption_info
     from holdfast.train.functions import report as report
     from holdfast.train.functions import should_checkpoint as should_checkpoint
+    from holdfast.train.preemption import PreemptionInfo as PreemptionInfo
     from holdfast.train.result import Result as Result
     from holdfast.train.trainer import DataParallelTrainer as DataParallelTrainer
     from holdfast.worker.context import TrainContext as TrainContext
@@ -33,45 +42,61 @@ if TYPE_CHECKING:
     from holdfast.worker.session import ReportedCheckpoint as ReportedCheckpoint
 
 _HOMES = {
+    "BackendConfig": "holdfast.train.backend",
     "Checkpoint": "holdfast.checkpoint.handle",
     "CheckpointConfig": "holdfast.train.config",
     "CheckpointUploadMode": "holdfast.worker.session",
+    "DataConfig": "holdfast.train.data",
     "DataParallelTrainer": "holdfast.train.trainer",
     "FailureConfig": "holdfast.train.config",
+    "LoggingConfig": "holdfast.train.config",
+    "PreemptionInfo": "holdfast.train.preemption",
     "ReportedCheckpoint": "holdfast.worker.session",
     "Result": "holdfast.train.result",
     "RunConfig": "holdfast.train.config",
     "ScalingConfig": "holdfast.train.config",
     "SyncConfig": "holdfast.train.config",
+    "TRAIN_DATASET_KEY": "holdfast.train.data",
     "TrainContext": "holdfast.worker.context",
     "TrainingFailedError": "holdfast.errors",
     "UserCallback": "holdfast.train.callbacks",
     "get_all_reported_checkpoints": "holdfast.train.functions",
     "get_checkpoint": "holdfast.train.functions",
     "get_context": "holdfast.train.functions",
+    "get_dataset_shard": "holdfast.train.functions",
+    "get_preemption_info": "holdfast.train.functions",
     "report": "holdfast.train.functions",
     "should_checkpoint": "holdfast.train.functions",
 }
-_SUBMODULES = ("collective", "torch")
+_SUBMODULES = ("backend", "collective", "context", "torch")
 
 __all__ = [
+    "BackendConfig",
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointUploadMode",
+    "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
+    "LoggingConfig",
+    "PreemptionInfo",
     "ReportedCheckpoint",
     "Result",
     "RunConfig",
     "ScalingConfig",
     "SyncConfig",
+    "TRAIN_DATASET_KEY",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
+    "backend",
     "collective",
+    "context",
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
+    "get_preemption_info",
     "report",
     "should_checkpoint",
     "torch",

@@ -26,6 +26,7 @@ __all__ = [
     "seconds",
     "share",
     "storage_path",
+    "warn_of_no_effect",
     "whole_number",
 ]
 
@@ -40,10 +41,15 @@ def has_no_effect(config: Any, reasons: Mapping[str, str]) -> None:
     for field in fields(config):
         default = field.default if field.default is not MISSING else None
         value = getattr(config, field.name)
-        what = f"{type(config).__name__}({field.name})"
-        if field.name in reasons and value not in (default, None) and what not in _told:
-            _told.add(what)
-            warnings.warn(f"{what} has no effect: {reasons[field.name]}", stacklevel=4)
+        if field.name in reasons and value not in (default, None):
+            warn_of_no_effect(f"{type(config).__name__}({field.name})", reasons[field.name], stacklevel=5)
+
+
+def warn_of_no_effect(what: str, reason: str, *, stacklevel: int) -> None:
+    """Warn of one setting, once a process."""
+    if what not in _told:
+        _told.add(what)
+        warnings.warn(f"{what} has no effect: {reason}", stacklevel=stacklevel)
 
 
 def whole_number(what: str, value: Any, *, least: int, hint: str = "") -> None:

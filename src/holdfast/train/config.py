@@ -7,16 +7,27 @@ themselves are in `checks`.
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from holdfast.core.retention import RetentionRule
 from holdfast.errors import ConfigError
+from holdfast.storage.locate import default_storage_path
 from holdfast.train import checks
 
-__all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig", "SyncConfig"]
+__all__ = [
+    "CheckpointConfig",
+    "FailureConfig",
+    "LoggingConfig",
+    "PlacementGroupFactory",
+    "RunConfig",
+    "ScalingConfig",
+    "SyncConfig",
+]
 
 
 @dataclass
@@ -24,20 +35,21 @@ class ScalingConfig:
     """How many workers, and what each of them gets.
 
     `num_workers=0` is local mode: the function runs in the calling process, for breakpoints, or in each process
-    of torchrun. `trainer_resources`, `placement_strategy`, `accelerator_type` and what follows them mean something to a
-    cluster and are kept for it.
+    of torchrun. `placement_strategy`, `accelerator_type` and what follows them mean something to a cluster and are kept
+    for it. The order of the fields is Ray's; `engine` is ours.
     """
 
+    trainer_resources: Mapping[str, float] | None = None
     num_workers: int = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
     placement_strategy: str = "PACK"
     accelerator_type: str | None = None
-    trainer_resources: Mapping[str, float] | None = None
+    label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
     use_tpu: bool = False
     topology: str | None = None
-    label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
-    engine: str | None = None
+    elastic_resize_monitor_interval_s: float = 60.0
+    engine: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.num_workers, tuple | list):
@@ -67,6 +79,7 @@ class ScalingConfig:
                 "accelerator_type": on_one_machine,
                 "label_selector": on_one_machine,
                 "trainer_resources": "the driver reserves nothing for itself.",
+                "elastic_resize_monitor_interval_s": "the number of workers is fixed.",
             },
         )
 
@@ -82,36 +95,92 @@ class ScalingConfig:
             raise ConfigError(
                 'ScalingConfig(use_gpu=True) and resources_per_worker["GPU"] of 0 contradict each other: drop one.'
             )
+        if resources.get("TPU"):
+            raise ConfigError('ScalingConfig(resources_per_worker) asks for a "TPU": TPUs are not supported.')
 
     @property
     def worker_resources(self) -> dict[str, float]:
-        """What one worker gets: a CPU, and a GPU with `use_gpu`, unless something else was asked for."""
-        resources = dict(self.resources_per_worker or {})
+        """What one worker gets: a GPU with `use_gpu` or otherwise a CPU, unless something else was asked for."""
+        if self.resources_per_worker is None:
+            resources: dict[str, float] = {} if self.use_gpu else {"CPU": 1}
+        else:
+            resources = {name: amount for name, amount in self.resources_per_worker.items() if amount}
         if self.use_gpu:
             resources.setdefault("GPU", 1)
-        if not resources:
-            resources["CPU"] = 1
+        if self.accelerator_type:
+            resources.setdefault(f"accelerator_type:{self.accelerator_type}", 0.001)
         return resources
 
     @property
     def total_resources(self) -> dict[str, float]:
         """What all workers get together."""
-        return {name: amount * max(1, self.num_workers) for name, amount in self.worker_resources.items()}
+        return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
+
+    @property
+    def num_cpus_per_worker(self) -> float:
+        return self.worker_resources.get("CPU", 0)
+
+    @property
+    def num_gpus_per_worker(self) -> float:
+        return self.worker_resources.get("GPU", 0)
+
+    @property
+    def num_tpus_per_worker(self) -> float:
+        return self.worker_resources.get("TPU", 0)
+
+    @property
+    def additional_resources_per_worker(self) -> dict[str, float]:
+        """What a worker gets besides CPUs and GPUs."""
+        return {name: amount for name, amount in self.worker_resources.items() if name not in ("CPU", "GPU")}
+
+    @property
+    def min_workers(self) -> int:
+        return self.num_workers
+
+    @property
+    def max_workers(self) -> int:
+        return self.num_workers
+
+    @property
+    def elasticity_enabled(self) -> bool:
+        """Whether the number of workers may change during a run."""
+        return self.min_workers != self.max_workers
+
+    def as_placement_group_factory(self) -> PlacementGroupFactory:
+        """What the workers need, as Ray Tune writes it down."""
+        bundles = [self.worker_resources for _ in range(max(1, self.num_workers))]
+        return PlacementGroupFactory(bundles, self.placement_strategy)
+
+
+@dataclass(frozen=True)
+class PlacementGroupFactory:
+    """Resources by worker and how to place them. Nothing here reserves them: it is for scripts that look at it."""
+
+    bundles: list[dict[str, float]]
+    strategy: str = "PACK"
+
+    @property
+    def required_resources(self) -> dict[str, float]:
+        """The sum over all workers."""
+        names = dict.fromkeys(name for bundle in self.bundles for name in bundle)
+        return {name: sum(bundle.get(name, 0) for bundle in self.bundles) for name in names}
 
 
 @dataclass
 class FailureConfig:
     """What a run survives. Crashes of the driver, and interrupts, never count.
 
-    `max_failures`: failures of workers that are survived; 0 is none, -1 any number. `fail_fast` insists on none.
+    `max_failures`: failures of workers that are survived; 0 is none, -1 any number.
     `progress_timeout_s` (ours): a group that reports nothing for so long is taken for hung and is replaced.
     """
 
     max_failures: int = 0
-    max_preemption_failures: int = -1
-    progress_timeout_s: float | None = None
     fail_fast: bool | str = False
     controller_failure_limit: int = -1
+    max_preemption_failures: int = -1
+    relax_collectives_on_preemption: bool = False
+    preemption_grace_s: float = 0.0
+    progress_timeout_s: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         hint = "0 for none, -1 for any number"
@@ -120,19 +189,24 @@ class FailureConfig:
         checks.whole_number(
             "FailureConfig(controller_failure_limit)", self.controller_failure_limit, least=-1, hint=hint
         )
+        checks.flag("FailureConfig(relax_collectives_on_preemption)", self.relax_collectives_on_preemption)
+        if self.preemption_grace_s != 0:
+            checks.seconds("FailureConfig(preemption_grace_s)", self.preemption_grace_s)
         if self.progress_timeout_s is not None:
             checks.seconds("FailureConfig(progress_timeout_s)", self.progress_timeout_s)
-        if self.fail_fast not in (True, False, "raise"):
-            raise ConfigError(f'FailureConfig(fail_fast) must be a bool or "raise", not {self.fail_fast!r}.')
         if self.fail_fast and self.max_failures != 0:
             raise ConfigError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}) allows no retries: set max_failures=0, or drop fail_fast."
             )
+        not_told_apart = "preemptions are not told from other failures yet, so max_failures counts."
         checks.has_no_effect(
             self,
             {
-                "max_preemption_failures": "preemptions are not told from other failures yet, so max_failures counts.",
+                "fail_fast": "it is a setting for tuning; max_failures=0 says the same of a run.",
                 "controller_failure_limit": "a driver that crashed is never counted; calling fit() again continues.",
+                "max_preemption_failures": not_told_apart,
+                "relax_collectives_on_preemption": not_told_apart,
+                "preemption_grace_s": not_told_apart,
             },
         )
 
@@ -149,9 +223,9 @@ class CheckpointConfig:
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
     checkpoint_score_order: Literal["max", "min"] = "max"
-    checkpoint_frequency: int | None = 0
+    checkpoint_frequency: int | None = None
     checkpoint_at_end: bool | None = None
-    target_overhead: float = 0.02
+    target_overhead: float = field(default=0.02, kw_only=True)
 
     def __post_init__(self) -> None:
         keep = self.num_to_keep
@@ -165,21 +239,8 @@ class CheckpointConfig:
             )
         checks.share("CheckpointConfig(target_overhead)", self.target_overhead)
         checks.one_of("CheckpointConfig(checkpoint_score_order)", self.checkpoint_score_order, ("max", "min"))
-        if self.checkpoint_frequency:
-            raise ConfigError(
-                "CheckpointConfig(checkpoint_frequency) does nothing for a training function: call "
-                "train.report(metrics, checkpoint=...) as often as you want one."
-            )
-        if self.checkpoint_at_end:
-            raise ConfigError(
-                "CheckpointConfig(checkpoint_at_end) does nothing for a training function: call "
-                "train.report(metrics, checkpoint=...) before it returns."
-            )
-
-    @property
-    def rule(self) -> RetentionRule:
-        """The same, as retention knows it."""
-        return RetentionRule(self.num_to_keep, self.checkpoint_score_attribute, self.checkpoint_score_order)
+        own_call = "call train.report(metrics, checkpoint=...) in the training function when you want one."
+        checks.has_no_effect(self, {"checkpoint_frequency": own_call, "checkpoint_at_end": own_call})
 
 
 @dataclass
@@ -216,15 +277,30 @@ class SyncConfig:
 
 
 @dataclass
+class LoggingConfig:
+    """How much Holdfast itself prints and logs: above "INFO" it is warnings and the last line only."""
+
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.log_level, str) or not isinstance(logging.getLevelName(self.log_level.upper()), int):
+            raise ConfigError(
+                f'LoggingConfig(log_level) must be a level of logging, such as "WARNING", not {self.log_level!r}.'
+            )
+        self.log_level = self.log_level.upper()
+
+
+@dataclass
 class RunConfig:
     """Where a run lies and what it survives. `fit()` with the same `(storage_path, name)` continues the run.
 
-    Ours besides Ray's: `resume` says what to do with a run of this name that is there already ("auto" continues it,
-    "never" refuses, "must" refuses to start anew, "restart" trains from the beginning in the same directory, at every
-    call), `takeover` fences a controller that still holds it.
+    `name` and `storage_path` are filled in where they are not given. Ours besides Ray's: `resume` says what to do with
+    a run of this name that is there already ("auto" continues it, "never" refuses, "must" refuses to start anew,
+    "restart" trains from the beginning in the same directory, at every call), `takeover` fences a controller that
+    still holds it, `local_dir` is an older name of `storage_path`.
 
-    `verbose=0` shows warnings and the last line only, as HOLDFAST_QUIET=1 does. `log_to_file=True` asks for what is
-    always done: the output of workers is kept in the run's directory.
+    `verbose=0` shows warnings and the last line only, as HOLDFAST_QUIET=1 and a `logging_config` above "INFO" do.
+    `log_to_file=True` asks for what is always done: the output of workers is kept in the run's directory.
     """
 
     name: str | None = None
@@ -232,16 +308,17 @@ class RunConfig:
     storage_filesystem: object | None = None
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
-    sync_config: SyncConfig = field(default_factory=SyncConfig)
     callbacks: Sequence[Any] | None = None
+    worker_runtime_env: Mapping[str, Any] | None = None
+    logging_config: LoggingConfig = field(default_factory=LoggingConfig)
+    sync_config: SyncConfig = field(default_factory=SyncConfig)
     verbose: int | None = None
     stop: Any = None
     progress_reporter: Any = None
     log_to_file: Any = False
-    local_dir: str | os.PathLike[str] | None = None
-    worker_runtime_env: Mapping[str, Any] | None = None
-    resume: Literal["auto", "never", "must", "restart"] = "auto"
-    takeover: bool = False
+    local_dir: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    resume: Literal["auto", "never", "must", "restart"] = field(default="auto", kw_only=True)
+    takeover: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         checks.run_name("RunConfig(name)", self.name)
@@ -250,14 +327,26 @@ class RunConfig:
         self.failure_config = checks.nested("failure_config", self.failure_config, FailureConfig)
         self.checkpoint_config = checks.nested("checkpoint_config", self.checkpoint_config, CheckpointConfig)
         self.sync_config = checks.nested("sync_config", self.sync_config, SyncConfig)
+        self.logging_config = checks.nested("logging_config", self.logging_config, LoggingConfig)
         self.callbacks = checks.callbacks("RunConfig(callbacks)", self.callbacks)
         checks.one_of("RunConfig(resume)", self.resume, ("auto", "never", "must", "restart"))
         checks.flag("RunConfig(takeover)", self.takeover)
         if self.verbose is not None:
             checks.whole_number("RunConfig(verbose)", self.verbose, least=0)
-        checks.has_no_effect(self, {"progress_reporter": "derive a UserCallback and give it as RunConfig(callbacks)."})
-        if not isinstance(self.log_to_file, bool | None):
-            checks.has_no_effect(self, {"log_to_file": "output is always kept, in logs/generation_*/rank_*.log."})
-        if self.stop is not None:
-            raise ConfigError("RunConfig(stop) is for tuning: let the training function return when it is done.")
         checks.runtime_environment("RunConfig(worker_runtime_env)", self.worker_runtime_env)
+        no_effect = {
+            "progress_reporter": "derive a UserCallback and give it as RunConfig(callbacks).",
+            "stop": "it is a setting for tuning; let the training function return when it is done.",
+        }
+        if not isinstance(self.log_to_file, bool | None):
+            no_effect["log_to_file"] = "output is always kept, in logs/generation_*/rank_*.log."
+        checks.has_no_effect(self, no_effect)
+        if self.name is None:
+            self.name = f"holdfast_train_run-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+        if self.storage_path is None:
+            self.storage_path = self.sync_config.upload_dir or self.local_dir or default_storage_path()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only warnings and the last line are shown."""
+        return self.verbose == 0 or logging.getLevelName(self.logging_config.log_level) > logging.INFO

@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from holdfast.train.data import DatasetShard
+from holdfast.train.preemption import PreemptionInfo
+from holdfast.train.worker_inputs import current_inputs
 from holdfast.worker.context import TrainContext
 from holdfast.worker.session import CheckpointUploadMode, ReportedCheckpoint, current
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
 
-__all__ = ["get_all_reported_checkpoints", "get_checkpoint", "get_context", "report", "should_checkpoint"]
+__all__ = [
+    "get_all_reported_checkpoints",
+    "get_checkpoint",
+    "get_context",
+    "get_dataset_shard",
+    "get_preemption_info",
+    "report",
+    "should_checkpoint",
+]
 
 
 def report(
@@ -70,4 +81,19 @@ def get_all_reported_checkpoints() -> list[ReportedCheckpoint]:
 def get_context() -> TrainContext:
     """This worker's rank, the group's size, and the run's names."""
     session = current("train.get_context()")
-    return TrainContext(session.assignment, session.filesystem)
+    return TrainContext(session.assignment, session.filesystem, current_inputs().metadata)
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> DatasetShard | None:
+    """This worker's rows of the data set that the trainer was given as `datasets={dataset_name: ...}`.
+
+    None where it was given none. Without a name it is the only one, or "train".
+    """
+    here = current("train.get_dataset_shard()").assignment
+    return current_inputs().datasets.shard(dataset_name, here.rank, here.world_size)
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """Which nodes are about to be taken away. Always None: nobody tells Holdfast yet."""
+    current("train.get_preemption_info()")
+    return None

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.storage.locate import default_storage_path
 from holdfast.storage.uri import is_uri, redact, scheme_of, split
 from holdfast.train.config import RunConfig
 
@@ -17,11 +16,9 @@ __all__ = ["resolve_storage_path", "split_run_path"]
 
 
 def resolve_storage_path(config: RunConfig) -> str:
-    """The directory or URI that holds the run's own: what was given, by its newest name, or the default."""
-    given = config.storage_path or config.sync_config.upload_dir or config.local_dir
-    if given is None:
-        given = default_storage_path()
-    text = os.fspath(given)
+    """The directory or URI that holds the run's own; a path is made absolute."""
+    assert config.storage_path is not None  # `RunConfig` fills it in
+    text = os.fspath(config.storage_path)
     if config.storage_filesystem is not None or is_uri(text):
         return text
     return str(Path(text).expanduser().absolute())

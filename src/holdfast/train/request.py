@@ -20,12 +20,13 @@ from holdfast.train import checks
 from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.paths import resolve_storage_path
+from holdfast.train.runtime import init_environment
+from holdfast.train.worker_inputs import WithInputs, WorkerInputs
 from holdfast.worker.job import Framework, Job
 from holdfast.worker.session import is_installed
 from holdfast.worker.torchrun import Torchrun
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.handle import Checkpoint
     from holdfast.train.trainer import DataParallelTrainer
 
 __all__ = ["build_request", "check_function", "is_one_of_torchrun"]
@@ -68,7 +69,7 @@ def build_request(
     _check_gpus(scaling, workers)
     torchrun = _torchrun(run) if is_one_of_torchrun(scaling.num_workers) else None
     context = RunContext(
-        name=run.name or "",
+        name=run.name or "",  # `RunConfig` makes one up
         storage_path=resolve_storage_path(run),
         trainer_name=type(trainer).__name__,
         train_loop_config=config,
@@ -102,7 +103,7 @@ def build_request(
         preload=preload,
         fingerprint=fingerprint(trainer.train_loop_per_worker, config),
         params={"train_loop_config": masked("", plain_config or {})},
-        verbose=1 if run.verbose is None else run.verbose,
+        verbose=0 if run.is_quiet else 1 if run.verbose is None else run.verbose,
         environment=_environment(trainer),
         torchrun=torchrun,
     )
@@ -110,30 +111,22 @@ def build_request(
 
 def _job(trainer: DataParallelTrainer, takes_config: bool, framework: Framework | None) -> Job:
     function = trainer.train_loop_per_worker
-    if trainer.resume_from_checkpoint is not None:
-        function = _StartsFrom(function, trainer.resume_from_checkpoint)
+    inputs = WorkerInputs(
+        datasets=trainer.checked_datasets,
+        metadata=trainer.metadata or {},
+        initial_checkpoint=trainer.resume_from_checkpoint,
+        context=trainer.backend_config.train_func_context,
+    )
+    if inputs:
+        function = WithInputs(function, inputs)
     config = trainer.train_loop_config or ({} if takes_config else None)
     return Job(function=function, config=config, takes_config=takes_config, framework=framework)
 
 
 def _environment(trainer: DataParallelTrainer) -> dict[str, str]:
     given = trainer.run_config.worker_runtime_env
-    variables = checks.runtime_environment("RunConfig(worker_runtime_env)", given)
+    variables = init_environment() | checks.runtime_environment("RunConfig(worker_runtime_env)", given)
     return variables | {"HOLDFAST_USE_GPU": "1"} if trainer.scaling_config.use_gpu else variables
-
-
-class _StartsFrom:
-    """The user's function, with a checkpoint of the user's to begin with while the run has none of its own."""
-
-    def __init__(self, function: Callable[..., Any], checkpoint: Checkpoint) -> None:
-        self._function = function
-        self._checkpoint = checkpoint
-
-    def __call__(self, *arguments: Any) -> Any:
-        from holdfast.worker.session import current
-
-        current().initial_checkpoint = self._checkpoint
-        return self._function(*arguments)
 
 
 def _check_gpus(scaling: ScalingConfig, workers: int) -> None:

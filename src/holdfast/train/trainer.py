@@ -7,15 +7,15 @@ runs that. `holdfast.train.torch.TorchTrainer` adds a process group and nothing 
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from holdfast.errors import ConfigError, NotFound, TrainingFailedError
 from holdfast.storage.uri import join
+from holdfast.train.backend import BackendConfig, check_backend_config
 from holdfast.train.config import RunConfig, ScalingConfig
+from holdfast.train.data import DataConfig, check_datasets
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request, check_function
 
@@ -32,6 +32,8 @@ _T = TypeVar("_T", bound="DataParallelTrainer")
 class DataParallelTrainer:
     """Runs `train_loop_per_worker` on every worker; it may take the configuration, or nothing.
 
+    `datasets` are handed out by `holdfast.train.get_dataset_shard`, `metadata` by `TrainContext.get_metadata`.
+    `resume_from_checkpoint` is what the run begins with while it has no checkpoint of its own.
     The function reports with `holdfast.train.report` and resumes from `holdfast.train.get_checkpoint()`. `fit()` with
     the same `RunConfig(storage_path, name)` continues where the last one ended, whatever ended it.
     """
@@ -45,27 +47,22 @@ class DataParallelTrainer:
         train_loop_config: dict[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
-        backend_config: Any = None,
+        backend_config: BackendConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
-        dataset_config: Any = None,
+        dataset_config: DataConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
         self._takes_config = check_function(train_loop_per_worker, train_loop_config)
-        if datasets or dataset_config is not None:
-            raise ConfigError(
-                f"{type(self).__name__}(datasets, dataset_config): datasets are not handed out to workers; open your "
-                "data in the training function, with a DataLoader and train.torch.prepare_data_loader()."
-            )
+        self.checked_datasets = check_datasets(datasets, dataset_config)
+        self.datasets = dict(datasets or {})
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = train_loop_config
         self.scaling_config = _given("scaling_config", scaling_config, ScalingConfig)
-        self.backend_config = backend_config
+        self.backend_config = check_backend_config(backend_config)
         self.metadata = metadata
         self.resume_from_checkpoint = resume_from_checkpoint
-        run_config = _given("run_config", run_config, RunConfig)
-        # Made up once, so that a second fit() of this very trainer continues the same run.
-        self.run_config = run_config if run_config.name else replace(run_config, name=self._made_up_name())
+        self.run_config = _given("run_config", run_config, RunConfig)
 
     def fit(self) -> Result:
         """Run, or continue, until the function has returned on every worker.
@@ -159,10 +156,6 @@ class DataParallelTrainer:
             ),
             **others,
         )
-
-    @classmethod
-    def _made_up_name(cls) -> str:
-        return f"{cls.__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
 
 
 def _given(field: str, value: Any, kind: type[Any]) -> Any:

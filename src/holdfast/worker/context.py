@@ -6,7 +6,8 @@ one on request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from holdfast.worker.job import Assignment
 
@@ -62,9 +63,12 @@ class StorageContext:
 class TrainContext:
     """The place of this worker in the group, and the names of the run."""
 
-    def __init__(self, assignment: Assignment, filesystem: object | None = None) -> None:
+    def __init__(
+        self, assignment: Assignment, filesystem: object | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> None:
         self._assignment = assignment
         self._filesystem = filesystem
+        self._metadata = metadata or {}
 
     def get_world_size(self) -> int:
         """How many workers there are."""
@@ -99,6 +103,10 @@ class TrainContext:
     def get_trial_dir(self) -> str:
         """The run's directory in storage."""
         return self._assignment.trial_dir
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What the trainer was given as `metadata`."""
+        return dict(self._metadata)
 
     def get_storage(self) -> StorageContext:
         return StorageContext(self._assignment, self._filesystem)

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, SyncConfig, UserCallback
+from holdfast.storage.locate import default_storage_path
+from holdfast.train import (
+    CheckpointConfig,
+    FailureConfig,
+    LoggingConfig,
+    RunConfig,
+    ScalingConfig,
+    SyncConfig,
+    UserCallback,
+)
 from holdfast.train.torch import TorchConfig
 
 
@@ -18,7 +27,9 @@ def test_the_defaults_are_those_of_ray() -> None:
     assert (CheckpointConfig().num_to_keep, CheckpointConfig().checkpoint_score_order) == (None, "max")
     assert (SyncConfig().sync_period, SyncConfig().sync_artifacts) == (300, False)
     run = RunConfig()
-    assert (run.name, run.storage_path, run.resume, run.takeover) == (None, None, "auto", False)
+    assert (run.resume, run.takeover) == ("auto", False)
+    assert run.name is not None and run.name.startswith("holdfast_train_run-2") and run.name != RunConfig().name
+    assert run.storage_path == default_storage_path()
     assert (run.failure_config, run.checkpoint_config) == (FailureConfig(), CheckpointConfig())
     assert TorchConfig() == TorchConfig(backend=None, init_method="env", timeout_s=1800)
 
@@ -48,8 +59,6 @@ def test_the_defaults_are_those_of_ray() -> None:
         (CheckpointConfig, {"num_to_keep": 0}, r"num_to_keep\) must be .* 1 or more \(None keeps all\), not 0"),
         (CheckpointConfig, {"checkpoint_score_order": "best"}, r'must be one of "max", "min", not \'best\''),
         (CheckpointConfig, {"checkpoint_score_attribute": 3}, r"must be a metric's name, not 3"),
-        (CheckpointConfig, {"checkpoint_frequency": 2}, r"call train.report\(metrics, checkpoint=...\)"),
-        (CheckpointConfig, {"checkpoint_at_end": True}, r"checkpoint_at_end\) does nothing"),
         (SyncConfig, {"sync_period": -1}, r"SyncConfig\(sync_period\)"),
         (SyncConfig, {"sync_artifacts": "yes"}, r"SyncConfig\(sync_artifacts\) must be True or False"),
         (RunConfig, {"name": "a/b"}, r"RunConfig\(name\) must not hold a slash.*storage_path"),
@@ -64,7 +73,10 @@ def test_the_defaults_are_those_of_ray() -> None:
         (RunConfig, {"callbacks": [object()]}, r"derive it from holdfast.train.UserCallback"),
         (RunConfig, {"callbacks": UserCallback()}, r"must be a list of UserCallback"),
         (RunConfig, {"resume": "yes"}, r'RunConfig\(resume\) must be one of "auto", "never", "must"'),
-        (RunConfig, {"stop": {"training_iteration": 3}}, r"let the training function return when it is done"),
+        (RunConfig, {"logging_config": "INFO"}, r"logging_config\) must be a LoggingConfig, not str"),
+        (LoggingConfig, {"log_level": "loud"}, r"must be a level of logging, such as \"WARNING\", not 'loud'"),
+        (FailureConfig, {"preemption_grace_s": -1}, r"preemption_grace_s\) must be a number of seconds above 0"),
+        (ScalingConfig, {"resources_per_worker": {"TPU": 1}}, r"TPUs are not supported"),
         (RunConfig, {"worker_runtime_env": {"env_vars": {"A": 1}}}, r"worker_runtime_env\) must be a dict such as"),
         (TorchConfig, {"backend": ""}, r'TorchConfig\(backend\) must be "gloo"'),
         (TorchConfig, {"timeout_s": None}, r"TorchConfig\(timeout_s\)"),
@@ -97,3 +109,22 @@ def test_resources_per_worker() -> None:
     assert ScalingConfig().worker_resources == {"CPU": 1}
     assert ScalingConfig(num_workers=3, resources_per_worker={"CPU": 2}).total_resources == {"CPU": 6}
     assert ScalingConfig(num_workers=2, use_gpu=True).total_resources == {"GPU": 2}
+
+
+def test_positional_arguments_mean_what_they_mean_in_ray() -> None:
+    assert ScalingConfig(None, 3, False, {"CPU": 2}) == ScalingConfig(num_workers=3, resources_per_worker={"CPU": 2})
+    assert FailureConfig(2) == FailureConfig(max_failures=2)
+    assert CheckpointConfig(2, "loss", "min") == CheckpointConfig(
+        num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min"
+    )
+    run = RunConfig("run", "/tmp/x", None, FailureConfig(1), CheckpointConfig(2), [], {"env_vars": {"A": "1"}})
+    assert (run.failure_config.max_failures, run.checkpoint_config.num_to_keep) == (1, 2)
+
+
+@pytest.mark.parametrize(("level", "quiet"), [("INFO", False), ("debug", False), ("Warning", True), ("ERROR", True)])
+def test_a_log_level_above_info_is_quiet(level: str, quiet: bool) -> None:
+    assert RunConfig(logging_config=LoggingConfig(log_level=level)).is_quiet is quiet
+
+
+def test_verbose_0_is_quiet() -> None:
+    assert RunConfig(verbose=0).is_quiet and not RunConfig(verbose=2).is_quiet

@@ -26,7 +26,11 @@ _OTHER: dict[tuple[type, str], Any] = {
     (ScalingConfig, "topology"): "2x2",
     (ScalingConfig, "label_selector"): {"a": "b"},
     (ScalingConfig, "engine"): "ray",
+    (ScalingConfig, "elastic_resize_monitor_interval_s"): 5,
+    (FailureConfig, "fail_fast"): True,
     (FailureConfig, "max_preemption_failures"): 3,
+    (FailureConfig, "relax_collectives_on_preemption"): True,
+    (FailureConfig, "preemption_grace_s"): 5,
     (FailureConfig, "controller_failure_limit"): 3,
     (CheckpointConfig, "checkpoint_frequency"): 1,
     (CheckpointConfig, "checkpoint_at_end"): True,
@@ -39,8 +43,6 @@ _OTHER: dict[tuple[type, str], Any] = {
     (TorchConfig, "init_method"): "tcp",
 }
 """A value for each field that must be refused or warned of; every other one must be read."""
-_READ_BY_THE_CLASS = {(FailureConfig, "fail_fast")}
-"""Decides whether `max_failures` is allowed, and that is all that there is to decide."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +65,10 @@ def _fields() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("config", "field"), list(_fields()))
 def test_each_config_field_is_read_refused_or_warned_about(config: Any, field: str) -> None:
-    if (config, field) in _READ_BY_THE_CLASS:
-        return
     if (config, field) not in _OTHER:
         train = _SOURCE / "train"
         names = ("request.py", "paths.py", "trainer.py", "torch/trainer.py")
-        properties = _reads(train / "config.py") if config is ScalingConfig else set()
-        assert field in _reads(*(train / name for name in names)) | properties
+        assert field in _reads(*(train / name for name in names), train / "config.py")
         return
     value = _OTHER[config, field]
     with warnings.catch_warnings(record=True) as told:

@@ -15,6 +15,7 @@ from holdfast.control.request import TrainRequest
 from holdfast.errors import ConfigError
 from holdfast.storage.uri import join
 from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
+from holdfast.train.backend import Backend, BackendConfig
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request
 from holdfast.train.torch import TorchConfig, TorchTrainer
@@ -91,7 +92,7 @@ def test_a_generated_run_name_is_kept() -> None:
     trainer = TorchTrainer(no_argument)
     first, second = request_of(trainer), request_of(trainer)
     assert first.name == second.name
-    assert first.name.startswith("TorchTrainer_2")
+    assert first.name == trainer.run_config.name
     assert first.name != request_of(TorchTrainer(no_argument)).name
 
 
@@ -127,6 +128,17 @@ def test_the_function_may_take_the_configuration_or_nothing(function: Any, takes
     assert job.config == ({} if takes else None)
 
 
+class Hooked(Backend):
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        worker_group.execute(print)
+
+
+class HookedConfig(BackendConfig):
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return Hooked
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings", "words"),
     [
@@ -137,7 +149,12 @@ def test_the_function_may_take_the_configuration_or_nothing(function: Any, takes
         ((one_argument,), {"train_loop_config": {1: 2}}, "train_loop_config must be a dict with str keys"),
         ((one_argument,), {"scaling_config": 2}, "scaling_config must be a ScalingConfig, not int"),
         ((one_argument,), {"run_config": {}}, "run_config must be a RunConfig, not dict"),
-        ((one_argument,), {"datasets": {"train": [1]}}, "open your data in the training function"),
+        ((one_argument,), {"datasets": [1]}, r'datasets must be a dict such as \{"train": rows\}, not list'),
+        ((one_argument,), {"datasets": {"train": 1}}, r"datasets\['train'\] is a int, which gives no rows"),
+        ((one_argument,), {"datasets": {"train": {"a": [1]}}}, r"is a dict of data sets: give each of them a name"),
+        ((one_argument,), {"dataset_config": "all"}, "dataset_config must be a DataConfig, not str"),
+        ((one_argument,), {"backend_config": {}}, "backend_config must be a BackendConfig, not dict"),
+        ((one_argument,), {"backend_config": HookedConfig()}, r"Hooked.on_start would drive a group of Ray actors"),
     ],
 )
 def test_a_trainer_that_cannot_run_is_refused(arguments: tuple[Any], settings: dict[str, Any], words: str) -> None:

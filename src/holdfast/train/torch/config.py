@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.errors import ConfigError
 from holdfast.train import checks
+from holdfast.train.backend import BackendConfig
 
 __all__ = ["TorchConfig"]
 
 
 @dataclass
-class TorchConfig:
+class TorchConfig(BackendConfig):
     """`backend=None` is gloo on CPUs and nccl on GPUs; `timeout_s` is the deadline of a collective operation.
 
     `init_method` is accepted for old scripts: workers always meet over a TCP store whose port is open before
@@ -28,3 +31,10 @@ class TorchConfig:
         checks.one_of("TorchConfig(init_method)", self.init_method, ("env", "tcp"))
         checks.seconds("TorchConfig(timeout_s)", self.timeout_s)
         checks.has_no_effect(self, {"init_method": "workers always meet over a TCP store."})
+
+    @property
+    def framework(self) -> str:
+        return "torch"
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)

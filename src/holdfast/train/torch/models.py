@@ -10,7 +10,7 @@ from holdfast.train.torch.devices import get_device
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["prepare_model"]
+__all__ = ["prepare_model", "unwrap_model"]
 
 _M = TypeVar("_M", bound="torch.nn.Module")
 
@@ -46,3 +46,21 @@ def prepare_model(
         options.setdefault("device_ids", [device])
         options.setdefault("output_device", device)
     return DistributedDataParallel(model, **options)
+
+
+def unwrap_model(model: Any) -> Any:
+    """The module that `prepare_model` was given: its state dict has the same keys with any number of workers.
+
+    Takes DDP's and `torch.compile`'s wrappers off. FSDP's stays, since its parameters are spread over the workers: save
+    those with `Checkpoint.from_state`, which every rank reports.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = inner
+        else:
+            return model

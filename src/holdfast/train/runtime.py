@@ -1,0 +1,68 @@
+"""`holdfast.init()`, `shutdown()` and `is_initialized()`, for scripts that begin with `ray.init()`.
+
+There is no cluster to start or to join: a run brings what it needs. Of what `init` is given only the environment
+variables of `runtime_env` mean something, for every run that follows; `request` asks for them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.train import checks
+
+__all__ = ["RuntimeInfo", "init", "init_environment", "is_initialized", "shutdown"]
+
+_initialized = False
+_environment: dict[str, str] = {}
+
+
+class RuntimeInfo(dict[str, Any]):
+    """What `init` returns: a mapping that may be used in a `with` statement, which ends with `shutdown()`."""
+
+    @property
+    def address_info(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __enter__(self) -> RuntimeInfo:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        shutdown()
+
+
+def init(address: str | None = None, *, runtime_env: Mapping[str, Any] | None = None, **ignored: Any) -> RuntimeInfo:
+    """Accept what `ray.init()` accepts. Nothing has to be started, so this returns at once and may be left out.
+
+    `runtime_env={"env_vars": {...}}` sets variables in the workers of every run that follows, as
+    `RunConfig(worker_runtime_env)` does for one. An `address` of a cluster is warned of: runs use this machine.
+    """
+    global _initialized
+    variables = checks.runtime_environment("holdfast.init(runtime_env)", runtime_env)
+    if address not in (None, "auto", "local"):
+        warnings.warn(
+            f"holdfast.init(address={address!r}) has no effect: there is no cluster to join, runs use this machine.",
+            stacklevel=2,
+        )
+    _environment.clear()
+    _environment.update(variables)
+    _initialized = True
+    return RuntimeInfo(address="local")
+
+
+def shutdown(_exiting_interpreter: bool = False) -> None:
+    """Forget what `init` was given. A run ends by itself, with all that it started."""
+    global _initialized
+    _initialized = False
+    _environment.clear()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` was not called since."""
+    return _initialized
+
+
+def init_environment() -> dict[str, str]:
+    """The variables that `init` was given for all workers."""
+    return dict(_environment)

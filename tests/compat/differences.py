@@ -1,0 +1,112 @@
+"""Every deliberate difference between Holdfast's public names and Ray Train's (2.60), with its reason.
+
+`test_surface` holds the keys to what an installed Ray has, `page` makes docs/migrating.md from them.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BEHAVIOUR", "MISSING", "OTHER_DEFAULTS", "OURS"]
+
+_VALIDATION = "asynchronous validation is not there yet; score checkpoints in the training function"
+_TUNE = "a part of Ray Tune; Ray Train refuses it as well"
+_RAY_DATA = "a part of Ray Data"
+
+_NOT_YET = "not there yet"
+
+MISSING = {
+    "train.CheckpointConsistencyMode": _NOT_YET,
+    "train.ControllerError": _NOT_YET,
+    "train.PreemptionError": _NOT_YET,
+    "train.ReportedCheckpoint(status)": _NOT_YET,
+    "train.ReportedCheckpointStatus": _NOT_YET,
+    "train.Result(_storage_filesystem)": _NOT_YET,
+    "train.Result(best_checkpoints)": _NOT_YET,
+    "train.Result(checkpoint)": _NOT_YET,
+    "train.Result(error)": _NOT_YET,
+    "train.Result(metrics)": _NOT_YET,
+    "train.Result(metrics_dataframe)": _NOT_YET,
+    "train.Result(path)": _NOT_YET,
+    "train.Result(return_value)": _NOT_YET,
+    "train.WorkerGroupError": _NOT_YET,
+    "train.get_all_reported_checkpoints(consistency_mode)": _NOT_YET,
+    "train.get_all_reported_checkpoints(timeout_s)": _NOT_YET,
+    "train.report(checkpoint_upload_fn)": _NOT_YET,
+    "train.DataConfig.configure": _RAY_DATA,
+    "train.DataConfig.default_ingest_options": _RAY_DATA,
+    "train.NCCLHangError": "hangs of any kind are found by `FailureConfig(progress_timeout_s=...)`",
+    "train.RunConfig.storage_context": "internal to Ray; in a worker there is `get_context().get_storage()`",
+    "train.ScalingConfig.from_placement_group_factory": _TUNE,
+    "train.TrainContext.get_trial_resources": _TUNE,
+    "train.ValidationConfig": _VALIDATION,
+    "train.ValidationFn": _VALIDATION,
+    "train.ValidationTaskConfig": _VALIDATION,
+    "train.report(validation)": _VALIDATION,
+    "train.torch.TorchTrainer(validation_config)": _VALIDATION,
+    "train.torch.TorchCheckpoint.get_preprocessor": _RAY_DATA,
+    "train.torch.TorchCheckpoint.set_preprocessor": _RAY_DATA,
+}
+"""What Ray has and Holdfast does not."""
+
+OTHER_DEFAULTS = {
+    "train.report(checkpoint_upload_mode)": (
+        "`report` returns once the checkpoint is copied, and it is committed while training goes on; `SYNC` waits for "
+        "the commit"
+    ),
+}
+"""Parameters whose default is another than Ray's."""
+
+_INTERNAL = "made by Holdfast, not by scripts"
+
+OURS = {
+    "train.CheckpointConfig(target_overhead)": "how much of the time `should_checkpoint` may spend",
+    "train.DataParallelTrainer": "runs any Python function; Ray has it in a module of its own",
+    "train.FailureConfig(progress_timeout_s)": "replaces a group that reports nothing for so long",
+    "train.Result(place)": _INTERNAL,
+    "train.Result(view)": _INTERNAL,
+    "train.RunConfig(local_dir)": "older name of `storage_path`",
+    "train.RunConfig(resume)": "what to do with a run of this name that is there already",
+    "train.RunConfig(takeover)": "fences another driver that holds the run",
+    "train.ScalingConfig(engine)": "what starts agents",
+    "train.SyncConfig(sync_on_checkpoint)": "setting of older versions of Ray, warned of",
+    "train.SyncConfig(syncer)": "setting of older versions of Ray, warned of",
+    "train.SyncConfig(upload_dir)": "older name of `storage_path`",
+    "train.TrainContext(assignment)": _INTERNAL,
+    "train.TrainContext(filesystem)": _INTERNAL,
+    "train.TrainContext(metadata)": _INTERNAL,
+    "train.backend": "a module, as in Ray",
+    "train.collective": "a module, as in Ray",
+    "train.context": "a module, as in Ray",
+    "train.should_checkpoint": "whether a checkpoint is worth its cost now",
+    "train.torch": "a module, as in Ray",
+    "train.torch.unwrap_model": "the module that `prepare_model` was given",
+}
+"""What Holdfast has and Ray does not."""
+
+BEHAVIOUR = (
+    (
+        "Settings that Ray refuses as deprecated",
+        "raises `DeprecationWarning`",
+        "warns once, with what to use instead; `metadata`, `resume_from_checkpoint`, `restore`, `can_restore`, "
+        "`sync_config` and `verbose` do what they say",
+    ),
+    ("Metrics reported without a checkpoint", "dropped", "kept, every one: `result.metrics`, result files, data frame"),
+    ("`report` without a checkpoint", "waits for every rank", "waits for nobody"),
+    ("`checkpoint_dir_name` of a checkpoint that is there", "mixes files", "an error"),
+    ("NaN or missing scores", 'best with `"min"`', "worst in both orders"),
+    ("A finished run, called again with the same script", "trains again", "returns its result at once"),
+    ("A relative `storage_path`", "an error", "a path"),
+    ("`num_workers=0`", "stores nothing", "stores as usual"),
+    ("`ray.init(...)`", "starts or joins a cluster", "accepted; only `runtime_env` with `env_vars` has an effect"),
+    (
+        "`datasets=`",
+        "Ray data sets",
+        "any sequence or iterable, or a function that opens one; each rank gets the same number of rows",
+    ),
+    (
+        "Hooks of a `Backend`",
+        "drive the group of actors",
+        "refused; `BackendConfig.train_func_context` is entered in each worker",
+    ),
+    ("`TorchCheckpoint.from_model`", "pickles the module", "keeps its `state_dict`; nothing is unpickled from storage"),
+)
+"""What the names do not show: (what, Ray, Holdfast)."""
