@@ -15,13 +15,16 @@ import keyword
 import re
 import sys
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mention", "Project"]
+__all__ = ["ROOT", "Mention", "Project", "code_files", "holdfast_project"]
+
+ROOT = Path(__file__).parents[2]
 
 _FOREIGN = frozenset(
     [
@@ -135,6 +138,25 @@ class Project:
     def _members_of(self, name: str) -> set[str]:
         bases = [base for base in self._bases[name] if base in self._members and base != name]
         return self._members[name].union(*map(self._members_of, bases))
+
+
+def code_files() -> list[Path]:
+    """All Python files of this repository."""
+    return [path for top in ("src", "tests", "bench", "examples") for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def holdfast_project() -> Project:
+    """This repository, with the extras and markers that pyproject.toml defines."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    markers = {line.partition(":")[0] for line in settings["tool"]["pytest"]["ini_options"]["markers"]}
+    extras = set(settings["project"]["optional-dependencies"])
+    return Project({path: _module_name(path) for path in code_files()}, markers | extras)
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "src" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _names_in(text: str, line: int) -> Iterator[Mention]:

@@ -7,29 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from tests.unit.mentioned_names import Project
+from tests.unit.mentioned_names import ROOT, Project, code_files, holdfast_project
 
-ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-CODE = [path for top in ("src", "tests", "bench", "examples") for path in sorted((ROOT / top).rglob("*.py"))]
-
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    """With the extras and markers that pyproject.toml defines."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    markers = {line.partition(":")[0] for line in settings["tool"]["pytest"]["ini_options"]["markers"]}
-    return Project({path: _module(path) for path in CODE}, markers | set(settings["project"]["optional-dependencies"]))
-
-
-def _module(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts[1:] if parts[0] == "src" else parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _name(path: Path) -> str:
@@ -42,9 +25,10 @@ def test_every_module_has_a_docstring(path: Path) -> None:
     assert docstring and "TODO" not in docstring, f"{_name(path)} does not say why it exists"
 
 
-def test_names_in_backticks_exist(project: Project) -> None:
+def test_names_in_backticks_exist() -> None:
     """In docstrings and comments; `mentioned_names` says which are checked, and which belong to others."""
-    unknown = [f"{_name(path)}:{line}: `{name}`" for path in CODE for line, name in project.unknown(path)]
+    project = holdfast_project()
+    unknown = [f"{_name(path)}:{line}: `{name}`" for path in code_files() for line, name in project.unknown(path)]
     assert not unknown, "\n".join(["nothing has these names:", *unknown])
 
 
