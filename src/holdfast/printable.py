@@ -1,7 +1,7 @@
 """Text that others wrote, made safe to print: manifests, journals and file names may hold terminal escape sequences.
 
 Everything that Holdfast prints passes here once, where it is printed: errors (`HoldfastError.__str__`), the command
-line (`cli.formatting`) and the terminal view (`views.terminal`). What workers print is the user's own.
+line (`cli.output`) and the terminal view (`views.terminal`). What workers print is the user's own.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from tests.sim.checkers import reports_that_count
 from tests.sim.simulation import Simulation
 
 from holdfast.core import records as r
-from holdfast.core.accounting import Account, Accountant, Recovery, account, effective_reports
+from holdfast.core.accounting import Account, Recovery
+from holdfast.core.curve import effective_reports
+from holdfast.core.summary import summarize
 
 
 def controller(at: float, epoch: int = 1) -> r.ControllerStarted:
@@ -35,6 +37,10 @@ def failed(at: float, detected_at: float, iteration: int, number: int = 1) -> r.
         counted=True,
         failures=(died(1), died(0, "raised RuntimeError", error_type="RuntimeError", error="Broken pipe")),
     )
+
+
+def account(records: list[r.Record]) -> Account:
+    return summarize(records).account
 
 
 START: list[r.Record] = [controller(0.0), generation(2.0), runs(3.0)]
@@ -187,7 +193,3 @@ def test_totals_of_any_journal_add_up(start: int) -> None:
         assert found.wall_s == pytest.approx(max(one.at for one in records) - records[0].at)
         assert min(found.training_kept_s, found.training_lost_s, found.waiting_s, found.down_s) >= -1e-9
         assert effective_reports(records) == reports_that_count(records)
-        accountant = Accountant()
-        for record in records:
-            accountant.take(record)
-        assert accountant.account == found

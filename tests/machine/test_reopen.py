@@ -7,9 +7,10 @@ from tests.machine.rig import Rig, began, checkpoint_of, died, exited, joined, r
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.core.accounting import account, effective_reports
+from holdfast.core.curve import effective_reports
 from holdfast.core.machine import Step
-from holdfast.views.narrative import tell
+from holdfast.core.summary import summarize
+from holdfast.views.narrative import narrate
 
 _CHANGED = ("`EPOCHS` was 2 and is 3",)
 
@@ -48,7 +49,7 @@ def test_a_finished_run_whose_script_changed_goes_on_from_its_newest_checkpoint(
     rig.feed(e.WorkerFinished(generation=2, rank=0, value=3), 26.0)
     assert rig.state.durable.outcome == r.RunFinished(at=26.0, return_value=3)
     assert [row.iteration for row in effective_reports(rig.journal)] == [1, 2, 3]
-    text = "\n".join(tell(rig.journal))
+    text = "\n".join(narrate(rig.journal))
     assert "was complete, and was called again" in text and "`EPOCHS` was 2 and is 3" in text
 
 
@@ -99,17 +100,17 @@ def test_a_restart_without_an_earlier_run_writes_no_record() -> None:
 
 def test_training_from_before_a_restart_counts_as_kept_and_its_curve_is_left_out() -> None:
     rig = finished_run()
-    before = account(rig.journal)
+    before = summarize(rig.journal).account
     again = rig.next_controller()
     again.feed(began(stored(0, 1), epoch=2, next_index=1, restart=True), 20.0)
     again.feed(joined("b"), 21.0)
     again.feed(e.AgentPrepared(agent="b"), 22.0)
     again.feed(e.WorkersStarted(generation=2, agent="b"), 23.0)
     again.feed(report(1, 24.0, generation=2), 24.0)
-    after = account(again.journal)
+    after = summarize(again.journal).account
     assert after.training_kept_s == before.training_kept_s + 1.0
     assert after.training_lost_s == before.training_lost_s
     assert after.lost_iterations == 0
     assert [(row.iteration, row.generation) for row in effective_reports(again.journal)] == [(1, 2)]
-    text = "\n".join(tell(again.journal))
+    text = "\n".join(narrate(again.journal))
     assert "starts from the beginning" in text and "done again" not in text

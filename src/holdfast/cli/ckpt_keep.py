@@ -14,10 +14,11 @@ from holdfast.checkpoint import removal
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.cli.exit_codes import Refused
-from holdfast.cli.formatting import json_option, print_json, print_line, size_text
+from holdfast.cli.output import json_option, print_json, print_line
 from holdfast.cli.uri_args import find_checkpoint
 from holdfast.errors import Damaged
 from holdfast.storage.store import Store
+from holdfast.views.formatting import size_text
 
 __all__ = ["pin", "rm", "unpin"]
 

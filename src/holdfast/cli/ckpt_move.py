@@ -14,10 +14,11 @@ from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.restore import fetch_manifest
 from holdfast.cli.exit_codes import Refused
-from holdfast.cli.formatting import count_text, duration_text, json_option, print_json, print_line, size_text
+from holdfast.cli.output import json_option, print_json, print_line
 from holdfast.cli.progress import Meter
 from holdfast.cli.uri_args import choose, find_run
 from holdfast.storage.store import Store
+from holdfast.views.formatting import count_text, rough_duration, size_text
 
 __all__ = ["get", "put"]
 
@@ -53,8 +54,8 @@ def put(directory: Path, uri: str, name: str | None, metrics: tuple[str, ...], a
         print_json(shape)
         return
     unchanged = f", {size_text(reused)} of it unchanged" if reused else ""
-    told = f"{count_text(len(manifest.files), 'file')}, {size_text(manifest.size_bytes)}{unchanged}"
-    print_line(f"Committed {where} ({told}) in {duration_text(elapsed_s)}.")
+    told = f"{count_text(len(manifest.files), 'file', grouped=True)}, {size_text(manifest.size_bytes)}{unchanged}"
+    print_line(f"Committed {where} ({told}) in {rough_duration(elapsed_s)}.")
 
 
 @click.command(short_help="Fetch a checkpoint into a directory, verified.")
@@ -86,8 +87,8 @@ def get(uri: str, target: Path, force: bool, as_json: bool) -> None:
         }
         print_json(shape)
         return
-    told = f"{count_text(len(manifest.files), 'file')}, {size_text(manifest.size_bytes)}, verified"
-    print_line(f"Fetched {chosen.name} to {target} ({told}) in {duration_text(elapsed_s)}.")
+    told = f"{count_text(len(manifest.files), 'file', grouped=True)}, {size_text(manifest.size_bytes)}, verified"
+    print_line(f"Fetched {chosen.name} to {target} ({told}) in {rough_duration(elapsed_s)}.")
 
 
 def _metric(text: str) -> tuple[str, Any]:

@@ -10,19 +10,11 @@ import click
 from holdfast.checkpoint.catalog import Catalog, visible
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.removal import is_pinned
-from holdfast.cli.formatting import (
-    count_text,
-    json_option,
-    metrics_text,
-    print_json,
-    print_line,
-    print_table,
-    size_text,
-    time_text,
-)
+from holdfast.cli.output import json_option, print_json, print_line, print_table
 from holdfast.cli.uri_args import choose, find_run
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
+from holdfast.views.formatting import count_text, iso_time, metrics_text, size_text
 
 __all__ = ["ls", "show"]
 
@@ -87,13 +79,13 @@ def show(uri: str, as_json: bool) -> None:
     told = {
         "checkpoint": where,
         "index": str(manifest.index),
-        "created": f"{time_text(manifest.created_at)} by {manifest.writer}",
+        "created": f"{iso_time(manifest.created_at)} by {manifest.writer}",
         "parent": manifest.parent or "none",
         "run": f"epoch {manifest.epoch}, generation {manifest.generation}, iteration {manifest.iteration}",
         "world size": str(manifest.world_size),
         "metrics": metrics_text(manifest.metrics) or "none",
         "pinned": "yes" if pinned else "no",
-        "size": f"{size_text(manifest.size_bytes)} in {count_text(len(manifest.files), 'file')}",
+        "size": f"{size_text(manifest.size_bytes)} in {count_text(len(manifest.files), 'file', grouped=True)}",
     }
     for key, value in told.items():
         print_line(f"{key + ':':12}{value}")
@@ -142,7 +134,7 @@ def _row(manifest: Manifest, pinned: bool, newest: bool) -> tuple[str, ...]:
     return (
         manifest.name,
         str(manifest.index),
-        time_text(manifest.created_at),
+        iso_time(manifest.created_at),
         size_text(manifest.size_bytes),
         str(len(manifest.files)),
         metrics_text(manifest.metrics),

@@ -14,11 +14,12 @@ from holdfast.checkpoint.verify import VerifyReport
 from holdfast.checkpoint.verify import repair as repair_run
 from holdfast.checkpoint.verify import verify as verify_run
 from holdfast.cli import exit_codes
-from holdfast.cli.formatting import count_text, duration_text, json_option, print_json, print_line, size_text, time_text
+from holdfast.cli.output import json_option, print_json, print_line
 from holdfast.cli.progress import Meter
 from holdfast.cli.uri_args import find
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
+from holdfast.views.formatting import count_text, iso_time, rough_duration, size_text
 
 __all__ = ["verify"]
 
@@ -107,7 +108,9 @@ def _shape(report: VerifyReport) -> dict[str, Any]:
 def _tell(report: VerifyReport, removed: list[str], repair: bool) -> None:
     lines: list[tuple[str, str, str]] = []
     for one in report.ok:
-        lines.append(("ok", one.name, f"{count_text(len(one.files), 'file')}, {size_text(one.size_bytes)}"))
+        lines.append(
+            ("ok", one.name, f"{count_text(len(one.files), 'file', grouped=True)}, {size_text(one.size_bytes)}")
+        )
     for name, problems in report.damaged.items():
         lines += [("damaged", name, problem) for problem in problems]
     for leftover in report.leftovers:
@@ -127,7 +130,7 @@ def _leftover_text(leftover: Leftover, repair: bool) -> str:
     owner = leftover.owner
     if owner is None:
         return f"{size}, its reservation cannot be read"
-    who = f"{size} by {describe(owner.writer)} since {time_text(owner.created_at)}"
+    who = f"{size} by {describe(owner.writer)} since {iso_time(owner.created_at)}"
     if repair:
         return f"{who}; kept, since its writer may be at work (--older-than sets from when on it counts as gone)"
     states = {
@@ -139,8 +142,8 @@ def _leftover_text(leftover: Leftover, repair: bool) -> str:
 
 
 def _sum_up(report: VerifyReport, read_bytes: int, elapsed_s: float, shallow: bool) -> None:
-    how = "sizes only" if shallow else f"{size_text(read_bytes)} hashed in {duration_text(elapsed_s)}"
+    how = "sizes only" if shallow else f"{size_text(read_bytes)} hashed in {rough_duration(elapsed_s)}"
     parts = [f"{len(report.ok)} ok", f"{len(report.damaged)} damaged"]
     if report.leftovers:
-        parts.append(count_text(len(report.leftovers), "leftover"))
+        parts.append(count_text(len(report.leftovers), "leftover", grouped=True))
     print_line(f"{', '.join(parts)} ({how}).")

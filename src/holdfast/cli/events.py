@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 import msgspec
 
-from holdfast.cli.formatting import json_option, print_json, print_line
+from holdfast.cli.output import json_option, print_json, print_line
 from holdfast.cli.uri_args import find_run
 from holdfast.control.history import open_journal
 from holdfast.errors import NotFound
-from holdfast.views.narrative import tell
+from holdfast.views.narrative import narrate
 
 __all__ = ["events"]
 
@@ -34,7 +34,7 @@ def events(uri: str, as_json: bool) -> None:
         told = [msgspec.to_builtins(record) for record in records]
         print_json({"uri": store.uri, "records": told, "damage": damage})
         return
-    for line in tell(records):
+    for line in narrate(records):
         print_line(line)
     for sentence in damage:
         print_line(f"DAMAGED  {sentence}")

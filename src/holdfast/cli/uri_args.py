@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, ManifestRead
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.cli.formatting import print_line
+from holdfast.cli.output import print_line
 from holdfast.errors import ConfigError, Damaged, NotCommitted, NotFound
 from holdfast.storage import uri as uris
 from holdfast.storage.locate import open_store

@@ -51,7 +51,7 @@ def read_history(store: Store) -> History:
     fold = read_fold(store, reader, run)
     summary, mark = (Summary(), START) if fold is None else (fold.summary, fold.mark)
     for _, line in reader.read(mark):
-        summary.take(line.record)
+        summary.apply(line.record)
     return History(True, summary, damage)
 
 

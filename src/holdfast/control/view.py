@@ -14,8 +14,8 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.control.failures import run_error
 from holdfast.control.history import read_history, read_records
 from holdfast.core import records as r
-from holdfast.core.accounting import effective_reports
 from holdfast.core.checkpoint_types import StoredCheckpoint
+from holdfast.core.curve import effective_reports
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.storage.store import Store
 
@@ -48,7 +48,7 @@ def read_run(store: Store) -> RunView:
     """Look at the run whose directory is the store's root."""
     summary = read_history(store).summary
     outcome, started = summary.durable.outcome, summary.started
-    spent = summary.accountant.account
+    spent = summary.account
     return RunView(
         status=_status(outcome),
         metrics=summary.curve.last.metrics,

@@ -29,7 +29,7 @@ from holdfast.wire.messages import LogLine
 
 __all__ = ["Fold", "FoldWriter", "decode_sealed", "encode_sealed", "newest_summaries", "read_fold"]
 
-_FORMAT = "holdfast.fold/1.0"
+_FORMAT = "holdfast.fold/2.0"
 _LEAST_BYTES = 64 * 1024
 _MOST_BYTES = 4 * 1024 * 1024
 _SEAL = re.compile(rb',"self":"([0-9a-f]{64})"\}\n\Z')
@@ -124,7 +124,7 @@ class FoldWriter:
         self._asked.set()
 
     def record(self, record: Record) -> None:
-        self._summary.take(record)
+        self._summary.apply(record)
         self._n += 1
         self._last = record
         # Encoding each record once more would double the cost of a report: a report is taken for 200 bytes.

@@ -12,7 +12,7 @@ from holdfast.control.history import RUN_FILE
 from holdfast.core import records as r
 from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
-from holdfast.views.narrative import tell
+from holdfast.views.narrative import narrate
 
 RECORDS: tuple[r.Record, ...] = (
     r.ControllerStarted(at=1_000_000_000.0, epoch=1, host="here", pid=7, workers=1),
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> str:
 def test_events_prints_one_line_per_event(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", run]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told == list(tell(RECORDS))
+    assert told == list(narrate(RECORDS))
     assert told
 
 
@@ -62,7 +62,7 @@ def test_events_shows_damage_and_the_remaining_records(run: str, capsys: pytest.
     segment.with_name("notes.txt").write_text("mine")
     assert main(["events", run]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[:-3] == list(tell(record for record in RECORDS if not isinstance(record, r.Reported)))
+    assert told[:-3] == list(narrate(record for record in RECORDS if not isinstance(record, r.Reported)))
     assert told[-3:] == [
         "DAMAGED  journal/notes.txt is no segment of this journal, and is left out.",
         f"DAMAGED  journal/{segment.name}: record 4 of epoch 1 cannot be read, and the rest goes on without.",

@@ -12,8 +12,8 @@ from tests.unit.control.histories import history
 from holdfast.checkpoint.manifest import sealed
 from holdfast.control.history import RUN_FILE, read_history
 from holdfast.core import records as r
-from holdfast.core.accounting import account, effective_reports
-from holdfast.core.summary import Summary
+from holdfast.core.curve import effective_reports
+from holdfast.core.summary import Summary, summarize
 from holdfast.journal import fold as module
 from holdfast.journal.fold import Fold, FoldWriter, decode_sealed, encode_sealed, read_fold
 from holdfast.journal.reader import JournalReader, Position
@@ -28,13 +28,6 @@ KEY = f"journal/000001-{LEASES[1]}.fold.json"
 def store(tmp_path: Path) -> PosixStore:
     made = PosixStore(tmp_path / "run")
     made.put(RUN_FILE, sealed(b'{"id":"abcd"}'))
-    return made
-
-
-def summary_of(records: list[r.Record]) -> Summary:
-    made = Summary()
-    for record in records:
-        made.take(record)
     return made
 
 
@@ -60,18 +53,17 @@ def write(store: PosixStore, epoch: int, records: list[r.Record], fold_after: in
 @pytest.mark.parametrize("seed", range(25))
 def test_a_fold_anywhere_and_the_tail_give_what_the_whole_journal_gives(store: PosixStore, seed: int) -> None:
     records = history(seed)
-    whole = summary_of(flat(records))
+    whole = summarize(flat(records))
     before: list[r.Record] = []
     for epoch, part in enumerate(records, start=1):
         at = 1 + (seed * 7 + epoch * 13) % len(part)
-        write(store, epoch, part, at, summary_of(before))
+        write(store, epoch, part, at, summarize(before))
         before += part
     found = read_history(store)
     assert found.summary == whole
     assert found.damage == []
     assert len(found.summary.curve) == len(effective_reports(flat(records)))
-    spent = account(flat(records))
-    assert found.summary.accountant.account == spent
+    assert found.summary.account == whole.account
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,7 +71,7 @@ def test_the_summary_agrees_with_the_reports_that_count(seed: int) -> None:
     records = flat(history(seed, controllers=4, reports=60))
     for end in range(1, len(records) + 1, 7):
         reports = effective_reports(records[:end])
-        last = summary_of(records[:end]).curve.last
+        last = summarize(records[:end]).curve.last
         assert last.rows == len(reports)
         assert last.iteration == (reports[-1].iteration if reports else 0)
         assert last.metrics == (reports[-1].metrics if reports else None)
@@ -103,28 +95,28 @@ def test_a_summary_does_not_grow_with_the_number_of_reports() -> None:
                 )
                 if n > 4:
                     records.append(r.CheckpointDeleted(at=at, name=f"checkpoint_{n - 4:06d}"))
-        sizes.append(len(encode_sealed(summary_of(records))))
+        sizes.append(len(encode_sealed(summarize(records))))
     assert sizes[1] < sizes[0] + 200
 
 
 def prepared(store: PosixStore) -> tuple[Summary, list[r.Record]]:
     (records,) = history(5, controllers=1)
     write(store, 1, records, len(records) // 2, Summary())
-    return summary_of(records), records
+    return summarize(records), records
 
 
 def test_only_the_tail_is_read(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, records = prepared(store)
-    taken: list[r.Record] = []
-    take = Summary.take
+    applied: list[r.Record] = []
+    apply = Summary.apply
 
     def counted(self: Summary, record: r.Record) -> object:
-        taken.append(record)
-        return take(self, record)
+        applied.append(record)
+        return apply(self, record)
 
-    monkeypatch.setattr(Summary, "take", counted)
+    monkeypatch.setattr(Summary, "apply", counted)
     assert read_history(store).summary == whole
-    assert taken == records[len(records) // 2 :]
+    assert applied == records[len(records) // 2 :]
 
 
 @pytest.mark.parametrize("harm", ["torn", "altered", "empty", "foreign run", "foreign lease", "another record", "json"])
@@ -185,7 +177,7 @@ def test_a_fold_replaces_lost_records(store: PosixStore, caplog: pytest.LogCaptu
     for entry in store.list("journal"):
         if entry.key.endswith(".jsonl"):
             store.delete([entry.key])
-    assert read_history(store).summary == summary_of(records)
+    assert read_history(store).summary == summarize(records)
     assert "has lost record" in caplog.text
 
 
@@ -217,7 +209,7 @@ def test_all_but_two_folds_are_removed(store: PosixStore) -> None:
     records = history(3)
     before: list[r.Record] = []
     for epoch, part in enumerate(records, start=1):
-        write(store, epoch, part, len(part), summary_of(before))
+        write(store, epoch, part, len(part), summarize(before))
         before += part
     folds = [entry.key for entry in store.list("journal") if entry.key.endswith(".fold.json")]
     assert folds == [f"journal/00000{epoch}-{LEASES[epoch]}.fold.json" for epoch in (2, 3)]

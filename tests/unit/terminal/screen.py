@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.core import records as r
-from holdfast.core.accounting import account
+from holdfast.core.summary import summarize
 from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire.messages import LogLine
 
@@ -44,7 +44,7 @@ class Screen:
 
     def goodput(self) -> str:
         """As the accounts of what was fed have it."""
-        goodput = account(self._fed).goodput
+        goodput = summarize(self._fed).account.goodput
         assert goodput is not None
         return f"{100 * goodput:.1f} %"
 

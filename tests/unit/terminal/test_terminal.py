@@ -63,7 +63,7 @@ def test_the_start_and_a_report_with_its_checkpoint() -> None:
 def test_a_resumed_run_says_from_where() -> None:
     prior = Summary()
     for record in [begin(), *generation(1), *reports(1, 7), commit(7, T0 + 8, index=6)]:
-        prior.take(record)
+        prior.apply(record)
     screen = Screen(prior=prior, uri="s3://bucket/finetune")
     shown = screen.feed([begin(2, T0 + 60), _HERE, *generation(2, 7, T0 + 61, "checkpoint_000006")])
     assert shown == (

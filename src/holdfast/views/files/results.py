@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core import records as r
-from holdfast.core.curve import Curve, Row
+from holdfast.core.curve import Change, Curve, Row
 from holdfast.errors import Fenced, NotFound, StorageError
 from holdfast.journal.fold import decode_sealed, encode_sealed, newest_summaries
 from holdfast.journal.format import fold_key
@@ -80,7 +80,7 @@ class ResultFiles:
         clock: Callable[[], float] = time.monotonic,
         fenced: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`writer` is read for what earlier epochs wrote. `fenced` says whether these files are another controller's
+        """`journal` is read for what earlier epochs wrote. `fenced` says whether these files are another controller's
         by now, or might be."""
         self._store = store
         self._journal = journal
@@ -91,8 +91,8 @@ class ResultFiles:
         self._lock = threading.Lock()
         self._started: r.ControllerStarted | None = None
         self._sinks: _Sinks | None = None
-        self._taken = 0
-        """How many of this controller's records are taken in."""
+        self._applied = 0
+        """How many of this controller's records are applied."""
         self._due_at = float("-inf")
         """When objects may be put again."""
         self._small: dict[str, bytes | None] = {"params.json": params_text(params or {})}
@@ -127,7 +127,7 @@ class ResultFiles:
             try:
                 if self._sinks is None:
                     self._sinks = self._open(self._started)
-                self._take_in(self._sinks)
+                self._apply_queued(self._sinks)
                 self._emit(self._sinks, self._clock(), final)
                 self._sync(self._sinks, final, failures)
                 self._put_small(failures, final)
@@ -149,25 +149,25 @@ class ResultFiles:
 
     # ------------------------------------------------------------ records in
 
-    def _take_in(self, sinks: _Sinks) -> None:
-        """Everything that was queued so far; more may be queued meanwhile."""
+    def _apply_queued(self, sinks: _Sinks) -> None:
+        """Apply everything that was queued so far; more may be queued meanwhile."""
         now = self._clock()
         for _ in range(len(self._queue)):
             record = self._queue.popleft()
-            self._take(sinks, record, now)
-            self._taken += 1
-            self._mark = Mark(self._epoch, self._lease, self._taken)
+            self._apply(sinks, record, now)
+            self._applied += 1
+            self._mark = Mark(self._epoch, self._lease, self._applied)
             if isinstance(record, r.RunFailed):
                 self._small["error.txt"] = error_text(record)
                 self._failed = True
 
-    def _take(self, sinks: _Sinks, record: r.Record, now: float) -> None:
-        row = self._curve.take(record)
+    def _apply(self, sinks: _Sinks, record: r.Record, now: float) -> None:
+        change = self._curve.apply(record)
+        row = change.row
         if row is None:
             self._settle(record)
-        kept = len(self._curve) - (row is not None)
-        if kept < self._written + len(self._waiting):
-            self._roll_back(sinks, record.at, kept)
+        if change.kept_rows < self._written + len(self._waiting):
+            self._roll_back(sinks, record.at, change)
         if row is not None:
             self._waiting.append((now, row))
             if isinstance(record, r.Reported) and record.checkpoint:
@@ -183,16 +183,15 @@ class ResultFiles:
         elif isinstance(record, r.GenerationStarted):
             self._unsettled.clear()
 
-    def _roll_back(self, sinks: _Sinks, at: float, kept: int) -> None:
-        """Only the first `kept` rows count."""
+    def _roll_back(self, sinks: _Sinks, at: float, change: Change) -> None:
+        """Only the rows that the change has kept count."""
+        kept = change.kept_rows
         while self._waiting and self._written + len(self._waiting) > kept:
             self._waiting.pop()
         if kept < self._written:
             sinks.results.drop_lines(self._written - kept)
             sinks.progress.drop_lines(self._written - kept)
-            # The curve may have a report after it already: what counts ends one before.
-            iteration = self._curve.last.iteration - (len(self._curve) - kept)
-            sinks.events.append(session_event(at, iteration + 1))
+            sinks.events.append(session_event(at, change.kept_iteration + 1))
             self._written = kept
             self._saved_rows = min(self._saved_rows, kept - _SAVE_ROWS)  # what was noted is no longer true
 
@@ -249,14 +248,14 @@ class ResultFiles:
         return False
 
     def _replay(self, sinks: _Sinks) -> None:
-        """Take in what earlier epochs wrote to the journal and the files do not have."""
+        """Apply what earlier epochs wrote to the journal and the files do not have."""
         now = float("-inf")
         records = self._journal.read(self._mark) if self._journal is not None else ()
         for count, (mark, line) in enumerate(records, start=1):
             if mark.epoch >= self._epoch:
                 break
             now = max(now, line.record.at)
-            self._take(sinks, line.record, now)
+            self._apply(sinks, line.record, now)
             self._mark = mark
             if count % _CHUNK_ROWS == 0:
                 self._emit(sinks, now, final=False)

@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from holdfast.core.curve import Row
 from holdfast.core.records import GenerationEnded, GenerationStarted, WorkerFailure
 from holdfast.core.root_cause import root_cause, signature
+from holdfast.core.summary import Summary
 from holdfast.printable import printable
 from holdfast.views.files.rows import flatten
-from holdfast.views.terminal.box import box
-from holdfast.views.terminal.formatting import (
-    brief_time,
+from holdfast.views.formatting import (
+    brief_duration,
     cell,
-    count,
-    long_time,
-    moment,
-    name_ranks,
+    count_text,
+    local_time,
     place,
+    ranks_text,
+    running_time,
     trim,
 )
-from holdfast.views.terminal.totals import Totals
+from holdfast.views.terminal.box import box
 
 __all__ = ["death", "recovery", "result", "resume_command", "short_traceback", "summary", "summary_line"]
 
@@ -37,11 +37,11 @@ _STALL_SHARE = 0.02
 def result(row: Row, began: float, skipped: int, *, fine: bool) -> str:
     """One report: when, and the boxed table of what it said."""
     head = (
-        f"Training finished iteration {row.iteration} at {moment(row.at)}. "
-        f"Total running time: {long_time(row.at - began)}"
+        f"Training finished iteration {row.iteration} at {local_time(row.at)}. "
+        f"Total running time: {running_time(row.at - began)}"
     )
     if skipped:
-        head += f" (+{count(skipped, 'report')} not shown)"
+        head += f" (+{count_text(skipped, 'report')} not shown)"
     rows = [("checkpoint_dir_name", row.checkpoint)] if row.checkpoint else []
     rows += [
         ("time_this_iter_s", cell(row.this_s)),
@@ -51,13 +51,13 @@ def result(row: Row, began: float, skipped: int, *, fine: bool) -> str:
     flat = sorted(flatten(row.metrics).items())
     rows += [(trim(printable(key), 40), cell(value)) for key, value in flat[:_METRICS_MAX]]
     if len(flat) > _METRICS_MAX:
-        rows.append((f"... {count(len(flat) - _METRICS_MAX, 'metric')} more", ""))
+        rows.append((f"... {count_text(len(flat) - _METRICS_MAX, 'metric')} more", ""))
     return f"{head}\n{box('Training result', rows, fine=fine, right=True)}"
 
 
 def death(ended: GenerationEnded, hosts: Mapping[int, str]) -> str:
     """What died and why, in one line; and which other ranks went with it."""
-    where = f"at {moment(ended.detected_at)}, iteration {ended.iteration}"
+    where = f"at {local_time(ended.detected_at)}, iteration {ended.iteration}"
     if not ended.failures:
         return f"The workers stopped {where}: {ended.why}"
     cause = root_cause(ended.failures)
@@ -65,9 +65,9 @@ def death(ended: GenerationEnded, hosts: Mapping[int, str]) -> str:
     same = [other.rank for other in ended.failures if other is not cause and signature(other) == signature(cause)]
     others = [other.rank for other in ended.failures if other is not cause and other.rank not in same]
     if same:
-        text += f" (same on {name_ranks(same)})"
+        text += f" (same on {ranks_text(same)})"
     if others:
-        text += f"; {name_ranks(others)} failed after it"
+        text += f"; {ranks_text(others)} failed after it"
     return text
 
 
@@ -94,44 +94,44 @@ def recovery(
         said = "nothing"
     else:
         span = f"{ended.iteration}" if lost == 1 else f"{started.iteration + 1} to {ended.iteration}"
-        said = f"{count(lost, 'iteration')} ({span})"
+        said = f"{count_text(lost, 'iteration')} ({span})"
     source = f"{started.checkpoint}, iteration {started.iteration}" if started.checkpoint else "the beginning"
     rows = [
         ("what died" if ended.failures else "why", what),
         ("lost", said),
         ("goes on from", source),
         ("workers", f"{started.world_size}, generation {started.generation}"),
-        ("took", f"{brief_time(running_at - ended.detected_at)} from detection until all workers ran"),
+        ("took", f"{brief_duration(running_at - ended.detected_at)} from detection until all workers ran"),
     ]
     return box("Recovered" if ended.failures else "Workers replaced", rows, fine=fine)
 
 
-def summary(name: str, uri: str, status: str, tally: Totals, *, width: int, fine: bool) -> str:
+def summary(name: str, uri: str, status: str, run: Summary, *, width: int, fine: bool) -> str:
     """The box at the end. A checkpoint's path that does not fit is named below it, to be copied whole."""
-    path = place(uri, tally.newest) if tally.newest else "none"
+    path = place(uri, run.newest_checkpoint) if run.newest_checkpoint else "none"
     fits = len(path) <= width - 20
     rows = [
         ("status", status),
-        ("iterations", str(tally.iteration)),
-        ("checkpoint", path if fits or tally.newest is None else tally.newest),
-        ("recoveries", _recoveries(tally)),
-        ("goodput", _goodput(tally)),
-        ("wall time", brief_time(tally.account.wall_s)),
-        ("stall", brief_time(tally.account.stall_s)),
+        ("iterations", str(run.iteration)),
+        ("checkpoint", path if fits or run.newest_checkpoint is None else run.newest_checkpoint),
+        ("recoveries", _recoveries(run)),
+        ("goodput", _goodput(run)),
+        ("wall time", brief_duration(run.account.wall_s)),
+        ("stall", brief_duration(run.account.stall_s)),
     ]
     text = box(f"Run {printable(name)}", rows, fine=fine)
     if not fits:
         text += f"\nCheckpoint: {path}"
-    return text + _stall_advice(tally)
+    return text + _stall_advice(run)
 
 
-def summary_line(name: str, uri: str, status: str, tally: Totals) -> str:
+def summary_line(name: str, uri: str, status: str, run: Summary) -> str:
     """The same in one line, for those who want quiet."""
-    where = f"checkpoint at {place(uri, tally.newest)}" if tally.newest else "no checkpoint"
-    took = brief_time(tally.account.wall_s)
+    where = f"checkpoint at {place(uri, run.newest_checkpoint)}" if run.newest_checkpoint else "no checkpoint"
+    took = brief_duration(run.account.wall_s)
     return (
-        f"Run {printable(name)} {status} after {count(tally.iteration, 'iteration')} in {took}: "
-        f"{where}, {count(len(tally.account.recoveries), 'recovery')}, goodput {_goodput(tally)}"
+        f"Run {printable(name)} {status} after {count_text(run.iteration, 'iteration')} in {took}: "
+        f"{where}, {count_text(len(run.account.recoveries), 'recovery')}, goodput {_goodput(run)}"
     )
 
 
@@ -143,15 +143,15 @@ def resume_command(command: Sequence[str]) -> str | None:
     return shlex.join(["python", *command] if command[0].endswith(".py") else command)
 
 
-def _recoveries(tally: Totals) -> str:
-    recoveries = tally.account.recoveries
+def _recoveries(run: Summary) -> str:
+    recoveries = run.account.recoveries
     took_s = sum(one.elapsed_s for one in recoveries)
-    return f"{len(recoveries)} ({brief_time(took_s)} in all)" if recoveries else "0"
+    return f"{len(recoveries)} ({brief_duration(took_s)} in all)" if recoveries else "0"
 
 
-def _stall_advice(tally: Totals) -> str:
+def _stall_advice(run: Summary) -> str:
     """What to do about checkpoints that keep training waiting, where they do."""
-    share = tally.account.stall_s / tally.account.wall_s if tally.account.wall_s > 0 else 0.0
+    share = run.account.stall_s / run.account.wall_s if run.account.wall_s > 0 else 0.0
     if share <= _STALL_SHARE:
         return ""
     return (
@@ -160,8 +160,8 @@ def _stall_advice(tally: Totals) -> str:
     )
 
 
-def _goodput(tally: Totals) -> str:
-    goodput = tally.account.goodput
+def _goodput(run: Summary) -> str:
+    goodput = run.account.goodput
     return "unknown" if goodput is None else f"{100 * goodput:.1f} %"
 
 

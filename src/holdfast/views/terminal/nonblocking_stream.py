@@ -2,7 +2,7 @@
 
 A terminal that was stopped (Ctrl+S), or a pager that nobody scrolls, blocks whoever writes; what watches a run must
 not block. So text is written in small pieces, only while the stream is ready, and what piles up beyond a limit is left
-out, and counted. A reader that goes away ends the writing, not the run. `progress` is the only user.
+out, and counted. A reader that goes away ends the writing, not the run. `terminal` is the only user.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Reports that come faster than that are counted and the latest is shown; nothing that needs attention is ever left out.
 HOLDFAST_QUIET=1 leaves warnings and the last line; HOLDFAST_JSON=1 prints every record as a line of JSON instead.
-Neighbours: `layouts` makes the texts, `worker_output` shows worker output, `totals` counts, `nonblocking_stream`
-writes.
+Neighbours: `layouts` makes the texts, `worker_output` shows worker output, `nonblocking_stream` writes.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.journal.format import encode_record
 from holdfast.printable import printable
+from holdfast.views.formatting import count_text, local_time, place, ranks_text, running_time
 from holdfast.views.terminal import layouts
-from holdfast.views.terminal.formatting import count, long_time, moment, name_ranks, place
 from holdfast.views.terminal.nonblocking_stream import NonblockingStream
 from holdfast.views.terminal.throttle import Due, Throttle
-from holdfast.views.terminal.totals import Totals
 from holdfast.views.terminal.worker_output import WorkerOutput
 from holdfast.wire.messages import LogLine
 
@@ -60,14 +58,15 @@ class Terminal:
         self._name, self._uri, self._total_workers = name, uri, total_workers
         self._command = sys.orig_argv if command is None else command
         self._clock = clock
-        self._tally = Totals(prior)
+        self._run = prior if prior is not None else Summary()
+        """The run so far, over all of its controllers."""
         self._hosts_of_agents: dict[str, tuple[str, int]] = {}
         self._hosts: dict[int, str] = {}
         self._chatter = WorkerOutput(self._outlet, self._hosts, clock)
         self._pace = Throttle(self._outlet.interactive, clock)
         self._epoch = 0
         self._restored = False
-        """Whether it was told where this controller's first generation starts from."""
+        """Whether it was shown where this controller's first generation starts from."""
         self._ended: r.GenerationEnded | None = None
         self._started: r.GenerationStarted | None = None
         self._last_error = ("", 0)
@@ -76,9 +75,9 @@ class Terminal:
         if self._json:
             self._outlet.line(encode_record(record).decode())
         else:
-            row = self._tally.take(record)
+            row = self._run.apply(record).row
             if row is None:
-                self._take(record)
+                self._show_record(record)
             elif not self._quiet:
                 self._pace.report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
             self._show(self._pace.due())
@@ -104,10 +103,10 @@ class Terminal:
 
     # ------------------------------------------------------------ one method a kind of record
 
-    def _take(self, record: r.Record) -> None:
+    def _show_record(self, record: r.Record) -> None:
         match record:
             case r.ControllerStarted():
-                self._take_start(record)
+                self._show_start(record)
             case r.RunRestarted():
                 self._restored = True
                 self._say("Training starts over; the checkpoints from before are kept and not restored")
@@ -116,11 +115,11 @@ class Terminal:
             case r.AgentGone():
                 self._warn(f"agent {record.agent} on {record.host} is gone: {record.why}")
             case r.GenerationStarted():
-                self._take_generation(record)
+                self._show_generation(record)
             case r.GenerationRunning():
-                self._take_running(record)
+                self._show_recovery(record)
             case r.GenerationEnded():
-                self._take_death(record)
+                self._show_failure(record)
             case r.CheckpointCommitted():
                 if not self._quiet:
                     self._pace.commit(record)
@@ -134,20 +133,18 @@ class Terminal:
             case r.RemovalFailed():
                 self._warn(f"{record.name} could not be removed, which is tried again later: {record.why}")
             case r.RanksLagging():
-                who = name_ranks(record.ranks)
+                who = ranks_text(record.ranks)
                 self._warn(f"a checkpoint waits for {who}, which called report() fewer than {record.number} times")
             case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
-                self._take_end(record)
+                self._show_end(record)
 
-    def _take_start(self, record: r.ControllerStarted) -> None:
+    def _show_start(self, record: r.ControllerStarted) -> None:
         self._epoch = record.epoch
         verb = "started" if record.epoch <= 1 else "continues"
-        self._say(
-            f"Run {printable(self._name)} {verb} at {moment(record.at)} with {count(self._total_workers, 'worker')} "
-            f"in {place(self._uri)}"
-        )
+        workers = count_text(self._total_workers, "worker")
+        self._say(f"Run {printable(self._name)} {verb} at {local_time(record.at)} with {workers} in {place(self._uri)}")
 
-    def _take_generation(self, record: r.GenerationStarted) -> None:
+    def _show_generation(self, record: r.GenerationStarted) -> None:
         self._started = record
         self._place_ranks(record)
         if self._restored:
@@ -159,7 +156,7 @@ class Terminal:
         elif self._epoch > 1:
             self._say("There was no checkpoint to restore: training starts from the beginning")
 
-    def _take_death(self, record: r.GenerationEnded) -> None:
+    def _show_failure(self, record: r.GenerationEnded) -> None:
         self._chatter.flush(everything=True)  # the next generation's lines are not repetitions of this one's
         self._show(self._pace.due(everything=True))
         self._ended = self._ended or record
@@ -181,15 +178,15 @@ class Terminal:
             self._outlet.line(layouts.short_traceback(cause), _DIM)
         self._last_error = (kind, times)
 
-    def _take_running(self, record: r.GenerationRunning) -> None:
+    def _show_recovery(self, record: r.GenerationRunning) -> None:
         ended, self._ended = self._ended, None
         if ended is not None and self._started is not None:
             self._say(layouts.recovery(ended, self._started, record.at, self._hosts, fine=self._outlet.fine))
 
-    def _take_end(self, record: r.RunFinished | r.RunFailed | r.RunInterrupted) -> None:
+    def _show_end(self, record: r.RunFinished | r.RunFailed | r.RunInterrupted) -> None:
         self._chatter.flush(everything=True)
         self._show(self._pace.due(everything=True))
-        done = f"after {count(self._tally.iteration, 'iteration')} at {moment(record.at)}"
+        done = f"after {count_text(self._run.iteration, 'iteration')} at {local_time(record.at)}"
         match record:
             case r.RunFinished():
                 status, colour, head = "finished", _GREEN, f"Training completed {done}"
@@ -198,14 +195,14 @@ class Terminal:
             case r.RunInterrupted():
                 status, colour, head = "interrupted", _YELLOW, f"Training was stopped {done} ({printable(record.why)})"
         if self._quiet:
-            self._outlet.line(layouts.summary_line(self._name, self._uri, status, self._tally))
+            self._outlet.line(layouts.summary_line(self._name, self._uri, status, self._run))
         else:
-            total = long_time(record.at - self._tally.began)
+            total = running_time(record.at - self._started_at)
             self._outlet.line("")
             self._outlet.line(head, colour, f". Total running time: {total}")
             width = shutil.get_terminal_size().columns if self._outlet.interactive else 160
             self._outlet.line(
-                layouts.summary(self._name, self._uri, status, self._tally, width=width, fine=self._outlet.fine)
+                layouts.summary(self._name, self._uri, status, self._run, width=width, fine=self._outlet.fine)
             )
         if isinstance(record, r.RunFinished) and record.return_value_error:
             self._outlet.line(f"Warning: {printable(record.return_value_error)}", _YELLOW)
@@ -220,12 +217,17 @@ class Terminal:
         if due is None:
             return
         if due.row is not None:
-            block = layouts.result(due.row, self._tally.began, due.rows_skipped, fine=self._outlet.fine)
+            block = layouts.result(due.row, self._started_at, due.rows_skipped, fine=self._outlet.fine)
             self._outlet.line(f"\n{block}")
         if due.commit is not None:
             more = f" (+{due.commits_skipped} not shown)" if due.commits_skipped else ""
             where = place(self._uri, due.commit.name)
             self._outlet.line(f"Training saved a checkpoint for iteration {due.commit.iteration} at: {where}{more}")
+
+    @property
+    def _started_at(self) -> float:
+        """When the present controller started."""
+        return self._run.started.at if self._run.started is not None else 0.0
 
     def _say(self, text: str) -> None:
         if not self._quiet:
@@ -235,7 +237,7 @@ class Terminal:
         self._outlet.line(f"Warning: {printable(text)}", _YELLOW)
 
     def _way_on(self) -> str:
-        newest = self._tally.newest
+        newest = self._run.newest_checkpoint
         source = f"from {newest}" if newest else "from the beginning"
         command = layouts.resume_command(self._command)
         how = f"run this again:\n  {command}" if command else "call fit() again with the same name and storage path."

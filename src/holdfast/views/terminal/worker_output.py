@@ -1,7 +1,7 @@
 """What workers print, made fit for one terminal: who said it, said once.
 
 A line that several ranks print is shown for the first of them at once, and for the others as one line with a count, a
-second later. Of a progress bar (carriage returns) only the last state is shown. `progress` feeds it.
+second later. Of a progress bar (carriage returns) only the last state is shown. `terminal` feeds it.
 """
 
 from __future__ import annotations

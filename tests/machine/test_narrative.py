@@ -12,7 +12,8 @@ from tests.sim.simulation import Simulation
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.retention import RetentionRule
-from holdfast.views.narrative import Teller, clock_utc, size_text, tell
+from holdfast.views.formatting import utc_time
+from holdfast.views.narrative import Narrator, narrate
 
 
 def short(at: float) -> str:
@@ -20,7 +21,7 @@ def short(at: float) -> str:
 
 
 def told(records: list[r.Record]) -> list[str]:
-    return list(tell(records, short))
+    return list(narrate(records, short))
 
 
 def test_narrative_of_a_run_with_a_failure_and_a_dead_driver() -> None:
@@ -109,7 +110,7 @@ def test_narrative_of_all_other_records() -> None:
         "001.0  Agent a on host-a was lost: its connection closed.",
         "002.0  The checkpoint of iteration 4 was given up: the disk is full.",
         "003.0  checkpoint_000001 is not used any more: a hash differs.",
-        "004.0  A checkpoint waits for ranks 1, 2 and 3, still short of report 5.",
+        "004.0  A checkpoint waits for ranks 1-3, still short of report 5.",
         "005.0  The run failed after 0 iterations: rank 0 raised ValueError.",
         "006.0  The run began on head (process 1), to train on 1 worker.",
         "007.0  The run failed after 0 iterations: no space left.",
@@ -122,24 +123,19 @@ def test_every_journal_has_a_narrative() -> None:
     for seed in range(60):
         simulation = Simulation(seed)
         ending = simulation.run()
-        lines = list(tell(simulation.disk.records()))
+        lines = list(narrate(simulation.disk.records()))
         assert f"The run {ending}" in lines[-1]
         assert all(line.endswith(".") or line.endswith("it.") for line in lines)
 
 
 def test_a_narrative_continues_as_records_come_in() -> None:
     rig = running()
-    teller = Teller(short)
-    assert [line for record in rig.journal for line in teller.take(record)] == told(rig.journal)
+    narrator = Narrator(short)
+    assert [line for record in rig.journal if (line := narrator.line(record))] == told(rig.journal)
 
 
 @given(st.integers(-62_135_596_800, 253_402_300_799))
 def test_narrative_times_are_utc(at: int) -> None:
     expected = datetime.fromtimestamp(0, UTC).fromordinal(at // 86_400 + 719_163)
     clock = f"{at % 86_400 // 3600:02d}:{at % 3600 // 60:02d}:{at % 60:02d}"
-    assert clock_utc(at + 0.9) == f"{expected:%Y}".rjust(4, "0") + f"{expected:-%m-%d} {clock}"
-
-
-def test_narrative_sizes_have_units() -> None:
-    sizes = (0, 1023, 1024, 1536 * 1024, 5 << 30, 3 << 40)
-    assert [size_text(size) for size in sizes] == ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "5.0 GiB", "3.0 TiB"]
+    assert utc_time(at + 0.9) == f"{expected:%Y}".rjust(4, "0") + f"{expected:-%m-%d} {clock}"
