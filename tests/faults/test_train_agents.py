@@ -80,14 +80,14 @@ def test_the_exit_status_of_an_agent_that_dies_slowly_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection ends first."""
-    gone = LocalEngine._gone
+    gone = LocalEngine._process_exited
 
     def late(self: LocalEngine, name: str) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._running[name].pidfd)
         loop.call_later(0.3, gone, self, name)
 
-    monkeypatch.setattr(LocalEngine, "_gone", late)
+    monkeypatch.setattr(LocalEngine, "_process_exited", late)
     place.fit({"steps": _STEPS, "every": 2, "faults": {"1:0:3": "kill-agent"}}, failure=_ONE_FAILURE)
     check_exact(place, _STEPS)
     (ended,) = ends(place)

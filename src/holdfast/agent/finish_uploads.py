@@ -102,12 +102,12 @@ class _Finishing:
     async def remove_files(self, draft: Draft) -> None:
         """Remove what was uploaded after a tombstone had shut the draft: whoever made that has cleared up already."""
         from holdfast.checkpoint.catalog import Catalog
-        from holdfast.checkpoint.deletion import erase_files
+        from holdfast.checkpoint.deletion import delete_files
 
         def remove(store: Store) -> None:
-            found = Catalog(store).look(draft.name).manifest
+            found = Catalog(store).read_manifest(draft.name).manifest
             if found is not None and found.void and found.token == draft.token:
-                erase_files(store, draft.name)
+                delete_files(store, draft.name)
 
         await self._patiently(remove)
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.claims import Claim, decode_claim
-from holdfast.checkpoint.deletion import erase_files
+from holdfast.checkpoint.deletion import delete_files
 from holdfast.checkpoint.epochs import Fences, read_fences
 from holdfast.checkpoint.manifest import Manifest, decode, is_torn
 from holdfast.checkpoint.part_records import complete_draft
@@ -75,7 +75,7 @@ class Leftover:
 
 
 class Catalog:
-    """The checkpoints of the run whose directory is the store's root. Every call looks anew."""
+    """The checkpoints of the run whose directory is the store's root. Every call reads anew."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -84,7 +84,7 @@ class Catalog:
         """The directories that may be checkpoints."""
         return [name for name in self._store.children() if layout.is_checkpoint_like(name)]
 
-    def look(self, name: str) -> ManifestRead:
+    def read_manifest(self, name: str) -> ManifestRead:
         """Read one directory's manifest, whatever state it is in. A newer major format raises."""
         key = layout.key_of(name, layout.MANIFEST)
         try:
@@ -96,9 +96,9 @@ class Catalog:
         except Damaged as error:
             return ManifestRead(name, problem=str(error), torn=is_torn(data))
 
-    def looks(self) -> list[ManifestRead]:
-        """A look at every directory, in parallel."""
-        return self._each(self.names(), self.look)
+    def read_manifests(self) -> list[ManifestRead]:
+        """The manifests of all directories, read in parallel."""
+        return self._each(self.names(), self.read_manifest)
 
     def fences(self) -> Fences:
         return read_fences(self._store)
@@ -110,29 +110,33 @@ class Catalog:
     def committed(self) -> list[Manifest]:
         """Every committed checkpoint, oldest first."""
         # Fences last: one that came up while we looked must count.
-        looks = self.looks()
+        entries = self.read_manifests()
         fences = self.fences()
         return sorted(
-            (found for look in looks if (found := visible(look, fences)) is not None),
+            (found for entry in entries if (found := visible(entry, fences)) is not None),
             key=lambda manifest: manifest.order,
         )
 
     def void(self) -> list[Manifest]:
         """Tombstones, and what fenced controllers committed too late."""
-        looks = self.looks()
+        entries = self.read_manifests()
         fences = self.fences()
-        return [look.manifest for look in looks if look.manifest is not None and visible(look, fences) is None]
+        return [entry.manifest for entry in entries if entry.manifest is not None and visible(entry, fences) is None]
 
     def damaged(self) -> list[tuple[str, str]]:
         """Names with a manifest that was altered, and what is wrong with it."""
-        return [(look.name, look.problem) for look in self.looks() if look.problem is not None and not look.torn]
+        return [
+            (entry.name, entry.problem)
+            for entry in self.read_manifests()
+            if entry.problem is not None and not entry.torn
+        ]
 
     def get(self, name: str) -> Manifest:
         """One committed checkpoint by name; `NotCommitted` or `Damaged` otherwise."""
-        look = self.look(layout.check_name(name))
-        if look.problem is not None and not look.torn:
-            raise Damaged(look.problem)
-        found = visible(look, self.fences())
+        entry = self.read_manifest(layout.check_name(name))
+        if entry.problem is not None and not entry.torn:
+            raise Damaged(entry.problem)
+        found = visible(entry, self.fences())
         if found is None:
             raise NotCommitted(
                 f"{self._store.uri} holds no committed checkpoint {name!r}: `holdfast ckpt ls` shows those there are."
@@ -144,7 +148,7 @@ class Catalog:
         return next(self.newest_first(), None)
 
     def newest_first(self, on_problem: Callable[[str, str], None] | None = None) -> Iterator[Manifest]:
-        """Committed checkpoints from the newest on, read one by one: the first costs one look, not a
+        """Committed checkpoints from the newest on, read one by one: the first costs one read, not a
         thousand.
 
         `on_problem` is told of each damaged manifest on the way, by name and problem.
@@ -154,12 +158,16 @@ class Catalog:
     def survey(self) -> Survey:
         """What `newest_first` and the next index need, in as few trips as possible."""
         names = self.names()
-        custom = self._each([name for name in names if layout.parse_index(name) is None], self.look)
+        custom = self._each([name for name in names if layout.parse_index(name) is None], self.read_manifest)
         return Survey(self, names, custom, self.fences())
 
     def leftovers(self) -> list[Leftover]:
         """What writers that never committed left, or are still writing."""
-        bare = [look.name for look in self.looks() if look.manifest is None and (look.problem is None or look.torn)]
+        bare = [
+            entry.name
+            for entry in self.read_manifests()
+            if entry.manifest is None and (entry.problem is None or entry.torn)
+        ]
         return [found for found in self._each(bare, self.leftover) if found is not None]
 
     def leftover(self, name: str) -> Leftover | None:
@@ -203,7 +211,7 @@ class Catalog:
             shut.append(found.name)
             if self._store.exclusive or dead:
                 # Where creation refuses nothing, a late writer might still replace the tombstone: leave it whole.
-                erase_files(self._store, found.name)
+                delete_files(self._store, found.name)
         return shut
 
     def _each(self, items: Iterable[_T], action: Callable[[_T], _R]) -> list[_R]:
@@ -227,40 +235,40 @@ class Survey:
         """See `Catalog.newest_first`."""
         numbered = sorted((index, name) for name in self._names if (index := layout.parse_index(name)) is not None)
         pending = sorted(
-            (found for look in self._custom if (found := visible(look, self.fences)) is not None),
+            (found for entry in self._custom if (found := visible(entry, self.fences)) is not None),
             key=lambda manifest: manifest.order,
         )
-        for look in self._custom:
-            _tell(look, on_problem)
+        for entry in self._custom:
+            _report_problem(entry, on_problem)
         for order in reversed(numbered):
             while pending and pending[-1].order > order:
                 yield pending.pop()
-            look = self._catalog.look(order[1])
-            _tell(look, on_problem)
-            if (found := visible(look, self.fences)) is not None:
+            entry = self._catalog.read_manifest(order[1])
+            _report_problem(entry, on_problem)
+            if (found := visible(entry, self.fences)) is not None:
                 yield found
         yield from reversed(pending)
 
     def next_index(self, at_least: int = 0) -> int:
         """The smallest index above all that are taken by a directory that is still there, finished or not."""
         taken = [index for name in self._names if (index := layout.parse_index(name)) is not None]
-        for look in self._custom:
-            if look.manifest is not None:
-                taken.append(look.manifest.index)
-            elif (unfinished := self._catalog.leftover(look.name)) is not None and unfinished.index is not None:
+        for entry in self._custom:
+            if entry.manifest is not None:
+                taken.append(entry.manifest.index)
+            elif (unfinished := self._catalog.leftover(entry.name)) is not None and unfinished.index is not None:
                 taken.append(unfinished.index)
         return max([at_least, *(index + 1 for index in taken)])
 
 
-def visible(look: ManifestRead, fences: Fences) -> Manifest | None:
+def visible(entry: ManifestRead, fences: Fences) -> Manifest | None:
     """The manifest if the checkpoint is committed. A copy under another name is its owner's, not the
     run's."""
-    found = look.manifest
-    if found is None or found.void or found.name != look.name or fences.voids(found.epoch, found.index):
+    found = entry.manifest
+    if found is None or found.void or found.name != entry.name or fences.voids(found.epoch, found.index):
         return None
     return found
 
 
-def _tell(look: ManifestRead, on_problem: Callable[[str, str], None] | None) -> None:
-    if on_problem is not None and look.problem is not None and not look.torn:
-        on_problem(look.name, look.problem)
+def _report_problem(entry: ManifestRead, on_problem: Callable[[str, str], None] | None) -> None:
+    if on_problem is not None and entry.problem is not None and not entry.torn:
+        on_problem(entry.name, entry.problem)

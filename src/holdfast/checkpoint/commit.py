@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.claims import create_once
-from holdfast.checkpoint.deletion import erase_files, erase_sealed
+from holdfast.checkpoint.deletion import delete_files, delete_voided
 from holdfast.checkpoint.epochs import read_fences
 from holdfast.checkpoint.manifest import Manifest, check_metrics, encode, split_entries
 from holdfast.checkpoint.process_identity import describe, this_process
@@ -73,7 +73,7 @@ def commit(
     for _ in range(_ATTEMPTS):
         if _create_manifest(store, draft, encode(manifest)):
             break
-        if (found := _settle(store, draft)) is not None:
+        if (found := _resolve_conflict(store, draft)) is not None:
             manifest = found
             break
     else:
@@ -124,7 +124,7 @@ def _parent_files(store: Store, draft: Draft) -> tuple[FileEntry, ...]:
     """What may be copied rather than uploaded; nothing, if the parent was expired meanwhile."""
     if draft.parent is None:
         return ()
-    found = Catalog(store).look(draft.parent).manifest
+    found = Catalog(store).read_manifest(draft.parent).manifest
     return found.files if found is not None else ()
 
 
@@ -137,18 +137,18 @@ def _create_manifest(store: Store, draft: Draft, data: bytes) -> bool:
         return False  # it was made, and only what came after that failed: an answer, an fsync on a full disk
 
 
-def _settle(store: Store, draft: Draft) -> Manifest | None:
+def _resolve_conflict(store: Store, draft: Draft) -> Manifest | None:
     """There is a manifest already: ours if an answer was lost, or somebody's who shut us out. None if it was a
     controller's that ours had taken over: it was paused between its look at the reservation, which is ours since then,
     and its manifest, which never counts. That one is deleted."""
     found = _own_manifest(store, draft)
     if found is None:
-        look = Catalog(store).look(draft.name)
+        entry = Catalog(store).read_manifest(draft.name)
         owner = read_reservation(store, draft.name)
-        if look.manifest is None:
-            late = look.problem is None or look.torn
+        if entry.manifest is None:
+            late = entry.problem is None or entry.torn
         else:
-            late = look.manifest.epoch < draft.epoch and look.manifest.token != draft.token
+            late = entry.manifest.epoch < draft.epoch and entry.manifest.token != draft.token
         if late and owner is not None and owner.token == draft.token and read_fences(store).highest <= draft.epoch:
             store.delete([layout.key_of(draft.name, layout.MANIFEST)])
             return None
@@ -160,7 +160,7 @@ def _settle(store: Store, draft: Draft) -> Manifest | None:
 
 def _own_manifest(store: Store, draft: Draft) -> Manifest | None:
     """The manifest that commits this very draft, if it is there."""
-    found = Catalog(store).look(draft.name).manifest
+    found = Catalog(store).read_manifest(draft.name).manifest
     return found if found is not None and found.token == draft.token and not found.void else None
 
 
@@ -172,7 +172,7 @@ def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
         return  # cleared away already, and perhaps another's by now
     try:
         if not write_tombstone(store, draft.name, index=draft.index, epoch=draft.epoch, token=draft.token):
-            found = Catalog(store).look(draft.name).manifest
+            found = Catalog(store).read_manifest(draft.name).manifest
             if found is None or not found.void:
                 return
     except OutOfSpace:
@@ -181,8 +181,8 @@ def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
         # no longer will.
         if _own_manifest(store, draft) is not None or read_fences(store).highest > draft.epoch:
             return
-        erase_files(store, draft.name)
+        delete_files(store, draft.name)
     if free:
-        erase_sealed(store, draft.name)
+        delete_voided(store, draft.name)
     else:
-        erase_files(store, draft.name)
+        delete_files(store, draft.name)

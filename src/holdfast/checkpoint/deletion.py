@@ -18,7 +18,15 @@ from holdfast.checkpoint import layout
 from holdfast.storage.keys import is_temporary
 from holdfast.storage.store import Store
 
-__all__ = ["StillOurs", "erase", "erase_files", "erase_part_records", "erase_rest", "erase_sealed", "erase_temporaries"]
+__all__ = [
+    "StillOurs",
+    "delete_all",
+    "delete_files",
+    "delete_part_records",
+    "delete_rest",
+    "delete_temporaries",
+    "delete_voided",
+]
 
 _BATCH = 100
 """So many keys are deleted between two questions whether the directory is still the caller's."""
@@ -26,13 +34,13 @@ _BATCH = 100
 StillOurs = Callable[[], bool]
 
 
-def erase(store: Store, name: str) -> None:
+def delete_all(store: Store, name: str) -> None:
     """Delete everything: the manifest, then the files, then the reservation."""
     store.delete([layout.key_of(name, layout.MANIFEST)])
-    erase_rest(store, name)
+    delete_rest(store, name)
 
 
-def erase_part_records(store: Store, name: str) -> None:
+def delete_part_records(store: Store, name: str) -> None:
     """Delete the part records that stayed in a committed checkpoint, before its manifest goes: what is left of an
     interrupted removal must not be committed a second time."""
     prefix = layout.key_of(name, "")
@@ -40,7 +48,7 @@ def erase_part_records(store: Store, name: str) -> None:
     store.delete([key for key in keys if layout.is_part_record(key.removeprefix(prefix))])
 
 
-def erase_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) -> bool:
+def delete_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) -> bool:
     """Delete everything in the directory of a checkpoint whose manifest is gone, the reservation last.
 
     `still_ours` is asked before each batch: whoever was paused meanwhile may find that the name is used again. False
@@ -54,28 +62,28 @@ def erase_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) ->
         store.delete(keys[start : start + _BATCH])
     if not still_ours():
         return False
-    erase_temporaries(store, name)
+    delete_temporaries(store, name)
     _remove_empty_directories(store, name)
     store.delete([reserved])
     return True
 
 
-def erase_sealed(store: Store, name: str) -> None:
+def delete_voided(store: Store, name: str) -> None:
     """Delete everything where the manifest is a tombstone: that goes after the files, for it holds late
     writers off."""
-    erase_files(store, name)
-    erase_rest(store, name)
+    delete_files(store, name)
+    delete_rest(store, name)
 
 
-def erase_files(store: Store, name: str) -> None:
+def delete_files(store: Store, name: str) -> None:
     """Delete all but the reservation and the manifest (a tombstone)."""
     keep = {layout.key_of(name, layout.RESERVED), layout.key_of(name, layout.MANIFEST)}
     store.delete([entry.key for entry in store.list(name) if entry.key not in keep])
-    erase_temporaries(store, name)
+    delete_temporaries(store, name)
     _remove_empty_directories(store, name)
 
 
-def erase_temporaries(store: Store, name: str, older_than_s: float = 0.0, now_s: float = 0.0) -> list[str]:
+def delete_temporaries(store: Store, name: str, older_than_s: float = 0.0, now_s: float = 0.0) -> list[str]:
     """Delete unfinished writes, which a killed process leaves where keys are files: no `list` names them.
 
     Returns their paths below the store's root. `older_than_s` spares what was written to since `now_s` minus

@@ -37,12 +37,12 @@ class KnownFiles:
     def digest(self, store: Store, key: str) -> Digest | None:
         """What the file holds now, if that is known without reading it; `NotFound` if it is not there."""
         version = store.version(key)
-        return None if version is None else self._find(_place(store, key), version)
+        return None if version is None else self._find(_location(store, key), version)
 
     def read_digest(self, store: Store, key: str, on_bytes: OnBytes | None = None) -> Digest:
         """What the file holds now, read only if that is not known; `NotFound` if it is not there."""
         version = store.version(key)
-        if version is not None and (known := self._find(_place(store, key), version)) is not None:
+        if version is not None and (known := self._find(_location(store, key), version)) is not None:
             return known
         found = digest_stored(store, key, on_bytes)
         if version is not None and store.version(key) == version:  # nobody wrote to it while it was read
@@ -58,7 +58,7 @@ class KnownFiles:
 
     def remember(self, store: Store, key: str, digest: Digest, version: str | None) -> None:
         """The file had this digest when it had this version; None forgets what was known of it."""
-        place = _place(store, key)
+        place = _location(store, key)
         with self._lock:
             self._digests.pop(place, None)
             if version is not None:
@@ -79,7 +79,7 @@ class KnownFiles:
             return known[1]
 
 
-def _place(store: Store, key: str) -> str:
+def _location(store: Store, key: str) -> str:
     """The same for a file however the store's root was moved down to it."""
     return store.sub(key).uri
 

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.deletion import erase_part_records, erase_rest
+from holdfast.checkpoint.deletion import delete_part_records, delete_rest
 from holdfast.checkpoint.process_identity import describe, is_dead, this_process
 from holdfast.checkpoint.reservation import Reservation, read_reservation
 from holdfast.checkpoint.timestamps import now_text
@@ -42,10 +42,10 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
         raise Pinned(f"{store.uri}: {name} is pinned: `holdfast ckpt unpin` it before it is removed.")
     if check_lease is None and reservation is not None:
         _sign(store, name, reservation)
-    erase_part_records(store, name)
-    look = Catalog(store).look(name)
-    if look.manifest is not None or (look.problem is not None and not look.torn):
-        found = owner if look.manifest is None else look.manifest.token
+    delete_part_records(store, name)
+    entry = Catalog(store).read_manifest(name)
+    if entry.manifest is not None or (entry.problem is not None and not entry.torn):
+        found = owner if entry.manifest is None else entry.manifest.token
         if token is not None and found != token:
             raise NotCommitted(f"{store.uri}: the checkpoint {name!r} to be removed was replaced by another.")
         store.delete([layout.key_of(name, layout.MANIFEST)])
@@ -58,7 +58,7 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
         now = read_reservation(store, name)
         return owner == (None if now is None else now.token)
 
-    erase_rest(store, name, still_ours)
+    delete_rest(store, name, still_ours)
 
 
 def _sign(store: Store, name: str, reservation: Reservation) -> None:
@@ -69,7 +69,7 @@ def _sign(store: Store, name: str, reservation: Reservation) -> None:
     """
     if is_dead(reservation.writer) is True or reservation.writer == this_process():
         return
-    found = Catalog(store).look(name).manifest
+    found = Catalog(store).read_manifest(name).manifest
     if found is not None and found.token == reservation.token:
         mine = msgspec.structs.replace(reservation, writer=this_process())
         with suppress(OutOfSpace):

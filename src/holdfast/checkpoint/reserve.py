@@ -12,7 +12,7 @@ import msgspec
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, visible
 from holdfast.checkpoint.claims import create_once
-from holdfast.checkpoint.deletion import erase, erase_sealed
+from holdfast.checkpoint.deletion import delete_all, delete_voided
 from holdfast.checkpoint.process_identity import describe, this_process
 from holdfast.checkpoint.reservation import Reservation, read_reservation, write_tombstone, writer_is_gone
 from holdfast.checkpoint.timestamps import now_text
@@ -135,20 +135,20 @@ def _only_ours(store: Store, name: str) -> bool:
 
 def _reclaim(store: Store, catalog: Catalog, draft: Draft) -> bool:
     """Clear a name whose writer is certainly gone and never committed; False if it is not ours to clear."""
-    look = catalog.look(draft.name)
-    if visible(look, catalog.fences()) is not None or (look.problem is not None and not look.torn):
+    entry = catalog.read_manifest(draft.name)
+    if visible(entry, catalog.fences()) is not None or (entry.problem is not None and not entry.torn):
         return False
     owner = read_reservation(store, draft.name)
     if owner is None:
-        return look.manifest is None and look.problem is None  # it was being removed: try again
+        return entry.manifest is None and entry.problem is None  # it was being removed: try again
     if not writer_is_gone(owner) and owner.epoch >= draft.epoch:
         return False
-    if look.manifest is None and not look.torn:
+    if entry.manifest is None and not entry.torn:
         if not write_tombstone(store, draft.name, index=owner.index, epoch=draft.epoch, token=owner.token):
             return False
-        erase_sealed(store, draft.name)
-    elif look.manifest is not None and look.manifest.void:
-        erase_sealed(store, draft.name)
+        delete_voided(store, draft.name)
+    elif entry.manifest is not None and entry.manifest.void:
+        delete_voided(store, draft.name)
     else:
-        erase(store, draft.name)
+        delete_all(store, draft.name)
     return True

@@ -108,7 +108,7 @@ def require_intact(
     problems = check_files(store, manifest, name=name, deep=True, threads=threads, on_bytes=on_bytes, digest_of=known)
     if not problems:
         return
-    now = Catalog(store).look(name).manifest
+    now = Catalog(store).read_manifest(name).manifest
     if now is None or now.token != manifest.token:
         raise NotCommitted(f"{store.uri}: {manifest.name} was removed while it was read; use another checkpoint.")
     raise _damaged(store, name, manifest, "; ".join(problems))

@@ -215,7 +215,7 @@ class _PartUpload:
             return None
         if not isinstance(source, InMemory):
             return digest_file(source)
-        return None if seen is not None and seen != sample else digest_memory(source.view, self._look)
+        return None if seen is not None and seen != sample else digest_memory(source.view, self._check_cancelled)
 
     def _set_mode(self, key: str, mode: int | UnsetType) -> None:
         """Give a stored file the permissions of the user's, where files have any: it is read in place."""
@@ -251,9 +251,9 @@ class _PartUpload:
         In doubt it is hashed where that is no transfer; elsewhere sending our own bytes is as cheap as reading them."""
         if self._store.local_root is None:
             return self._files.digest(self._store, origin) == digest
-        return self._files.read_digest(self._store, origin, self._look) == digest
+        return self._files.read_digest(self._store, origin, self._check_cancelled) == digest
 
-    def _look(self, count: int) -> None:
+    def _check_cancelled(self, count: int) -> None:
         """A block was hashed: nothing is done yet, but it may be time to stop."""
         self._progress(0)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, Leftover, ManifestRead, visible
-from holdfast.checkpoint.deletion import erase, erase_files, erase_sealed, erase_temporaries
+from holdfast.checkpoint.deletion import delete_all, delete_files, delete_temporaries, delete_voided
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.epochs import Fences
 from holdfast.checkpoint.manifest import Manifest
@@ -53,28 +53,31 @@ def verify(
 ) -> VerifyReport:
     """Check these checkpoints, or all there are. `deep` reads every byte; otherwise presence and sizes count."""
     catalog = Catalog(store)
-    looks = catalog.looks() if names is None else [catalog.look(layout.check_name(name)) for name in names]
+    if names is None:
+        entries = catalog.read_manifests()
+    else:
+        entries = [catalog.read_manifest(layout.check_name(name)) for name in names]
     fences = catalog.fences()
     report = VerifyReport()
-    for look in looks:
-        if (found := visible(look, fences)) is not None:
-            problems = check_files(store, found, name=look.name, deep=deep, threads=threads, on_bytes=on_bytes)
-            if problems and catalog.look(look.name).manifest is None:
+    for entry in entries:
+        if (found := visible(entry, fences)) is not None:
+            problems = check_files(store, found, name=entry.name, deep=deep, threads=threads, on_bytes=on_bytes)
+            if problems and catalog.read_manifest(entry.name).manifest is None:
                 continue  # it was removed while we read
             if problems:
-                report.damaged[look.name] = problems
+                report.damaged[entry.name] = problems
             else:
                 report.ok.append(found)
-        elif look.manifest is not None:
-            if look.manifest.name == look.name:
-                report.void.append(look.manifest)
-        elif look.problem is not None and not look.torn:
-            report.damaged[look.name] = [look.problem]
-        elif (leftover := catalog.leftover(look.name)) is not None:
+        elif entry.manifest is not None:
+            if entry.manifest.name == entry.name:
+                report.void.append(entry.manifest)
+        elif entry.problem is not None and not entry.torn:
+            report.damaged[entry.name] = [entry.problem]
+        elif (leftover := catalog.leftover(entry.name)) is not None:
             report.leftovers.append(leftover)
         elif names is not None:
             raise NotCommitted(
-                f"{store.uri} holds no checkpoint {look.name!r}: `holdfast ckpt ls` shows those there are."
+                f"{store.uri} holds no checkpoint {entry.name!r}: `holdfast ckpt ls` shows those there are."
             )
     report.ok.sort(key=lambda manifest: manifest.order)
     return report
@@ -89,18 +92,18 @@ def repair(store: Store, report: VerifyReport, older_than_s: float = _DAY_S) -> 
     fences = Catalog(store).fences()
     removed = [found.name for found in report.leftovers if _repair_leftover(store, found, fences, older_than_s)]
     removed += [found.name for found in report.void if _repair_void(store, found, older_than_s)]
-    return removed + erase_temporaries(store, "", older_than_s)
+    return removed + delete_temporaries(store, "", older_than_s)
 
 
 def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s: float) -> bool:
-    look = Catalog(store).look(seen.name)
-    found = Catalog(store).leftover(seen.name) if _unfinished(look) else None
+    entry = Catalog(store).read_manifest(seen.name)
+    found = Catalog(store).leftover(seen.name) if _unfinished(entry) else None
     if found is None:
         return False  # it was committed, or removed, since the report
     if found.claim is not None:
         if is_dead(found.claim.writer) is not True and age_s(found.claim.created_at) < older_than_s:
             return False
-        erase(store, found.name)
+        delete_all(store, found.name)
         return True
     owner = found.reservation
     if owner is None:
@@ -108,19 +111,19 @@ def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s:
         # that slow finds its reservation gone before it commits.
         if _file_age_s(store, found) < min(older_than_s, _TORN_S):
             return False
-        erase(store, found.name)
+        delete_all(store, found.name)
         return True
     if writer_is_gone(owner) and not found.has_part_records:
-        erase(store, found.name)
+        delete_all(store, found.name)
         return True
     wanted = owner.epoch >= fences.highest or found.has_part_records or is_uploading(owner.token)
     if wanted and age_s(owner.created_at) < older_than_s:
         return False
-    if look.torn:
+    if entry.torn:
         store.delete([layout.key_of(found.name, layout.MANIFEST)])
     if not write_tombstone(store, found.name, index=owner.index, epoch=fences.highest, token=owner.token):
         return False
-    erase_files(store, found.name)
+    delete_files(store, found.name)
     return True
 
 
@@ -129,18 +132,18 @@ def _repair_void(store: Store, seen: Manifest, older_than_s: float) -> bool:
     gone = owner is not None and writer_is_gone(owner)
     if not gone and age_s(seen.created_at) < older_than_s:
         return False
-    now = Catalog(store).look(seen.name).manifest
+    now = Catalog(store).read_manifest(seen.name).manifest
     if now is None or (now.token, now.void) != (seen.token, seen.void):
         return False
     if now.void:
-        erase_sealed(store, seen.name)
+        delete_voided(store, seen.name)
     else:
-        erase(store, seen.name)
+        delete_all(store, seen.name)
     return True
 
 
-def _unfinished(look: ManifestRead) -> bool:
-    return look.manifest is None and (look.problem is None or look.torn)
+def _unfinished(entry: ManifestRead) -> bool:
+    return entry.manifest is None and (entry.problem is None or entry.torn)
 
 
 def _file_age_s(store: Store, leftover: Leftover) -> float:

@@ -118,6 +118,6 @@ def _size_below(directory: Path) -> int:
 
 def _reused(store: Store, manifest: Manifest) -> int:
     """How many bytes the parent had already."""
-    parent = Catalog(store).look(manifest.parent).manifest if manifest.parent is not None else None
+    parent = Catalog(store).read_manifest(manifest.parent).manifest if manifest.parent is not None else None
     known = {(one.size_bytes, one.blake3) for one in parent.files} if parent is not None else set()
     return sum(one.size_bytes for one in manifest.files if (one.size_bytes, one.blake3) in known)

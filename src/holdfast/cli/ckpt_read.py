@@ -98,10 +98,10 @@ def show(uri: str, as_json: bool) -> None:
 def _look(store: Store) -> tuple[list[Manifest], list[tuple[str, str]]]:
     """The committed checkpoints, oldest first, and names with what is wrong with their manifests; each read once."""
     catalog = Catalog(store)
-    looks = catalog.looks()
+    entries = catalog.read_manifests()
     fences = catalog.fences()
-    committed = [found for look in looks if (found := visible(look, fences)) is not None]
-    damaged = [(look.name, look.problem) for look in looks if look.problem is not None and not look.torn]
+    committed = [found for entry in entries if (found := visible(entry, fences)) is not None]
+    damaged = [(entry.name, entry.problem) for entry in entries if entry.problem is not None and not entry.torn]
     return sorted(committed, key=lambda manifest: manifest.order), damaged
 
 

@@ -74,7 +74,7 @@ def verify(uri: str, shallow: bool, repair: bool, older_than_s: float, as_json: 
 
 
 def _check(store: Store, name: str | None, deep: bool, meter: Meter) -> VerifyReport:
-    found = None if name is None else Catalog(store).look(name).manifest
+    found = None if name is None else Catalog(store).read_manifest(name).manifest
     if name is None or found is None or found.void or found.name == name:
         return verify_run(store, None if name is None else [name], deep=deep, on_bytes=meter)
     # Somebody's copy of a checkpoint under another name: no part of any run, but it can be checked all the same.

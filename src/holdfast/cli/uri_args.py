@@ -79,10 +79,10 @@ def choose(uri: str) -> Chosen:
 
 
 def _read(store: Store, name: str) -> Manifest:
-    look: ManifestRead = Catalog(store).look(name)
-    if look.problem is not None and not look.torn:
-        raise Damaged(look.problem)
-    found = look.manifest
+    entry: ManifestRead = Catalog(store).read_manifest(name)
+    if entry.problem is not None and not entry.torn:
+        raise Damaged(entry.problem)
+    found = entry.manifest
     if found is not None and not found.void and found.name != name:
         return found  # somebody's copy of a checkpoint, outside its run: as good as its bytes
     if found is None:

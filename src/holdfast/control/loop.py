@@ -154,8 +154,8 @@ class Controller:
         """Until the core says `EndRun`: returns finished, failed, interrupted or fenced."""
         token = secrets.token_urlsafe(32)
         server = await self._plan.listen(token, self._agents.serve)
-        meeting = ControllerEndpoint(f"127.0.0.1:{server.port}", token)
-        self._engine = self._plan.make_engine(meeting, self._agent_process_gone)
+        endpoint = ControllerEndpoint(f"127.0.0.1:{server.port}", token)
+        self._engine = self._plan.make_engine(endpoint, self._agent_process_gone)
         self._spawn(self._keep_lease())
         silence_s, interval_s = self._settings.agent_silence_s, self._watch.interval_s
         self._spawn(self._agents.watch(self._engine, silence_s, interval_s, self._look_for_stall))

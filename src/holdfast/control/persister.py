@@ -154,7 +154,7 @@ class Persister:
         )
         if draft.parent is not None and (self._parent is None or self._parent.name != draft.parent):
             # None if somebody has removed it since: then there is nothing to copy from.
-            self._parent = Catalog(self._store).look(draft.parent).manifest
+            self._parent = Catalog(self._store).read_manifest(draft.parent).manifest
         return draft
 
     async def _abandon(self, draft: Draft) -> None:

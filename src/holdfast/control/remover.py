@@ -62,7 +62,7 @@ class Remover:
     def _is_invisible(self, name: str, token: str) -> bool:
         """Whether readers no longer find the checkpoint; False where storage does not tell."""
         try:
-            found = Catalog(self._store).look(name).manifest
+            found = Catalog(self._store).read_manifest(name).manifest
         except HoldfastError:
             return False
         return found is None or found.token != token

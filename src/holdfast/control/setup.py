@@ -239,10 +239,10 @@ def _wants_change_of_directory() -> bool:
 def engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
     slots_per_agent = -(-request.max_workers // max(1, request.nodes))
 
-    def make(meeting: ControllerEndpoint, on_gone: OnGone) -> Engine:
+    def make(endpoint: ControllerEndpoint, on_gone: OnGone) -> Engine:
         if request.local_mode:
-            return InlineEngine(meeting, on_gone, request.job, run_in_main, request.torchrun)
-        return LocalEngine(meeting, slots_per_agent, on_gone)
+            return InlineEngine(endpoint, on_gone, request.job, run_in_main, request.torchrun)
+        return LocalEngine(endpoint, slots_per_agent, on_gone)
 
     return make
 

@@ -23,13 +23,13 @@ class InlineEngine:
 
     def __init__(
         self,
-        meeting: ControllerEndpoint,
+        endpoint: ControllerEndpoint,
         on_gone: OnGone,
         job: Job,
         run_in_main: RunInMain,
         torchrun: Torchrun | None = None,
     ) -> None:
-        self._meeting = meeting
+        self._endpoint = endpoint
         self._on_gone = on_gone
         self._job = job
         self._run_in_main = run_in_main
@@ -39,8 +39,8 @@ class InlineEngine:
     def start(self, slots: int) -> list[str]:
         name = f"inline-{os.getpid()}"
         agent = Agent(
-            self._meeting.address,
-            self._meeting.token,
+            self._endpoint.address,
+            self._endpoint.token,
             name,
             slots,
             make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main, self._torchrun),

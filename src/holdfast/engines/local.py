@@ -33,8 +33,8 @@ class _Process(NamedTuple):
 class LocalEngine:
     """Starts `python -m holdfast.agent` processes, `slots_per_agent` workers each."""
 
-    def __init__(self, meeting: ControllerEndpoint, slots_per_agent: int, on_gone: OnGone) -> None:
-        self._meeting = meeting
+    def __init__(self, endpoint: ControllerEndpoint, slots_per_agent: int, on_gone: OnGone) -> None:
+        self._endpoint = endpoint
         self._slots_per_agent = slots_per_agent
         self._on_gone = on_gone
         self._numbers = itertools.count()
@@ -72,9 +72,9 @@ class LocalEngine:
                 await self._emptied.wait()
 
     def _spawn(self, name: str, slots: int) -> str:
-        arguments = ["--connect", self._meeting.address, "--agent-id", name, "--slots", str(slots)]
+        arguments = ["--connect", self._endpoint.address, "--agent-id", name, "--slots", str(slots)]
         arguments += ["--parent-pid", str(os.getpid())]
-        with _readable(self._meeting.token) as token_fd:
+        with _readable(self._endpoint.token) as token_fd:
             process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
                 stdin=subprocess.DEVNULL,
@@ -82,18 +82,18 @@ class LocalEngine:
                 start_new_session=True,
             )
         pidfd = os.pidfd_open(process.pid)
-        asyncio.get_running_loop().add_reader(pidfd, self._gone, name)
+        asyncio.get_running_loop().add_reader(pidfd, self._process_exited, name)
         self._running[name] = _Process(process, pidfd, slots)
         return name
 
-    def _gone(self, name: str) -> None:
+    def _process_exited(self, name: str) -> None:
         gone = self._running.pop(name)
         asyncio.get_running_loop().remove_reader(gone.pidfd)
         os.close(gone.pidfd)
         code = gone.process.wait()
         if not self._running:
             self._emptied.set()
-        self._on_gone(name, gone.slots, _how(code))
+        self._on_gone(name, gone.slots, _exit_phrase(code))
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _readable(secret: str) -> Iterator[int]:
         os.close(reader)
 
 
-def _how(code: int) -> str:
+def _exit_phrase(code: int) -> str:
     if code < 0:
         return f"its agent was killed by {signal.Signals(-code).name}"
     return f"its agent exited with code {code}"

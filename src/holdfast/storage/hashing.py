@@ -1,8 +1,7 @@
-"""One pass over what is to be stored serves both the digest and the transfer.
+"""Hash bytes while they are transferred, in one pass.
 
 Every backend's upload takes its bytes from `blocks`, mostly by way of `HashingSource`, so that the digest is of the
-very bytes that were sent, even if somebody writes to the file meanwhile. `digest_file` and `digest_memory` are for what
-is only to be checked. Neighbours: `posix`, `objects` and `arrow` send the blocks.
+very bytes that were sent, even if somebody writes to the file meanwhile. `digest_file` and `digest_memory` only hash.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
 _Buffer = Callable[[], memoryview]
-"""Where the next block goes."""
+"""Returns the memory for the next block."""
 
 
 def new_hasher() -> blake3:
-    """An empty hasher. One thread each: it outruns the disks, and several files go at once anyway."""
+    """A BLAKE3 hasher of one thread: that is faster than disks, and several files are hashed at once anyway."""
     return blake3()
 
 
 def size_of(source: Source) -> int:
-    """How many bytes there are to be sent; an `OSError` for a file that is not there."""
+    """The size in bytes; `OSError` if the file is missing."""
     return source.view.nbytes if isinstance(source, InMemory) else source.stat().st_size
 
 
 class HashingSource:
-    """A file or memory on its way out: its blocks, hashed and counted as they go."""
+    """The blocks of a file or of memory, hashed and counted as they are read."""
 
     def __init__(
         self, source: Source, on_bytes: OnBytes | None, block_bytes: int, buffer: _Buffer | None = None
@@ -63,7 +62,7 @@ class HashingSource:
             yield block
 
     def digest(self) -> Digest:
-        """Of all that went through so far; of what was known before, what was known."""
+        """The digest of all blocks so far, or the one that was known beforehand."""
         return self._known or Digest(self._size_bytes, self._hasher.hexdigest())
 
 
@@ -74,10 +73,10 @@ def blocks(
     block_bytes: int = BLOCK_BYTES,
     buffer: _Buffer | None = None,
 ) -> Iterator[memoryview]:
-    """The bytes in blocks of `block_bytes` (the last may be shorter; of nothing there are none), hashed as they go.
+    """The bytes in blocks of `block_bytes` (the last may be shorter), hashed as they are read.
 
-    Each block of a file is memory of its own, which the consumer may keep, and those of memory are where they were;
-    unless `buffer` says where to put them: it is called before each, and what it returns fixes the block's size.
+    Without `buffer`, a file's blocks are new memory that the caller may keep, and blocks of memory are views of it.
+    With it, each block is written to the memory that `buffer()` returns, whose length is the block's size.
     """
     if isinstance(source, InMemory):
         found = _slices(source.view.cast("B"), block_bytes, buffer)
@@ -94,14 +93,14 @@ def blocks(
 def _reads(source: Path, buffer: _Buffer) -> Iterator[memoryview]:
     with source.open("rb", buffering=0) as file:
         while True:
-            room = buffer()
+            target = buffer()
             filled = 0
             # A short read is not the end of the file; blocks stay full so that O_DIRECT and multipart sizes hold.
-            while filled < len(room) and (count := file.readinto(room[filled:])):
+            while filled < len(target) and (count := file.readinto(target[filled:])):
                 filled += count
             if filled:
-                yield room[:filled]
-            if filled < len(room):
+                yield target[:filled]
+            if filled < len(target):
                 return
 
 
@@ -111,8 +110,8 @@ def _slices(view: memoryview, block_bytes: int, buffer: _Buffer | None) -> Itera
         if buffer is None:
             block = view[start : start + block_bytes]
         else:
-            room = buffer()
-            block = room[: len(view) - start]
+            target = buffer()
+            block = target[: len(view) - start]
             fill(block, view[start : start + len(block)])
         yield block
         start += len(block)
@@ -126,7 +125,7 @@ def digest_memory(view: memoryview, on_block: OnBytes | None = None) -> Digest:
 
 
 def sample_memory(view: memoryview) -> str:
-    """A hash of a few pages throughout: where it differs, the whole does, and where it does not, it may not."""
+    """A hash of a few pages spread over the memory: if it differs, so does the whole; if not, the whole still may."""
     view = view.cast("B")
     hasher = new_hasher()
     step = max(_SAMPLE_BYTES, view.nbytes // _SAMPLES)

@@ -1,10 +1,10 @@
-"""Memory to write from past the page cache, in large pages.
+"""Buffers in huge pages, for writes that bypass the page cache.
 
-A disk gets in one request what lies together in memory. Ordinary pages lie scattered: then a request is a MiB at most,
-and each ends with an interrupt on the core that the disk is bound to, which may be one that trains. With the disk that
-we measured, a GiB written from ordinary pages took an eighth of a second from a training loop on that core, and a
-fiftieth from large ones. So `transfer` writes from the rooms that are lent out here, and a copy into them, by threads
-that give way to training, pays. Where the kernel has no large pages they are ordinary memory.
+One disk request covers memory that is physically contiguous. Ordinary pages are scattered, so a request is a MiB at
+most, and each ends with an interrupt on the core that the disk is bound to, which may be one that trains. On the disk
+that we measured, a GiB written from ordinary pages cost a training loop on that core an eighth of a second, and a
+fiftieth from huge pages. So `transfer` writes from these buffers, and the additional copy into them, by threads of low
+priority, pays. Where the kernel has no huge pages the buffers are ordinary memory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["ROOM_BYTES", "fill", "lent"]
+__all__ = ["BUFFER_BYTES", "borrow_buffers", "fill"]
 
-ROOM_BYTES = 2 * 1024 * 1024
-"""One large page: twice that did not make the disk faster, and half of it did make it slower."""
+BUFFER_BYTES = 2 * 1024 * 1024
+"""One huge page. Twice as much did not make the disk faster; half of it made it slower."""
 _SPARE_MAX = 8
-"""Kept for the next file: the kernel takes a while to hand out a room."""
+"""Buffers that are kept for the next file: the kernel takes a while to allocate a huge page."""
 
 _spare: list[memoryview] = []
-"""Taken from and added to without a lock: a process that is forked meanwhile would inherit it locked."""
+"""Used without a lock, which a process that is forked meanwhile would inherit locked."""
 
 
 class _PyBuffer(ctypes.Structure):
@@ -44,38 +44,37 @@ class _PyBuffer(ctypes.Structure):
 
 
 @contextmanager
-def lent(count: int) -> Iterator[list[memoryview]]:
-    """So many rooms of ROOM_BYTES each, with anything in them."""
-    rooms = [_take() for _ in range(count)]
+def borrow_buffers(count: int) -> Iterator[list[memoryview]]:
+    """Borrow `count` uninitialised buffers of `BUFFER_BYTES` each."""
+    buffers = [_allocate() for _ in range(count)]
     try:
-        yield rooms
+        yield buffers
     finally:
-        for room in rooms:
+        for buffer in buffers:
             if len(_spare) < _SPARE_MAX:
-                _spare.append(room)
+                _spare.append(buffer)
 
 
-def fill(room: memoryview, source: memoryview) -> None:
-    """Copy all of `source` to the start of `room`. Other threads run meanwhile, which an assignment would not let
-    them."""
-    if source.nbytes > room.nbytes:
-        raise ValueError(f"{source.nbytes} bytes do not fit into {room.nbytes}.")
-    ctypes.memmove(_address(room), _address(source), source.nbytes)
+def fill(buffer: memoryview, source: memoryview) -> None:
+    """Copy all of `source` to the start of `buffer`, without the GIL, which an assignment of slices would hold."""
+    if source.nbytes > buffer.nbytes:
+        raise ValueError(f"{source.nbytes} bytes do not fit into {buffer.nbytes}.")
+    ctypes.memmove(_address(buffer), _address(source), source.nbytes)
 
 
-def _take() -> memoryview:
+def _allocate() -> memoryview:
     with suppress(IndexError):
         return _spare.pop()
-    memory = mmap.mmap(-1, 2 * ROOM_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, 2 * BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     view = memoryview(memory)
-    start = -_address(view) % ROOM_BYTES
-    return view[start : start + ROOM_BYTES]
+    start = -_address(view) % BUFFER_BYTES
+    return view[start : start + BUFFER_BYTES]
 
 
 def _address(view: memoryview) -> int:
-    """Good for as long as the view is there."""
+    """The address of the view's memory; valid as long as the view exists."""
     buffer = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
     try:

@@ -1,9 +1,10 @@
-"""Bulk bytes to local files as fast as the disk takes them, hashed on the way.
+"""Write large files to local disks at the speed of the disk, and hash them on the way.
 
-One thread reads and hashes, another writes: past the page cache (O_DIRECT) where the filesystem lets us, which beats
-`cp` and fsync on the disks we measured, and from large pages (`hugepages`), into which files are read and memory is
-copied. Preallocation gained nothing there, and glibc emulates it by writing every block where it is not supported, so
-there is none. Neighbours: `hashing` reads, `posix` chooses the files, `objects` and `arrow` receive.
+One thread reads and hashes, another writes: past the page cache (O_DIRECT) where the filesystem allows it, which was
+faster than `cp` and fsync on the disks we measured, and from huge pages (`hugepages`), into which files are read and
+memory is copied. Preallocation gained nothing there, and glibc emulates it by writing every block where it is not
+supported, so there is none. `hashing` reads the blocks; `posix` writes files with `write_stream`; `objects` and `arrow`
+download with `receive`.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ __all__ = ["write_stream", "receive"]
 
 _CACHED_BLOCK_BYTES = 256 * 1024
 _LARGE_BYTES = 1024 * 1024
-"""From here on all this is worth while."""
+"""Direct I/O pays for files of at least this size."""
 _RING = 2
-"""One room is filled while the other is written."""
+"""One buffer is filled while the other is written."""
 _AT_ONCE = max(2, min(4, len(os.sched_getaffinity(0)) // 2))
-"""So many files: two keep a disk busy, and where cores are few, more threads would take turns from training."""
+"""Files written at the same time: two keep a disk busy, and on few cores more threads would compete with training."""
 
 
 def write_stream(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False) -> Digest:
-    """Write `source` to `fd`, which is empty and at its start.
+    """Write `source` to the empty file `fd`.
 
-    What the writing says is translated for `target`; what the reading says is left as it is. `direct` asks for
-    O_DIRECT: good for what must be durable, bad for what is read again at once.
+    Errors of writing are translated for `target`; errors of reading are not. `direct` asks for O_DIRECT: good for what
+    must be durable, bad for what is read again at once.
     """
     size_bytes = size_of(source)
     if direct and size_bytes >= _LARGE_BYTES:
@@ -60,8 +61,8 @@ def write_stream(source: Source, fd: int, target: Path, on_bytes: OnBytes | None
 def receive(
     incoming: Iterable[bytes | memoryview], target: Path, size_bytes: int, shown: str, on_bytes: OnBytes | None
 ) -> Digest:
-    """Write what arrives from elsewhere to `target`, which is there whole or not at all; `shown` is where it comes
-    from, and `size_bytes` how much there must be."""
+    """Download the blocks `incoming` to `target`, which appears whole or not at all. `size_bytes` is the size that it
+    must have, `shown` names the source in errors."""
     hasher, got_bytes = new_hasher(), 0
     with atomic_download(target) as file:
         for block in incoming:
@@ -78,56 +79,56 @@ def receive(
 
 def _write_direct(source: Source, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
     _set_direct(fd, True)
-    with _turns, hugepages.lent(_RING) as ring, _Writer(fd, target, ring) as writer:
-        sent = HashingSource(source, on_bytes, hugepages.ROOM_BYTES, writer.room)
+    with _turns, hugepages.borrow_buffers(_RING) as ring, _Writer(fd, target, ring) as writer:
+        sent = HashingSource(source, on_bytes, hugepages.BUFFER_BYTES, writer.next_buffer)
         for block in sent:
-            writer.lay(block)
+            writer.submit(block)
     return sent.digest()
 
 
-class _Helper(threading.local):
-    """The thread that writes for this one, and ends with it: a thread for each file would have to be started, and the
-    kernel likes to start threads on a core that trains."""
+class _WriterThread(threading.local):
+    """One writer thread for each thread that uploads; ends with it. A new thread for each file would cost more: the
+    kernel starts threads on a core that trains as readily as on an idle one."""
 
     thread: ThreadPoolExecutor | None = None
 
 
-_helper = _Helper()
+_writer_thread = _WriterThread()
 _turns = threading.Semaphore(_AT_ONCE)
 
 
-def _forget() -> None:
-    """After a fork: the parent's threads are not here, and what they held will not be given back."""
+def _reset_after_fork() -> None:
+    """The parent's threads do not exist in the child, and will not release what they held."""
     global _turns
-    _helper.thread = None
+    _writer_thread.thread = None
     _turns = threading.Semaphore(_AT_ONCE)
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class _Writer:
-    """Writes blocks, in order, from a ring of rooms and in another thread."""
+    """Writes blocks, in order, from a ring of buffers, in another thread."""
 
     def __init__(self, fd: int, target: Path, ring: Sequence[memoryview]) -> None:
-        if _helper.thread is None:
+        if _writer_thread.thread is None:
             from concurrent.futures import ThreadPoolExecutor  # slow to import: it brings logging
 
-            _helper.thread = ThreadPoolExecutor(1, "holdfast-write")
-        self._thread = _helper.thread
+            _writer_thread.thread = ThreadPoolExecutor(1, "holdfast-write")
+        self._thread = _writer_thread.thread
         self._fd = fd
         self._target = target
         self._ring = ring
         self._pending: deque[Future[None]] = deque()
         self._count = 0
 
-    def room(self) -> memoryview:
-        """Where the next block goes, once what was laid there a whole ring ago is written."""
+    def next_buffer(self) -> memoryview:
+        """The buffer for the next block; waits until its previous block is written."""
         if len(self._pending) == len(self._ring):
             self._wait()
         return self._ring[self._count % len(self._ring)]
 
-    def lay(self, block: memoryview) -> None:
+    def submit(self, block: memoryview) -> None:
         self._pending.append(self._thread.submit(_write_block, self._fd, block))
         self._count += 1
 
@@ -137,7 +138,7 @@ class _Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nobody writes from the rooms any more."""
+        """Wait for, or cancel, all writes: the buffers are free afterwards."""
         try:
             while error is None and self._pending:
                 self._wait()
@@ -158,14 +159,14 @@ def _write_block(fd: int, block: memoryview) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL or not _set_direct(fd, False):
             raise
-        write_all(fd, block[:whole])  # a filesystem that took the flag and refuses the write
+        write_all(fd, block[:whole])  # a filesystem that accepted the flag and refuses the write
     if whole < len(block):
         _set_direct(fd, False)  # the end of the file: O_DIRECT takes whole pages only
         write_all(fd, block[whole:])
 
 
 def _set_direct(fd: int, wanted: bool) -> bool:
-    """Switch O_DIRECT on or off; False if it already was so, or the filesystem has no such thing."""
+    """Switch O_DIRECT on or off; False if nothing changed, or the filesystem does not support it."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if bool(flags & os.O_DIRECT) == wanted:
         return False

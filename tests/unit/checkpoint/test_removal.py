@@ -72,7 +72,7 @@ def take_over_and_commit(root: Path, source: Path, token: str) -> Manifest:
     try:
         remove(store, "a", token=token)
     except NotCommitted:
-        assert Catalog(store).look("a").manifest is None
+        assert Catalog(store).read_manifest("a").manifest is None
     draft = reserve(store, name="a", epoch=2, at_least=floor)
     return commit(store, draft, upload_part(store, draft, source, rank=0, parent_files=None))
 
@@ -161,7 +161,7 @@ def test_what_an_interrupted_removal_leaves_is_not_committed_again(source: Path,
             remove(store, done.name, token=done.token)
             break
         except Died:
-            if Catalog(store).look(done.name).manifest is None:
+            if Catalog(store).read_manifest(done.name).manifest is None:
                 Catalog(store).void_drafts(2, floor=100)
                 assert Catalog(store).committed() == []
                 return

@@ -50,10 +50,10 @@ def test_pruning_stops_at_the_root_and_at_non_empty_directories(tmp_path: Path) 
     directories, root = Directories(), tmp_path / "root"
     _open(directories, root / "a" / "b" / "c", root)
     (root / "a" / "kept").write_bytes(b"")
-    directories.settle_deletion(root / "a" / "b" / "c", root)
+    directories.sync_deletion(root / "a" / "b" / "c", root)
     assert sorted(path.name for path in (root / "a").iterdir()) == ["kept"]
     (root / "a" / "kept").unlink()
-    directories.settle_deletion(root / "a" / "b" / "c", root)
+    directories.sync_deletion(root / "a" / "b" / "c", root)
     assert root.is_dir()
     assert list(root.iterdir()) == []
 

@@ -22,8 +22,8 @@ def test_blocks_are_full_and_hashed(tmp_path: Path, in_memory: bool, data: bytes
     path, hasher, told = tmp_path / "source", new_hasher(), list[int]()
     path.write_bytes(data)
     source = InMemory(memoryview(data)) if in_memory else path
-    room = memoryview(bytearray(block_bytes))
-    found = blocks(source, hasher, told.append, 1 if own else block_bytes, (lambda: room) if own else None)
+    buffer = memoryview(bytearray(block_bytes))
+    found = blocks(source, hasher, told.append, 1 if own else block_bytes, (lambda: buffer) if own else None)
     got = [bytes(block) for block in found]
     assert b"".join(got) == data
     assert [len(block) for block in got[:-1]] == [block_bytes] * (len(got) - 1)

@@ -15,7 +15,7 @@ from holdfast.storage import hugepages, transfer
 from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import InMemory
 
-LARGE_BYTES = 5 * hugepages.ROOM_BYTES + 12_345
+LARGE_BYTES = 5 * hugepages.BUFFER_BYTES + 12_345
 DATA = os.urandom(LARGE_BYTES)
 
 
@@ -38,23 +38,23 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return seen
 
 
-def address(room: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(room))
+def address(buffer: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def test_buffers_are_whole_huge_pages_and_reused() -> None:
-    with hugepages.lent(3) as lent:
-        first = {address(room) for room in lent}
+    with hugepages.borrow_buffers(3) as buffers:
+        first = {address(buffer) for buffer in buffers}
         assert len(first) == 3
-        for room in lent:
-            assert address(room) % hugepages.ROOM_BYTES == 0
-            assert len(room) == hugepages.ROOM_BYTES
-    with hugepages.lent(2) as lent:
-        assert {address(room) for room in lent} < first
+        for buffer in buffers:
+            assert address(buffer) % hugepages.BUFFER_BYTES == 0
+            assert len(buffer) == hugepages.BUFFER_BYTES
+    with hugepages.borrow_buffers(2) as buffers:
+        assert {address(buffer) for buffer in buffers} < first
 
 
 def test_the_number_of_pooled_buffers_is_bounded() -> None:
-    with hugepages.lent(hugepages._SPARE_MAX + 5), hugepages.lent(2):
+    with hugepages.borrow_buffers(hugepages._SPARE_MAX + 5), hugepages.borrow_buffers(2):
         pass
     assert len(hugepages._spare) == hugepages._SPARE_MAX
 
@@ -62,8 +62,8 @@ def test_the_number_of_pooled_buffers_is_bounded() -> None:
 def test_buffers_are_advised_to_use_huge_pages() -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this kernel knows no large pages")
-    with hugepages.lent(1) as (room,):
-        assert "hg" in _flags(address(room))
+    with hugepages.borrow_buffers(1) as (buffer,):
+        assert "hg" in _flags(address(buffer))
 
 
 def _flags(wanted: int) -> list[str]:
@@ -78,12 +78,12 @@ def _flags(wanted: int) -> list[str]:
 
 
 def test_filling_a_buffer() -> None:
-    with hugepages.lent(1) as (room,):
-        hugepages.fill(room, memoryview(DATA)[1:1001])
-        assert room[:1000] == DATA[1:1001]
-        hugepages.fill(room[:0], memoryview(b""))
+    with hugepages.borrow_buffers(1) as (buffer,):
+        hugepages.fill(buffer, memoryview(DATA)[1:1001])
+        assert buffer[:1000] == DATA[1:1001]
+        hugepages.fill(buffer[:0], memoryview(b""))
         with pytest.raises(ValueError, match="5 bytes do not fit into 4"):
-            hugepages.fill(room[:4], memoryview(b"12345"))
+            hugepages.fill(buffer[:4], memoryview(b"12345"))
 
 
 def test_each_uploading_thread_has_one_writer_thread(tmp_path: Path, writers: list[threading.Thread]) -> None:

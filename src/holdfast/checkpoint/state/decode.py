@@ -22,7 +22,7 @@ __all__ = [
     "join_pieces",
     "load_numpy",
     "load_torch",
-    "look_at_tensor",
+    "view_tensor",
     "make_array",
     "make_tag",
     "make_tensor",
@@ -110,16 +110,16 @@ def make_tensor(reference: Reference, piece: Piece) -> Any:
     dtype = reference.dtype
     if 0 in reference.shape:
         return _empty(torch, reference.shape, dtype)
-    flat, own = _look_at(torch, piece, dtype)
+    flat, own = _view(torch, piece, dtype)
     return (flat if own else flat.clone()).view(dtype).view(reference.shape)
 
 
-def look_at_tensor(reference: Reference, piece: Piece) -> Any:
+def view_tensor(reference: Reference, piece: Piece) -> Any:
     """The same to be copied from at once: where possible it is the piece's own memory."""
     torch = load_torch()
     if 0 in reference.shape:
         return _empty(torch, reference.shape, reference.dtype)
-    return _look_at(torch, piece, reference.dtype)[0].view(reference.dtype).view(reference.shape)
+    return _view(torch, piece, reference.dtype)[0].view(reference.dtype).view(reference.shape)
 
 
 def join_pieces(reference: Reference, pieces: Sequence[tuple[Chunk, Piece]]) -> Any:
@@ -131,7 +131,7 @@ def join_pieces(reference: Reference, pieces: Sequence[tuple[Chunk, Piece]]) -> 
         part = whole
         for dim in range(len(reference.shape)):
             part = part.narrow(dim, chunk.offsets[dim], chunk.sizes[dim])
-        part.copy_(_look_at(torch, piece, carrier)[0].view(carrier).view(part.shape))
+        part.copy_(_view(torch, piece, carrier)[0].view(carrier).view(part.shape))
     return whole.view(reference.dtype)
 
 
@@ -139,7 +139,7 @@ def read_part(reference: Reference, chunk: Chunk, piece: Piece) -> Any:
     """A piece as a tensor of its carrier's dtype, to be copied from: it may be memory that is not ours."""
     torch = load_torch()
     carrier = carrier_of(torch, reference.dtype)
-    return _look_at(torch, piece, carrier)[0].view(carrier).view(chunk.sizes[: len(reference.shape)])
+    return _view(torch, piece, carrier)[0].view(carrier).view(chunk.sizes[: len(reference.shape)])
 
 
 def make_array(reference: Reference, piece: Piece | None) -> Any:
@@ -158,7 +158,7 @@ def _empty(torch: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     return torch.empty((*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
 
 
-def _look_at(torch: Any, piece: Piece, dtype: Any) -> tuple[Any, bool]:
+def _view(torch: Any, piece: Piece, dtype: Any) -> tuple[Any, bool]:
     """The piece as a flat tensor of bytes over its own memory, if elements of `dtype` can be seen in that; else over a
     copy. And whether that memory is ours."""
     start, end = piece.stored.start, piece.stored.end

@@ -17,11 +17,11 @@ from holdfast.checkpoint.state.decode import (
     Reference,
     join_pieces,
     load_torch,
-    look_at_tensor,
     make_array,
     make_tag,
     make_tensor,
     read_reference,
+    view_tensor,
 )
 from holdfast.checkpoint.state.safetensors import TensorInfo, parse_header
 from holdfast.checkpoint.state.shard_index import INDEX, Chunk, ShardedTensor, read_index
@@ -149,9 +149,9 @@ class LoadedLeaves:
         made = self._made[key]
         return made[()] if reference.is_scalar else made
 
-    def look(self, reference: Reference) -> Any:
+    def view(self, reference: Reference) -> Any:
         """A tensor of one part, only to be copied from, and only now."""
-        return look_at_tensor(reference, self.files.pieces(reference.name)[0][1])
+        return view_tensor(reference, self.files.pieces(reference.name)[0][1])
 
     def _make(self, reference: Reference) -> Any:
         pieces = self.files.pieces(reference.name)

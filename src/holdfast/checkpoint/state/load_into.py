@@ -67,7 +67,7 @@ class _Matching:
                 spread.append((reference, target))
             elif pieces:
                 with load_torch().no_grad():
-                    target.copy_(self._leaves.look(reference))
+                    target.copy_(self._leaves.view(reference))
         if spread:
             from holdfast.checkpoint.state.resharding import read_into
 

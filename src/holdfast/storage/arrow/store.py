@@ -194,7 +194,7 @@ class ArrowStore:
                 self._verbs.copy(origin, at)
 
         try:
-            self._place(target, copy)
+            self._write_whole(target, copy)
         except NotImplementedError:
             self._write(target, self._blocks(source, size_bytes))
         if self.size(target) != size_bytes:
@@ -284,9 +284,9 @@ class ArrowStore:
             with self._translated(key):
                 stream.close()
 
-        self._place(key, write)
+        self._write_whole(key, write)
 
-    def _place(self, key: str, write: Callable[[str], None]) -> None:
+    def _write_whole(self, key: str, write: Callable[[str], None]) -> None:
         """Let `write` make a file that appears under `key` whole or not at all."""
         path = self._path(key)
         if self._verbs.objects:

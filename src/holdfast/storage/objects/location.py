@@ -119,13 +119,13 @@ class _Parts:
 
 def parse(uri: str, environment: Mapping[str, str]) -> Location:
     """The location that `uri` names; `InvalidURI` says what is wrong with it."""
-    parts = _take_apart(uri, environment)
+    parts = _split_uri(uri, environment)
     if parts.kind == "s3":
         return _s3(parts)
     return _gcs(parts) if parts.kind == "gcs" else _azure(parts)
 
 
-def _take_apart(uri: str, environment: Mapping[str, str]) -> _Parts:
+def _split_uri(uri: str, environment: Mapping[str, str]) -> _Parts:
     # What is shown from here on never holds more than the part before the query, without user and password.
     scheme, _, rest = uri.partition("://")
     shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"

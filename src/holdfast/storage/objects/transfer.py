@@ -1,7 +1,7 @@
-"""Large objects on their way: what `objects` sends as parts, and fetches as ranges.
+"""Multipart uploads and ranged downloads of large objects, for `store`.
 
-A download is one stream, or several ranges at a time where that is faster: a cloud gives more to many connections,
-while some servers of one's own hash the whole object for each range.
+A download is one stream, or several ranges at a time where that is faster: clouds serve many connections faster than
+one, while some servers hash the whole object for each range.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def put_parts(client: Any, path: str, blocks: Iterable[Any], part_bytes: int = _
         sending = pool.submit(_send, client, path, parts, part_bytes)
         try:
             for block in blocks:
-                if not parts.lay(block):
+                if not parts.put(block):
                     break
             parts.end()
         except BaseException as error:
@@ -57,34 +57,35 @@ class _BlockQueue(Iterator[Any]):
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Any] = SimpleQueue()
-        self._room = Semaphore(2)
+        self._free = Semaphore(2)
         self._stopped = False
 
-    def lay(self, block: Any) -> bool:
-        """Hand a block over; False when nobody takes any more."""
-        self._room.acquire()
+    def put(self, block: Any) -> bool:
+        """Hand a block over, waiting for a free place; False when the receiver has stopped."""
+        self._free.acquire()
         self._queue.put(block)
         return not self._stopped
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more blocks; with an error, what was taken is not to be kept."""
+        """No more blocks; with an error the receiver raises it, so that the upload is cancelled."""
         self._queue.put(StopIteration() if error is None else error)
 
     def stop(self) -> None:
-        """Let nobody wait for room any more."""
+        """The receiver takes no more blocks: wake a sender that waits."""
         self._stopped = True
-        self._room.release()
+        self._free.release()
 
     def __next__(self) -> Any:
         block = self._queue.get()
         if isinstance(block, BaseException):
             raise block
-        self._room.release()
+        self._free.release()
         return block
 
 
 def ranges(client: Any, path: str, size_bytes: int, tag: str | None) -> Iterator[Any]:
-    """The blocks of an object, in order, fetched several at a time. `tag` makes sure that all are of one object."""
+    """The blocks of an object, in order, fetched several at a time. `tag` (ETag) ensures that all are of one
+    version."""
 
     def fetch(start: int) -> Any:
         options: Any = {"range": (start, min(start + _PART_BYTES, size_bytes)), "if_match": tag}
@@ -105,5 +106,5 @@ def ranges(client: Any, path: str, size_bytes: int, tag: str | None) -> Iterator
 
 
 def part_bytes_for(size_bytes: int) -> int:
-    """The size of parts: whole MiB, and not too many of them."""
+    """The part size: whole MiB, and at most as many parts as S3 accepts."""
     return max(_PART_BYTES, -(-size_bytes // _MAX_PARTS // _MIB) * _MIB)

@@ -40,7 +40,7 @@ class Directories:
         """It, or one above it, may have vanished."""
         self._durable.difference_update((directory, *directory.parents))
 
-    def settle_deletion(self, directory: Path, root: Path) -> None:
+    def sync_deletion(self, directory: Path, root: Path) -> None:
         """Make deletions in a directory durable; remove it and those above it, below the root, that are empty now."""
         with suppress(FileNotFoundError, NotADirectoryError):
             _sync_directory(directory)

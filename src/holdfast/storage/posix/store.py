@@ -122,7 +122,7 @@ class PosixStore:
                 path.unlink()
         for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
             with translated(parent):
-                self._shared.directories.settle_deletion(parent, self._root)
+                self._shared.directories.sync_deletion(parent, self._root)
 
     def copy(self, source: str, target: str) -> None:
         origin, path = self._path(source), self._path(target)
