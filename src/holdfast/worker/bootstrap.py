@@ -44,7 +44,7 @@ from holdfast.worker.plain_data import plain_data
 from holdfast.worker.stdio import WorkerFds, watch_for_crashes
 from holdfast.worker.torchrun import OtherRankSession, RankZeroSession, Torchrun
 
-__all__ = ["RETURN_VALUE_LIMIT_BYTES", "ForkContext", "run_inline", "run_other_rank", "run_worker"]
+__all__ = ["RETURN_VALUE_LIMIT_BYTES", "ForkContext", "release_port", "run_inline", "run_other_rank", "run_worker"]
 
 
 RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -182,15 +182,15 @@ def _call(job: Job, assignment: Assignment, listen_fd: int | None) -> Any:
     if job.framework is not None:
         job.framework.setup(assignment, listen_fd)
     elif listen_fd is not None:
-        _let_go_of_port(listen_fd)
+        release_port(listen_fd)
     if job.takes_config:
         return job.function(job.config if job.config is not None else {})
     return job.function()
 
 
-def _let_go_of_port(listen_fd: int) -> None:
-    """Now the function can bind MASTER_PORT itself, as under torchrun. The processes by way of which the socket came
-    here may not have closed theirs yet, so it is shut for all of them."""
+def release_port(listen_fd: int) -> None:
+    """Close the listening socket of MASTER_PORT, so that the function or a library can bind it, as under torchrun. The
+    processes by way of which it came here may not have closed theirs yet, so it is shut down for all of them."""
     with socket.socket(fileno=listen_fd) as listener:
         listener.shutdown(socket.SHUT_RDWR)
 

@@ -1,0 +1,72 @@
+"""LightGBM on several workers, each with its share of the rows; a restarted run goes on from the last saved model.
+
+    python examples/frameworks/train_lightgbm.py --storage_path ~/holdfast_results --run_name lightgbm
+"""
+
+import argparse
+
+import lightgbm
+import numpy as np
+
+from holdfast import train
+from holdfast.train.lightgbm import LightGBMTrainer, RayTrainReportCallback, get_network_params
+
+
+def train_func(config):
+    context = train.get_context()
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2000, 8))
+    labels = rows[:, 0] * rows[:, 1] + np.sin(rows[:, 2])
+    mine = slice(context.get_world_rank(), None, context.get_world_size())
+    data = lightgbm.Dataset(rows[mine], label=labels[mine], free_raw_data=False)
+
+    booster, rounds = None, config["rounds"]
+    checkpoint = train.get_checkpoint()
+    if checkpoint is not None:
+        booster = RayTrainReportCallback.get_model(checkpoint)
+        rounds -= booster.num_trees()
+    booster = lightgbm.train(
+        {
+            "objective": "regression",
+            "metric": "rmse",
+            "num_leaves": 15,
+            "learning_rate": 0.3,
+            "tree_learner": "data",
+            "pre_partition": True,
+            "deterministic": True,
+            "num_threads": 1,
+            "verbosity": -1,
+            **get_network_params(),
+        },
+        data,
+        num_boost_round=rounds,
+        valid_sets=[data],
+        valid_names=["train"],
+        init_model=booster,
+        callbacks=[RayTrainReportCallback({"rmse": "train-rmse"}, frequency=2)],
+    )
+    return float(booster.predict(rows[mine]).sum())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--storage_path")
+    parser.add_argument("--run_name", default="train_lightgbm")
+    parser.add_argument("--num_workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=12)
+    args = parser.parse_args()
+    result = LightGBMTrainer(
+        train_func,
+        train_loop_config={"rounds": args.rounds},
+        scaling_config=train.ScalingConfig(num_workers=args.num_workers),
+        run_config=train.RunConfig(
+            name=args.run_name,
+            storage_path=args.storage_path,
+            failure_config=train.FailureConfig(max_failures=3),
+        ),
+    ).fit()
+    print("rmse", result.metrics["rmse"])
+
+
+if __name__ == "__main__":
+    main()

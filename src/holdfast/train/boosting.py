@@ -1,0 +1,84 @@
+"""What the report callbacks of XGBoost and LightGBM share: which metrics are reported, and when a model is saved."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.train import checks
+
+__all__ = ["BoosterReports", "refuse_legacy_arguments"]
+
+Metrics = dict[str, Any]
+
+
+class BoosterReports:
+    """Turns evaluation results into reports; rank 0 gives the model, which is the same on every rank."""
+
+    CHECKPOINT_NAME = ""
+
+    def __init__(
+        self,
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        filename: str | None = None,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Callable[[Metrics], Metrics] | None = None,
+    ) -> None:
+        """`metrics` are the names to report, as `data-metric`, or a mapping from a name of your own to such a one; None
+        reports all. A model is saved as `filename` every `frequency` rounds (0: never) and at the end."""
+        super().__init__()
+        checks.whole_number(f"{type(self).__name__}(frequency)", frequency, least=0)
+        self._names = _renamed(metrics)
+        self._filename = filename or self.CHECKPOINT_NAME
+        self._frequency = frequency
+        self._checkpoint_at_end = checkpoint_at_end
+        self._postprocess = results_postprocessing_fn
+
+    def _is_due(self, round_number: int) -> bool:
+        """Whether a model is to be saved after this round, counted from 0."""
+        return self._frequency > 0 and (round_number + 1) % self._frequency == 0
+
+    def _select(self, results: Metrics) -> Metrics:
+        if self._names is not None:
+            if missing := [name for name in self._names.values() if name not in results]:
+                raise ConfigError(
+                    f"{type(self).__name__}(metrics) names {missing[0]!r}, but the evaluation gave "
+                    f"{', '.join(sorted(results)) or 'nothing'}: write one of those, as `data-metric`."
+                )
+            results = {ours: results[theirs] for ours, theirs in self._names.items()}
+        return self._postprocess(results) if self._postprocess is not None else results
+
+    def _report(self, results: Metrics, model: Any, with_model: bool) -> None:
+        from holdfast import train
+
+        if not with_model or train.get_context().get_world_rank() != 0:
+            train.report(self._select(results))
+            return
+        directory = tempfile.mkdtemp()
+        model.save_model(str(Path(directory, self._filename)))
+        train.report(
+            self._select(results),
+            checkpoint=train.Checkpoint.from_directory(directory),
+            delete_local_checkpoint_after_upload=True,
+        )
+
+
+def _renamed(metrics: str | Sequence[str] | Mapping[str, str] | None) -> dict[str, str] | None:
+    if not metrics:
+        return None
+    if isinstance(metrics, str):
+        return {metrics: metrics}
+    return dict(metrics) if isinstance(metrics, Mapping) else {name: name for name in metrics}
+
+
+def refuse_legacy_arguments(trainer: str, arguments: Mapping[str, Any]) -> None:
+    """`XGBoostTrainer(label_column=..., params=...)` of old scripts."""
+    if given := [name for name, value in arguments.items() if value is not None]:
+        raise DeprecationWarning(
+            f"{trainer}({', '.join(given)}) has gone: call the framework's own train() in a train_loop_per_worker, and "
+            "give that function to the trainer."
+        )

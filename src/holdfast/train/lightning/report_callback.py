@@ -1,0 +1,53 @@
+"""The callback for `Trainer(callbacks=[...])` that reports each epoch with a Lightning checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from holdfast import train
+from holdfast.errors import ConfigError
+from holdfast.train.lightning.strategies import pl
+from holdfast.worker.session import CheckpointUploadMode
+
+__all__ = ["RayTrainReportCallback", "ReportCallback"]
+
+
+class ReportCallback(pl.callbacks.Callback):  # type: ignore[misc]
+    """At the end of each training epoch, reports the logged metrics, `epoch` and `step`, with a checkpoint that holds
+    `checkpoint.ckpt`: `trainer.fit(model, ckpt_path=...)` goes on from it.
+
+    `checkpoint_upload_mode` is that of `train.report`.
+    """
+
+    CHECKPOINT_NAME = "checkpoint.ckpt"
+
+    def __init__(
+        self, checkpoint_upload_mode: CheckpointUploadMode | None = None, validation: bool | object = False
+    ) -> None:
+        super().__init__()
+        if validation:
+            raise ConfigError("ReportCallback(validation) is not supported yet: evaluate in the training function.")
+        self.checkpoint_upload_mode = checkpoint_upload_mode
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lightning calls this on every rank."""
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        metrics |= {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        # Strategies that shard write the files of all ranks to rank 0's path, each on its own node.
+        rank, local_rank = train.get_context().get_world_rank(), train.get_context().get_local_rank()
+        mine = tempfile.mkdtemp(prefix="lightning_checkpoint_") if rank == 0 else ""
+        directory = Path(trainer.strategy.broadcast(mine))
+        directory.mkdir(parents=True, exist_ok=True)
+        trainer.save_checkpoint(directory / self.CHECKPOINT_NAME, weights_only=False)  # ends with a barrier
+        gives = local_rank == 0 and any(directory.iterdir())
+        checkpoint = train.Checkpoint.from_directory(directory) if gives else None
+        options: dict[str, Any] = {"delete_local_checkpoint_after_upload": True} if gives else {}
+        train.report(metrics, checkpoint, checkpoint_upload_mode=self.checkpoint_upload_mode, **options)
+        if local_rank == 0 and not gives:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+RayTrainReportCallback = ReportCallback

@@ -1,0 +1,67 @@
+"""`XGBoostTrainer`: a `DataParallelTrainer` whose workers are one group of XGBoost's collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from holdfast.errors import ConfigError
+from holdfast.train.boosting import refuse_legacy_arguments
+from holdfast.train.config import RunConfig, ScalingConfig
+from holdfast.train.lazy_attributes import require
+from holdfast.train.trainer import DataParallelTrainer
+from holdfast.train.xgboost.collective import XGBoostCollective
+from holdfast.train.xgboost.config import XGBoostConfig
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.worker.job import Framework
+
+__all__ = ["XGBoostTrainer"]
+
+
+class XGBoostTrainer(DataParallelTrainer):
+    """Calls a function that calls `xgboost.train` on every worker; with several workers, they train one model."""
+
+    _preload: ClassVar[tuple[str, ...]] = ("xgboost",)
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        xgboost_config: XGBoostConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        label_column: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        num_boost_round: int | None = None,
+    ) -> None:
+        refuse_legacy_arguments(
+            "XGBoostTrainer", {"label_column": label_column, "params": params, "num_boost_round": num_boost_round}
+        )
+        require("XGBoostTrainer", {"xgboost": "xgboost"})
+        if xgboost_config is not None and not isinstance(xgboost_config, XGBoostConfig):
+            raise ConfigError(f"xgboost_config must be an XGBoostConfig, not {type(xgboost_config).__name__}.")
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            backend_config=xgboost_config or XGBoostConfig(),
+            datasets=datasets,
+            dataset_config=dataset_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+        )
+
+    def _framework(self) -> Framework | None:
+        return XGBoostCollective()
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint) -> Any:
+        raise DeprecationWarning("XGBoostTrainer.get_model() has gone: call RayTrainReportCallback.get_model().")

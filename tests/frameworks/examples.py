@@ -1,0 +1,52 @@
+"""Runs a script of `examples/frameworks` as a user does, undisturbed or with a worker that is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.faults.programs.place import Place
+
+from holdfast.core.records import GenerationStarted
+from holdfast.train import Result
+
+__all__ = ["check_survives", "run_example"]
+
+_ROOT = Path(__file__).parents[2]
+_KILL_WORKER = Path(__file__).parent / "kill_worker"
+
+
+def run_example(place: Place, script: str, name: str, kill: str | None = None, **options: object) -> Result:
+    """Run `script` to its end; with `kill` ("rank:number"), that rank is killed before its report of that number."""
+    command = [sys.executable, str(_ROOT / "examples" / "frameworks" / script)]
+    command += ["--storage_path", str(place.storage), "--run_name", name]
+    command += [text for option, value in options.items() for text in (f"--{option}", str(value))]
+    environment = dict(os.environ)
+    if kill is not None:
+        environment |= {"KILL_WORKER": kill, "PYTHONPATH": str(_KILL_WORKER)}
+    done = subprocess.run(
+        command, env=environment, cwd=place.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout
+    logs = [path.read_text() for path in (place.storage / name / "logs").rglob("*.log")]
+    for text in [done.stdout, *logs]:
+        assert "fork" not in text.lower()  # a framework warns, or workers are started cold
+        assert "started cold" not in text
+    return Result.from_path(place.storage / name)
+
+
+def check_survives(place: Place, script: str, metric: str, kill: str, **options: object) -> None:
+    """A run in which a worker is killed ends as one that is left alone."""
+    pytest.importorskip("torch")
+    quiet = run_example(place, script, "quiet", **options)
+    killed = run_example(place, script, "killed", kill, **options)
+    generations = [record for record in place.records("killed") if isinstance(record, GenerationStarted)]
+    assert len(generations) == 2
+    assert killed.return_value == quiet.return_value
+    first, second = quiet.metrics_dataframe, killed.metrics_dataframe
+    assert first is not None and second is not None
+    assert list(first[metric]) == list(second[metric])
+    place.check_stored("killed")
