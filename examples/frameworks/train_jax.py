@@ -1,6 +1,6 @@
 """JAX on several workers: the batch is spread over the devices of all of them, the parameters are on each.
 
-    python examples/frameworks/train_jax.py --storage_path ~/holdfast_results --run_name jax
+python examples/frameworks/train_jax.py --storage_path ~/holdfast_results --run_name jax
 """
 
 import argparse

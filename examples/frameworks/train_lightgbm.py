@@ -1,6 +1,6 @@
 """LightGBM on several workers, each with its share of the rows; a restarted run goes on from the last saved model.
 
-    python examples/frameworks/train_lightgbm.py --storage_path ~/holdfast_results --run_name lightgbm
+python examples/frameworks/train_lightgbm.py --storage_path ~/holdfast_results --run_name lightgbm
 """
 
 import argparse

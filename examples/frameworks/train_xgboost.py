@@ -1,6 +1,6 @@
 """XGBoost on several workers, each with its share of the rows; a restarted run goes on from the last saved model.
 
-    python examples/frameworks/train_xgboost.py --storage_path ~/holdfast_results --run_name xgboost
+python examples/frameworks/train_xgboost.py --storage_path ~/holdfast_results --run_name xgboost
 """
 
 import argparse

@@ -19,16 +19,22 @@ _ROOT = Path(__file__).parents[2]
 _KILL_WORKER = Path(__file__).parent / "kill_worker"
 
 
-def run_example(place: Place, script: str, name: str, kill: str | None = None, **options: object) -> Result:
+def run_example(place: Place, script: str, name: str, kill: str | None = None) -> Result:
     """Run `script` to its end; with `kill` ("rank:number"), that rank is killed before its report of that number."""
     command = [sys.executable, str(_ROOT / "examples" / "frameworks" / script)]
     command += ["--storage_path", str(place.storage), "--run_name", name]
-    command += [text for option, value in options.items() for text in (f"--{option}", str(value))]
     environment = dict(os.environ)
     if kill is not None:
         environment |= {"KILL_WORKER": kill, "PYTHONPATH": str(_KILL_WORKER)}
     done = subprocess.run(
-        command, env=environment, cwd=place.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+        command,
+        check=False,
+        env=environment,
+        cwd=place.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout
     logs = [path.read_text() for path in (place.storage / name / "logs").rglob("*.log")]
@@ -38,11 +44,11 @@ def run_example(place: Place, script: str, name: str, kill: str | None = None, *
     return Result.from_path(place.storage / name)
 
 
-def check_survives(place: Place, script: str, metric: str, kill: str, **options: object) -> None:
+def check_survives(place: Place, script: str, metric: str, kill: str) -> None:
     """A run in which a worker is killed ends as one that is left alone."""
     pytest.importorskip("torch")
-    quiet = run_example(place, script, "quiet", **options)
-    killed = run_example(place, script, "killed", kill, **options)
+    quiet = run_example(place, script, "quiet")
+    killed = run_example(place, script, "killed", kill)
     generations = [record for record in place.records("killed") if isinstance(record, GenerationStarted)]
     assert len(generations) == 2
     assert killed.return_value == quiet.return_value

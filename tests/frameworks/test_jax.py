@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from tests.faults.programs.place import Place
 from tests.frameworks.examples import check_survives
@@ -12,3 +14,6 @@ pytestmark = pytest.mark.frameworks
 def test_jax_survives_a_killed_worker(place: Place) -> None:
     pytest.importorskip("jax")
     check_survives(place, "train_jax.py", "loss", kill="1:4")
+    compiled = place.cache / "jax"  # kept on purpose: a restarted worker finds it
+    assert any(compiled.iterdir())
+    shutil.rmtree(compiled)

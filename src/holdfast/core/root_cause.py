@@ -21,6 +21,7 @@ _ECHOES = (
     "socket timeout",
     "timed out waiting",
     "remote process exited",
+    "collective/result.cc",  # where XGBoost raises whatever goes wrong between its workers
 )
 
 

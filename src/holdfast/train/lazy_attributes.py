@@ -31,7 +31,11 @@ def lazy_attributes(
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if needs is not None:
             require(f"{module}.{name}", needs)
-        value = getattr(importlib.import_module(f"{module}.{home}"), name)
+        try:
+            found = importlib.import_module(f"{module}.{home}")
+        except AttributeError as error:  # Python would take it for a name that is not there
+            raise ImportError(f"{module}.{name} cannot be imported: {error}.") from error
+        value = getattr(found, name)
         setattr(sys.modules[module], name, value)
         return value
 

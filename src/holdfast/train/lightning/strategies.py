@@ -16,6 +16,7 @@ from holdfast.train.torch.devices import get_device
 if TYPE_CHECKING:
     import lightning.pytorch as pl
     import torch
+    from lightning.pytorch.plugins.environments import LightningEnvironment as _Environment
 else:
     # The one that the script uses: classes of the two packages are not the same.
     _use_old_name = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
@@ -23,6 +24,7 @@ else:
         pl = importlib.import_module("pytorch_lightning" if _use_old_name else "lightning.pytorch")
     except ModuleNotFoundError:
         pl = importlib.import_module("pytorch_lightning")
+    _Environment = importlib.import_module(f"{pl.__name__}.plugins.environments").LightningEnvironment
 
 __all__ = [
     "DDPStrategy",
@@ -63,7 +65,7 @@ class RayDeepSpeedStrategy(_OnRunsDevice, pl.strategies.DeepSpeedStrategy):  # t
     """Training with DeepSpeed. Not run in Holdfast's tests: DeepSpeed needs GPUs."""
 
 
-class RayLightningEnvironment(pl.plugins.environments.LightningEnvironment):  # type: ignore[misc]
+class RayLightningEnvironment(_Environment):  # type: ignore[misc]
     """Ranks and sizes as the run has them; nobody can change them."""
 
     @property

@@ -1,0 +1,32 @@
+"""Frameworks on top of torch, on two workers, one of which is killed on the way: the same weights as undisturbed."""
+
+from __future__ import annotations
+
+import pytest
+from tests.faults.programs.place import Place
+from tests.frameworks.examples import check_survives
+
+pytestmark = pytest.mark.frameworks
+
+
+def test_lightning_survives_a_killed_worker(place: Place) -> None:
+    pytest.importorskip("lightning")
+    check_survives(place, "train_lightning.py", "loss", kill="1:4")
+
+
+def test_transformers_survives_a_killed_worker(place: Place) -> None:
+    pytest.importorskip("transformers")
+    check_survives(place, "train_transformers.py", "loss", kill="1:4")
+
+
+def test_accelerate_survives_a_killed_worker(place: Place) -> None:
+    pytest.importorskip("accelerate")
+    check_survives(place, "train_accelerate.py", "loss", kill="1:4")
+
+
+def test_fsdp2_survives_a_killed_worker(place: Place) -> None:
+    check_survives(place, "train_fsdp2.py", "loss", kill="1:4")
+
+
+def test_torch_compile_survives_a_killed_worker(place: Place) -> None:
+    check_survives(place, "train_torch_compile.py", "loss", kill="1:4")
