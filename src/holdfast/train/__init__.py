@@ -68,7 +68,18 @@ _HOMES = {
     "report": "holdfast.train.functions",
     "should_checkpoint": "holdfast.train.functions",
 }
-_SUBMODULES = ("backend", "collective", "context", "torch")
+_SUBMODULES = (
+    "backend",
+    "collective",
+    "context",
+    "huggingface",
+    "jax",
+    "lightgbm",
+    "lightning",
+    "torch",
+    "v2",
+    "xgboost",
+)
 
 __all__ = [
     "BackendConfig",

@@ -1,16 +1,19 @@
-"""What the report callbacks of XGBoost and LightGBM share: which metrics are reported, and when a model is saved."""
+"""What XGBoost and LightGBM share: which metrics their callbacks report, and when and how a model is saved."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from holdfast.checkpoint.handle import Checkpoint
 from holdfast.errors import ConfigError
 from holdfast.train import checks
 
-__all__ = ["BoosterReports", "refuse_legacy_arguments"]
+__all__ = ["BoosterCheckpoint", "BoosterReports", "refuse_legacy_arguments"]
 
 Metrics = dict[str, Any]
 
@@ -65,6 +68,26 @@ class BoosterReports:
             checkpoint=train.Checkpoint.from_directory(directory),
             delete_local_checkpoint_after_upload=True,
         )
+
+
+class BoosterCheckpoint(Checkpoint):
+    """A checkpoint that holds one model, for scripts that use Ray's older classes."""
+
+    MODEL_FILENAME = ""
+
+    @classmethod
+    def from_model(cls, booster: Any, *, preprocessor: Any = None, path: str | None = None) -> Self:
+        """Save the model in the directory `path`, or in a temporary one that goes when this object does."""
+        if preprocessor is not None:
+            raise ConfigError(
+                f"{cls.__name__}(preprocessor) is a part of Ray Data and is not kept: save what it learned as a file."
+            )
+        directory = path or tempfile.mkdtemp()
+        booster.save_model(str(Path(directory, cls.MODEL_FILENAME)))
+        made = cls(directory)
+        if path is None:
+            weakref.finalize(made, shutil.rmtree, directory, ignore_errors=True)
+        return made
 
 
 def _renamed(metrics: str | Sequence[str] | Mapping[str, str] | None) -> dict[str, str] | None:

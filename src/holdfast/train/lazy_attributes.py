@@ -44,6 +44,6 @@ def lazy_attributes(
 
 def require(what: str, needs: Mapping[str, str]) -> None:
     """Raise `MissingExtra` if none of the packages is installed; nothing is imported."""
-    if not any(package in sys.modules or importlib.util.find_spec(package) for package in needs):
+    if not any(sys.modules.get(package) or importlib.util.find_spec(package) for package in needs):
         package, extra = next(iter(needs.items()))
         raise MissingExtra(f"{what} needs {package}; run: pip install 'holdfast[{extra}]'")

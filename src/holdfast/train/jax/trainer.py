@@ -13,6 +13,7 @@ from holdfast.train.lazy_attributes import require
 from holdfast.train.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
+    from holdfast.train.data import DataConfig
     from holdfast.worker.job import Framework
 
 __all__ = ["JaxTrainer"]
@@ -30,7 +31,7 @@ class JaxTrainer(DataParallelTrainer):
         train_loop_config: dict[str, Any] | None = None,
         jax_config: JaxConfig | None = None,
         scaling_config: ScalingConfig | None = None,
-        dataset_config: Any = None,
+        dataset_config: DataConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
     ) -> None:

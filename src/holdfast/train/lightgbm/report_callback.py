@@ -18,7 +18,7 @@ __all__ = ["RayTrainReportCallback", "ReportCallback"]
 
 
 class ReportCallback(BoosterReports):
-    """Reports the evaluation of each round as `data-metric`, and the model every `frequency` rounds and at the end."""
+    """Reports the evaluation of each round as `data-metric`, and the model every "frequency" rounds and at the end."""
 
     CHECKPOINT_NAME = "model.txt"
 
@@ -29,7 +29,7 @@ class ReportCallback(BoosterReports):
             return Booster(model_file=str(Path(directory, filename)))
 
     def __call__(self, env: CallbackEnv) -> None:
-        """LightGBM calls this after each round; with `init_model`, rounds are counted on from that model's."""
+        """LightGBM calls this after each round; with an init_model, rounds are counted on from that model's."""
         at_end = self._checkpoint_at_end and env.iteration == env.end_iteration - 1
         self._report(_results(env), env.model, with_model=at_end or self._is_due(env.iteration))
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import Any
 
 from xgboost import Booster
 
-from holdfast.checkpoint.handle import Checkpoint
+from holdfast.train.boosting import BoosterCheckpoint
 
 __all__ = ["XGBoostCheckpoint"]
 
 
-class XGBoostCheckpoint(Checkpoint):
+class XGBoostCheckpoint(BoosterCheckpoint):
     """A checkpoint that holds one XGBoost model."""
 
     MODEL_FILENAME = "model.json"
 
-    @classmethod
-    def from_model(cls, booster: Booster, *, path: str | None = None) -> XGBoostCheckpoint:
-        """Save the model in the directory `path`, or in a new temporary one."""
-        directory = path or tempfile.mkdtemp()
-        booster.save_model(str(Path(directory, cls.MODEL_FILENAME)))
-        return cls(directory)
-
-    def get_model(self) -> Any:
+    def get_model(self) -> Booster:
         """The model."""
         with self.as_directory() as directory:
             return Booster(model_file=str(Path(directory, self.MODEL_FILENAME)))

@@ -17,7 +17,7 @@ __all__ = ["RayTrainReportCallback", "ReportCallback"]
 
 
 class ReportCallback(BoosterReports, TrainingCallback):  # type: ignore[misc]
-    """Reports the evaluation of each round as `data-metric`, and the model every `frequency` rounds and at the end."""
+    """Reports the evaluation of each round as `data-metric`, and the model every "frequency" rounds and at the end."""
 
     CHECKPOINT_NAME = "model.ubj"
 

@@ -15,6 +15,7 @@ from holdfast.train.xgboost.config import XGBoostConfig
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.train.data import DataConfig
     from holdfast.worker.job import Framework
 
 __all__ = ["XGBoostTrainer"]
@@ -34,7 +35,7 @@ class XGBoostTrainer(DataParallelTrainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
-        dataset_config: Any = None,
+        dataset_config: DataConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
         label_column: str | None = None,

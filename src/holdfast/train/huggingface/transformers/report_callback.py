@@ -21,7 +21,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
     """Whenever the `Trainer` saves, reports the metrics that it has logged so far, with a checkpoint that holds its
     files in `checkpoint/`: `trainer.train(resume_from_checkpoint=...)` goes on from there.
 
-    Evaluate as often as you save (`eval_strategy`, `save_strategy`), so that the metrics belong to the checkpoint.
+    Evaluate as often as you save (eval_strategy, save_strategy), so that the metrics belong to the checkpoint.
     """
 
     CHECKPOINT_NAME = "checkpoint"
