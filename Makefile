@@ -7,11 +7,13 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 TORCH := torch==2.13.0
 SEEDS ?= 2000
 PYTEST_WORKERS ?= 2
-PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 # Tests of a tier that no machine has everything for may all be skipped or, with status 5, not exist.
 OR_NONE := || [ $$? -eq 5 ]
 FRAMEWORKS := .venv-frameworks
 RAY := .venv-ray
+# The tests start thousands of processes: none of them should compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit test-slow test-hosts test-frameworks test-ray test-as-user sim \
 	bench-store bench-train bench-checkpoint bench-journal counts clean

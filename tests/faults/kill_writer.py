@@ -1,8 +1,8 @@
-"""A program that is killed for a living: it forks a process per job, and each dies where the job says.
+"""A program that forks a process for each job; the process kills itself where the job says.
 
-It reads jobs as JSON lines and answers each with one line once the process is gone. It stays single-threaded and opens
-no remote store itself, so that forking is safe and costs a millisecond instead of an import. `KillingStore` dies by
-SIGKILL before the Nth call to the store; `delay_s` has this program kill at an instant that no call marks.
+It reads jobs as JSON lines and answers each with one line once the process has ended. It stays single-threaded and
+opens no remote store itself, so that forking is safe and costs a millisecond instead of an import. `KillingStore` sends
+SIGKILL before the Nth call to the store; with `delay_s` this program kills the process after a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Calls = list[str]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do, and when to die: before a call, at a block of an upload, after a time, or (None) not at all."""
+    """What to do, and when to be killed: before a call, at a block of an upload, after a time, or (None) not at all."""
 
     uri: str
     task: str
@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KillingStore:
-    """A store that counts its calls, and dies before one of them."""
+    """A store that counts its calls, and kills the process before one of them."""
 
     def __init__(self, store: Store, before_call: int | None, calls: Calls, lock: threading.Lock | None = None) -> None:
         self._store = store
