@@ -1,1 +1,1 @@
-"""Engines start and stop agents and tell which there are, nothing else."""
+"""Engines start and stop agents and report which there are, nothing else."""

@@ -1,6 +1,6 @@
-"""What the controller asks of an engine. `local` is the embedded one; others bring agents from a cluster.
+"""The interface of engines. `local` starts agents on this machine; others will start them in a cluster.
 
-An engine never talks to agents: it makes them exist, and they dial the controller by themselves.
+An engine does not talk to agents: it starts them, and they connect to the controller by themselves.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from typing import Protocol
 __all__ = ["Engine", "ControllerEndpoint", "OnGone"]
 
 OnGone = Callable[[str, int, str], None]
-"""Told (agent, its slots, why) when an agent's process is gone, from the controller's event loop."""
+"""Called with (agent, its slots, why) when an agent's process has ended, on the controller's event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerEndpoint:
-    """Where agents find their controller, and how they prove that they may."""
+    """The address of a controller, and the token that agents authenticate with."""
 
     address: str
     token: str = field(repr=False)
 
 
 class Engine(Protocol):
-    """Brings agents. All methods are called from the controller's event loop and must not block it."""
+    """Starts agents. All methods are called on the controller's event loop and must not block it."""
 
     def start(self, slots: int) -> list[str]:
-        """Begin to start agents with `slots` slots in all; returns their names. Raises `OSError` if none can be."""
+        """Begin to start agents with `slots` slots in all; returns their names. Raises `OSError` if none can be
+        started."""
         ...
 
     def kill(self, agent: str) -> None:
-        """End an agent that no longer answers, and everything below it. Unknown names are ignored."""
+        """Kill an agent that no longer answers, and its descendants. Unknown names are ignored."""
         ...
 
     async def close(self, flush_s: float) -> None:
-        """Return when every agent that this engine started is gone; each was told to take `flush_s` at most."""
+        """Wait until every agent of this engine has ended; each was told to take at most `flush_s`."""
         ...

@@ -19,7 +19,7 @@ __all__ = ["InlineEngine"]
 
 
 class InlineEngine:
-    """Brings the one agent that there can be."""
+    """Starts the only agent that there can be."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class InlineEngine:
             self._task.cancel()
 
     async def close(self, flush_s: float) -> None:
-        """The agent ends by itself when the controller says so; it waits for the user's function."""
+        """The agent ends by itself when the controller tells it to; it waits for the user's function."""
         if self._task is not None:
             await asyncio.wait({self._task})
 

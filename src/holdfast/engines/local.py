@@ -1,7 +1,7 @@
 """The embedded engine: agents as child processes on this machine.
 
-One agent is the rule; several stand in for nodes. An agent dies with the controller's process (the kernel sees to
-that, and so does its closed connection), and its death is known at once, through a pidfd.
+One agent is the rule; several stand in for nodes. An agent dies with the controller's process (by its parent death
+signal, and because its connection closes), and its death is noticed at once, through a pidfd.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.engines.engine import ControllerEndpoint, OnGone
 __all__ = ["LocalEngine"]
 
 _GRACE_S = 3.0
-"""What an agent may take to end beyond what it was given to store logs and artifacts."""
+"""How long an agent may take to end, besides the time for storing logs and artifacts."""
 
 
 class _Process(NamedTuple):
@@ -98,7 +98,7 @@ class LocalEngine:
 
 @contextmanager
 def _readable(secret: str) -> Iterator[int]:
-    """A descriptor from which a child can read a secret: neither its command line nor its environment shows it."""
+    """A pipe from which a child can read a secret, which neither its command line nor its environment shows."""
     reader, writer = os.pipe()
     try:
         os.write(writer, secret.encode())

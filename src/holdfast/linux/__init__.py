@@ -1,1 +1,1 @@
-"""What is asked of Linux: processes and their ends, signals, through prctl and /proc."""
+"""Linux: processes, exit statuses, signals and memory limits, through prctl and /proc."""

@@ -1,7 +1,7 @@
-"""How a process ended, in a phrase for a person: exit codes, signals by name, and whether memory had run out.
+"""Describe a wait status for people: exit code, signal by name, and whether memory had run out.
 
-The kernel does not tell who was killed for memory; it counts. A SIGKILL that nobody here sent, with a counter
-that rose since the generation began, is taken for that.
+The kernel only counts OOM kills; it does not say which process was killed. A SIGKILL that the agent did not send counts
+as one if the counter rose since the generation began.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ExitStatus:
 
 
 def exit_status_of(status: int, *, out_of_memory: bool = False) -> ExitStatus:
-    """`status` as of wait(2); `out_of_memory` says whether the kernel has killed someone for memory meanwhile."""
+    """`status` as of wait(2); `out_of_memory` says whether the count of OOM kills rose meanwhile."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         why = " (out of memory)" if out_of_memory and number == signal.SIGKILL else ""

@@ -1,9 +1,8 @@
-"""How much memory this node has left, and how often the kernel has killed for lack of it.
+"""Available memory of this node, and the number of OOM kills.
 
 Limits come from control groups, version 1 (`memory.limit_in_bytes`) and 2 (`memory.max`, `memory.high`), this process's
-own group and every group above it: a pod's or a batch job's limit usually stands some levels up. `buffers` and the
-agent's limits use `available_bytes`, `generation` uses `oom_kills`. Both take the root of the file tree to read, so
-that tests can give them another machine's.
+own group and every group above it: the limit of a pod or batch job is usually set some levels up. Both
+functions take the root of the file tree, so that tests can give them the files of another machine.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def available_bytes(root: Path = _ROOT) -> int:
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """How many processes the kernel has killed for memory: in this control group, or where it does not count there,
-    on this machine. The counter rises before the process gets its signal."""
+    """The number of OOM kills in this control group, or on this machine where groups do not count them. The counter
+    rises before the process gets its signal."""
     for group in _memory_groups(root):
         name = "memory.events" if group.version == 2 else "memory.oom_control"
         count = _fields(group.path / name).get("oom_kill")
@@ -71,19 +70,19 @@ def _headroom_v2(path: Path) -> int | None:
 
 
 def _headroom_v1(path: Path) -> int | None:
-    """A group without a limit says a number near 2**63, which no machine has."""
+    """A group without a limit shows a number near 2**63."""
     statistics = _fields(path / "memory.stat")
     limits = [_number(path / "memory.limit_in_bytes"), statistics.get("hierarchical_memory_limit")]
     known = [limit for limit in limits if limit is not None]
     used = _number(path / "memory.usage_in_bytes")
     if not known or used is None:
         return None
-    # The kernel would give inactive pages of files back at once, but counts them as used.
+    # Inactive page cache counts as used, but can be reclaimed at once.
     return min(known) - used + statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
 
 
 def _memory_groups(root: Path) -> list[_Group]:
-    """Where this process's memory is limited: one group, or two where both versions are mounted."""
+    """The groups that limit this process's memory: one, or two where both versions are mounted."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -99,7 +98,7 @@ def _memory_groups(root: Path) -> list[_Group]:
 
 
 def _hierarchies(mounts: list[str], version: int) -> Iterator[tuple[str, str]]:
-    """(the group that is mounted, where) of every mounted memory hierarchy of this version; see proc(5)."""
+    """(root, mount point) of every mounted memory hierarchy of this version; see proc(5)."""
     for line in mounts:
         fields = line.split()
         kind, _, options = fields[fields.index("-") + 1 :][:3]
@@ -110,7 +109,7 @@ def _hierarchies(mounts: list[str], version: int) -> Iterator[tuple[str, str]]:
 
 def _below(path: str, mount_root: str) -> PurePosixPath:
     """The group's path below its mount. A container's mount begins at the container's own group; a group outside of
-    what is mounted here (`/../..`) cannot be seen, and the mount itself is what is closest to it."""
+    the mount (`/../..`) cannot be read, and the mount itself is the nearest one above it."""
     with suppress(ValueError):
         relative = PurePosixPath(os.path.normpath(path)).relative_to(mount_root)
         if ".." not in PurePosixPath(path).parts:
@@ -119,7 +118,7 @@ def _below(path: str, mount_root: str) -> PurePosixPath:
 
 
 def _number(file: Path) -> int | None:
-    """None where there is no such file, or where it says "max"."""
+    """The number in a file; None if the file is missing or holds "max"."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Parents, children and threads, as the kernel sees them: what makes sure that nothing outlives its parent.
+"""Parent death signals, subreapers, children and threads: what makes sure that no process outlives its parent.
 
 Used by the agent, the zygote and the workers, and by whatever starts an agent. Linux only: prctl and /proc.
 """
@@ -37,7 +37,7 @@ def die_with_parent(parent_pid: int | None = None, sig: int = signal.SIGKILL) ->
     """Let the kernel send `sig` to this process when its parent ends; end at once if it has ended already.
 
     "Parent" is the thread that forked this process: start long-lived children from a thread that lives as long.
-    `parent_pid` is who it must be; without it, only a parent that is gone since this call began is noticed."""
+    `parent_pid` is the expected parent; without it, only a parent that ended since this call began is noticed."""
     expected = os.getppid() if parent_pid is None else parent_pid
     _prctl(_PR_SET_PDEATHSIG, sig)
     if os.getppid() != expected:
@@ -45,12 +45,12 @@ def die_with_parent(parent_pid: int | None = None, sig: int = signal.SIGKILL) ->
 
 
 def live_without_parent() -> None:
-    """Take `die_with_parent` back: this process is about to end by itself, and shall come to its end."""
+    """Undo `die_with_parent`: this process is about to end by itself, and must be able to finish."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def change_death_signal(sig: int) -> None:
-    """What the kernel sends when the parent ends, where `die_with_parent` was called; nothing otherwise."""
+    """Change the signal that the kernel sends when the parent ends; does nothing without `die_with_parent`."""
     current = ctypes.c_int(0)
     _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(current), 0, 0, 0)
     if current.value not in (0, sig):
@@ -58,29 +58,28 @@ def change_death_signal(sig: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` call this process; 15 characters."""
+    """Set the name that `ps` and `top` show; at most 15 characters."""
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def prefer_for_oom_kill() -> None:
-    """Have the kernel choose this process, and what it starts, before its parents when memory runs out.
+    """Let the OOM killer choose this process and its children before its parents.
 
-    The kernel's score is the share of memory in thousandths plus this. The agent may hold half of the memory for
-    snapshots, so a small worker goes before a large agent, and somebody else's process that fills most of the machine
-    still before both. Raising needs no privilege."""
+    The kernel's score is the share of memory in thousandths plus this value. The agent may hold half of the memory for
+    snapshots, so even a small worker is chosen before a large agent, and another process that fills most of the machine
+    is still chosen before both. Raising the value needs no privilege."""
     file = Path("/proc/self/oom_score_adj")
     with suppress(OSError):  # a /proc that is read-only, as in some sandboxes
         file.write_text(str(min(_OOM_SCORE_MAX, int(file.read_text()) + _OOM_SCORE_RAISE)))
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become children of this process instead of init's, so that it can end them."""
+    """Make orphaned descendants children of this process instead of init, so that it can kill them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int | None = None) -> list[int]:
-    """The pids of this or another process's children: its own, and orphans that it was given. Zombies are among
-    them."""
+    """The pids of the children of this or another process, with adopted orphans and zombies."""
     found: list[int] = []
     tasks = f"/proc/{'self' if pid is None else pid}/task"
     with suppress(FileNotFoundError, ProcessLookupError):  # a process that has just ended
@@ -91,7 +90,7 @@ def children(pid: int | None = None) -> list[int]:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the process is on its way out, or gone: its descriptors may be closed long before it is a zombie."""
+    """Whether the process is exiting or gone: its descriptors may be closed long before it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -101,7 +100,7 @@ def is_exiting(pid: int) -> bool:
 
 
 def thread_names() -> list[str]:
-    """The names of all of this process's threads; more than one means that forking it is not safe."""
+    """The names of all threads of this process; with more than one, forking is not safe."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -1,8 +1,8 @@
-"""SIGKILL for the descendants of this process, which is a subreaper, with a moment for resource trackers to finish.
+"""Kill all descendants of this process, a subreaper, and let resource trackers finish first.
 
 A process that uses multiprocessing's spawn or forkserver has a resource tracker, a process that unlinks named
 semaphores and shared memory when the last holder of its pipe has ended. Killed earlier, it would leave them in
-/dev/shm for ever. So everybody else is killed first, and a tracker only if it has not ended in time by itself.
+/dev/shm. So all others are killed first, and a tracker only if it does not end by itself in time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast.linux.process import children
 __all__ = ["end_children", "is_resource_tracker", "kill_children", "kill_descendants", "kill_group"]
 
 _TRACKERS_TIMEOUT_S = 1.0
-"""Less than what the agent gives its zygote to end."""
+"""How long a tracker may take; less than the time that the agent gives its zygote to end."""
 _TRACKER_COMMAND = b"resource_tracker import main"
-"""In the command line of multiprocessing's, and of joblib's, which is a copy."""
+"""Part of the command line of the trackers of multiprocessing and joblib."""
 
 
 def is_resource_tracker(pid: int) -> bool:
@@ -33,9 +33,9 @@ def is_resource_tracker(pid: int) -> bool:
 
 
 def kill_descendants(pids: Collection[int]) -> None:
-    """SIGKILL these children and, without waiting for their deaths, all below them but resource trackers.
+    """SIGKILL these children and, without waiting for them, all their descendants but resource trackers.
 
-    Whoever is missed, because it was orphaned at that moment, is then a child of this process: `kill_children`
+    A process that is missed because it was orphaned at that moment becomes a child of this process: `kill_children`
     finds it."""
     for pid in pids:
         _kill(pid)
@@ -46,7 +46,7 @@ def kill_descendants(pids: Collection[int]) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL the rest of the process group of a child that led it and is now a zombie, but resource trackers."""
+    """SIGKILL the process group of a child that led it and is now a zombie, but resource trackers."""
     members = [pid for pid in children() if pid != leader and os.getpgid(pid) == leader]
     family = [*members, *_below(members)]
     if any(map(is_resource_tracker, family)):
@@ -60,9 +60,9 @@ def kill_group(leader: int) -> None:
 
 
 def kill_children(spared: Collection[int] = ()) -> bool:
-    """SIGKILL every child but those that are `spared`, and but resource trackers as long as there is anybody else;
-    when there is not, wait for the trackers to end, for a bounded time, and kill them then. False when there was no
-    child left, not even a zombie."""
+    """SIGKILL every child that is not in `spared`, resource trackers excepted while there are others. With only
+    trackers left, wait for them for a bounded time, then kill them. False if there was no child left, not even a
+    zombie."""
     found = [pid for pid in children() if pid not in spared]
     others = [pid for pid in found if not is_resource_tracker(pid)]
     for pid in others:
@@ -73,8 +73,7 @@ def kill_children(spared: Collection[int] = ()) -> bool:
 
 
 def end_children(spared: Collection[int] = ()) -> None:
-    """Kill and reap until nobody is left but those that are `spared`: each death may turn grandchildren into
-    children."""
+    """Kill and reap until only `spared` children are left: each death may turn grandchildren into children."""
     while kill_children(spared):
         with suppress(ChildProcessError):
             os.waitpid(-1, 0)
@@ -94,7 +93,8 @@ def _end_trackers(pids: Iterable[int]) -> None:
 
 
 def _below(pids: Iterable[int]) -> Iterator[int]:
-    """All descendants of these, each before its own children are looked for: killed by then, it has no more."""
+    """All descendants of these, each before its own children are listed: the caller has killed it by then, so it cannot
+    fork any more."""
     for pid in pids:
         for child in children(pid):
             yield child

@@ -1,7 +1,7 @@
-"""Whether a process still has a signal to deal with: pending, or its handler at work.
+"""Whether a signal is still pending in a process, or its handler is still running.
 
-A dump of Python stacks is written by a signal handler, line by line, and nothing marks its end; on a busy machine a
-process may be kept waiting before it and anywhere in it. The kernel shows how far it is (`worker` asks).
+A dump of Python stacks is written by a signal handler, line by line, and nothing marks its end; on a busy machine the
+process may be descheduled before or within it. `/proc/<pid>/task/*/status` shows whether it has finished.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ __all__ = ["blocking", "has_to_handle"]
 
 
 def blocking(pid: int, number: int) -> set[int]:
-    """The threads that do not let the signal through: for good, or while they handle it."""
+    """The threads that block the signal: permanently, or while they handle it."""
     return {thread for thread, masks in _masks(pid).items() if _holds(masks["SigBlk"], number)}
 
 
 def has_to_handle(pid: int, number: int, blocked_before: set[int]) -> bool:
-    """Whether the signal waits for a thread, or one handles it that did not block it before the signal was sent."""
+    """Whether the signal is pending, or handled by a thread that did not block it before it was sent."""
     for thread, masks in _masks(pid).items():
         if _holds(masks["SigPnd"], number) or _holds(masks["ShdPnd"], number):
             return True

@@ -1,4 +1,4 @@
-"""What the operating system says, in the words of `holdfast.errors`.
+"""Translate errors of the operating system to `holdfast.errors`.
 
 `posix` wraps each call in `translated`; `arrow` may too, since pyarrow raises OSErrors with the same numbers.
 """

@@ -1,7 +1,8 @@
-"""What others need of local files: a way for a download to arrive whole, cheap copies, and the kind of a mount.
+"""Local files: atomic downloads, cheap copies, preallocation, and the type of a mount.
 
 `atomic_download` serves every backend's `download`; `reflink` and `copy_bytes` copy for `posix` and for the worker's
-staging; `mount_kind` tells `posix` and `locate` where other rules hold, and `has_shared_locks` what `flock` is worth.
+staging; `mount_kind` tells `posix` and `locate` about FUSE and network mounts, and `has_shared_locks` whether `flock`
+works between machines.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def atomic_download(target: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """An unbuffered file to write a download to: it becomes `target` when the block ends well, and vanishes when it
-    does not. Its mode is `mode` without what the umask takes away. What its opening and renaming say is translated;
-    wrap the writing in `translated(target)` too."""
+    """An unbuffered file to write a download to: it becomes `target` when the block succeeds, and is deleted otherwise.
+    Its mode is `mode` minus the umask. Errors of opening and renaming are translated; wrap the writing in
+    `translated(target)` too."""
     temporary = target.parent / new_temporary()
     with translated(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +98,8 @@ def mount_kind(directory: Path) -> str:
 
 
 def has_shared_locks(directory: Path) -> bool:
-    """Whether a `flock` there is seen by everybody who sees the file. On a disk of this machine it is; on network and
-    FUSE file systems it may hold on one machine only, whatever it answers."""
+    """Whether a `flock` there excludes every process that can open the file. On a local disk it does; on network and
+    FUSE file systems it may hold on one machine only, even if it succeeds."""
     return mount_kind(directory) in _LOCAL_MOUNTS
 
 
@@ -128,8 +129,8 @@ def copy_bytes(source: int, target: int) -> None:
 
 
 def preallocate(fd: int, size_bytes: int) -> bool:
-    """Set blocks aside for the first `size_bytes` of a file without changing its size; False where that is not to be
-    had (no room, or a filesystem that cannot)."""
+    """Allocate blocks for the first `size_bytes` of a file without changing its size; False if that fails (no space, or
+    not supported)."""
     fallocate = getattr(_libc, "fallocate", None)
     if fallocate is None:
         return False
@@ -137,7 +138,7 @@ def preallocate(fd: int, size_bytes: int) -> bool:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """All of `data`, however many writes that takes."""
+    """Write all of `data`, with as many writes as that takes."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]

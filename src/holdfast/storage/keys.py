@@ -1,4 +1,4 @@
-"""What a key may look like, and which names in a directory are a store's own temporaries.
+"""Validate keys, and recognise a store's own temporary files.
 
 Every backend checks keys here before it touches its storage, so a key that one of them refuses, all of them refuse.
 Neighbours: `store` states the rule, `posix` makes the temporaries.
@@ -42,5 +42,5 @@ def is_temporary(name: str) -> bool:
 
 
 def new_temporary() -> str:
-    """A name that nobody else uses; it tells which process made it."""
+    """A unique name that shows which process made it."""
     return f".tmp-{os.getpid()}-{secrets.token_hex(8)}"

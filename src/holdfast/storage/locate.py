@@ -1,4 +1,4 @@
-"""From what a user wrote to a store: paths, URIs, and the environment's defaults.
+"""Open the store that a path or URI names; defaults from the environment.
 
 The one place that knows every backend; `objects` and `arrow`, and the libraries below them, are imported only when a
 path asks for them. `uri` has the syntax of URIs.
@@ -28,7 +28,7 @@ _NETWORK_MOUNTS = ("fuse", "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beeg
 
 
 def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -> Store:
-    """The store that `path` names. Opening writes nothing, and creates nothing."""
+    """The store that `path` names. Opening writes and creates nothing."""
     text = os.fspath(path)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise InvalidURI(
@@ -58,7 +58,7 @@ def open_store(path: str | os.PathLike[str], filesystem: object | None = None) -
 
 
 def default_storage_path() -> str:
-    """Where runs go when nobody says: HOLDFAST_STORAGE, RAY_STORAGE, or ~/holdfast_results."""
+    """The default storage path: HOLDFAST_STORAGE, RAY_STORAGE, or ~/holdfast_results."""
     for name in ("HOLDFAST_STORAGE", "RAY_STORAGE"):
         if value := os.environ.get(name, "").strip():
             return value
@@ -111,7 +111,7 @@ def _open_arrow(path: str, filesystem: object | None) -> Store:
 
 
 def _only_missing(package: str, error: ImportError) -> None:
-    """Raise `error` itself unless it says that this very package is not installed."""
+    """Raise `error` itself unless it means that this very package is not installed."""
     if isinstance(error, MissingExtra) or (error.name or "").partition(".")[0] != package:
         raise error
 

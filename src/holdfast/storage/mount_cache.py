@@ -1,7 +1,7 @@
-"""How long a mount may show names as they were: what its daemon was told on its command line, or the user says.
+"""How long a FUSE mount caches names: from its daemon's command line, or as the user set it.
 
-Two FUSE mounts of one bucket do not see each other's exclusive creations, and each may keep names it has seen for
-a while. `control.lease` waits that out before it believes to be alone. Neighbour: `files.mount_kind`.
+Two FUSE mounts of one bucket do not see each other's exclusive creations, and each may cache names for a while.
+`control.lease` waits for that time before it assumes that it is alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FLAGS: dict[str, dict[str, str]] = {
     "rclone": {"--dir-cache-time": "5m", "--attr-timeout": "1s"},
     "gcsfuse": {"--stat-cache-ttl": "60s", "--type-cache-ttl": "60s"},
 }
-"""Each daemon's flags that keep names, with their defaults."""
+"""Each daemon's flags that set how long names are cached, with their defaults."""
 
 
 class MountCache(NamedTuple):
-    """A FUSE mount, and for how long it shows what others changed meanwhile as it was; None where nothing says."""
+    """A FUSE mount, and how long it caches names; None where that is unknown."""
 
     kind: str
     time_s: float | None
@@ -47,7 +47,7 @@ def find_mount_cache(directory: Path) -> MountCache | None:
 
 
 def _declared_s(program: str, point: str) -> float | None:
-    """What the daemon of this mount point says on its command line, where this process may read that."""
+    """The time on the command line of this mount point's daemon, where this process may read it."""
     flags = _FLAGS.get(program)
     if flags is None:
         return None

@@ -1,7 +1,6 @@
 """Directories that only their owner may enter: the cache, staging, session directories and temporary files.
 
-They hold what was not published yet, and files whose modes the user chose with care. `locate` says where the cache
-is.
+They hold files that are not published yet, and files whose modes the user chose. `locate` finds the cache.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private_directory(directory: Path) -> Path:
-    """Make a directory of mode 0700, with what is missing above it; one of ours that is there already is closed to
-    others, and anybody else's is left as it is."""
+    """Make a directory of mode 0700, with its parents. An existing one of ours is made private; another user's is left
+    as it is."""
     try:
         directory.mkdir(mode=0o700)
     except FileNotFoundError:

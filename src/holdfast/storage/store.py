@@ -1,6 +1,6 @@
-"""The Store protocol: small verbs over bytes, and what each of them owes its caller.
+"""The Store protocol: operations on bytes, and what each of them guarantees.
 
-One file per backend (`posix`, `objects`, `arrow`) implements it; `retry` wraps any of them; `tests/contract` holds
+One package per backend (`posix`, `objects`, `arrow`) implements it; `retry` wraps any of them; `tests/contract` holds
 every one of them to the obligations below. Nothing here knows what a checkpoint is: that is `holdfast.checkpoint`.
 
 Keys are relative, `/`-separated, never empty, without `.` or `..` parts; a key and `key/...` never coexist.
@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 __all__ = ["Digest", "Entry", "InMemory", "OnBytes", "Source", "Store"]
 
 OnBytes = Callable[[int], None]
-"""Told of each block's size as it goes through, for progress; may raise to abandon the transfer."""
+"""Called with each block's size as it is transferred, for progress; may raise to cancel the transfer."""
 
 
 class Entry(NamedTuple):
@@ -28,22 +28,22 @@ class Entry(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """What went through a transfer: byte count and lower-case hexadecimal BLAKE3 (256 bits)."""
+    """Size and BLAKE3 hash (256 bits, lower-case hexadecimal) of the bytes that were transferred."""
 
     size_bytes: int
     blake3: str
 
 
 class InMemory(NamedTuple):
-    """Bytes to be stored from where they lie. Nobody changes them before the upload is over."""
+    """Bytes in memory to be stored. Nobody changes them before the upload is over."""
 
     view: memoryview
     digest: Digest | None = None
-    """What they are known to hash to, where they were hashed already: they are then not hashed again."""
+    """Their digest, if it is known already: they are then not hashed again."""
 
 
 Source = Path | InMemory
-"""Where an upload takes its bytes from."""
+"""The source of an upload."""
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ class Store(Protocol):
 
     def create(self, key: str, data: bytes) -> None:
         """Like `put`, but raises `AlreadyExists` if the key is there. Of any number of concurrent creations exactly
-        one succeeds, where `exclusive`. An unknown outcome (a lost answer) is settled by reading back."""
+        one succeeds, where `exclusive`. An unknown outcome (a lost answer) is resolved by reading back."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -89,8 +89,8 @@ class Store(Protocol):
         ...
 
     def version(self, key: str) -> str | None:
-        """An opaque string that is another one whenever the bytes under `key` may have changed since; None where the
-        storage has no such thing, and then nothing may be concluded. `NotFound` if the key is not there.
+        """An opaque string that changes whenever the bytes under `key` may have changed; None where the storage has no
+        such thing, and then nothing may be concluded. `NotFound` if the key is not there.
 
         Files: device, inode, size, and times of the last change. It may change without the bytes, as it does when a
         file gets another hard link or loses one. Objects: the ETag."""
@@ -131,5 +131,5 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads. Closing twice is fine; views made by `sub` are closed as well."""
+        """Release connections and threads. Closing twice is fine; views made by `sub` are closed as well."""
         ...

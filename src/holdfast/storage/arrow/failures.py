@@ -1,8 +1,7 @@
-"""What pyarrow's filesystems, and those of fsspec behind them, say, in the words of `holdfast.errors`.
+"""Translate errors of pyarrow and fsspec filesystems to `holdfast.errors`.
 
-They raise what they like: OSErrors with and without a number, botocore's errors, texts of C++ and Java. Only the class
-and known codes are taken from them, never the text, which may hold addresses and keys. Neighbours: `arrow` wraps its
-calls in this; `failures` does the same for the operating system.
+They raise OSErrors with and without a number, botocore's errors, texts of C++ and Java. Only the class and known codes
+are used, never the text, which may hold addresses and keys. `storage.failures` does the same for the operating system.
 """
 
 from __future__ import annotations

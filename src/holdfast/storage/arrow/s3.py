@@ -1,4 +1,4 @@
-"""pyarrow's S3FileSystem by way of obstore, where both can do what was asked for.
+"""Open pyarrow's S3FileSystem through obstore, where its settings allow that.
 
 pyarrow has no conditional write, marks directories by objects that some servers trip over, and sends less per second;
 so a bucket that a user names by an `S3FileSystem` with ordinary settings is opened like its `s3://` URI. Roles,
@@ -18,7 +18,7 @@ _ONLY_PYARROW = ("session_token", "anonymous", "role_arn", "default_metadata")
 
 
 def through_objects(filesystem: Any, root: str) -> Store | None:
-    """The store at `bucket/prefix` of this S3FileSystem, or None where only pyarrow itself will do."""
+    """The store at `bucket/prefix` of this S3FileSystem, or None if only pyarrow can open it."""
     options = filesystem.__reduce__()[1][0]
     if any(options.get(name) for name in _ONLY_PYARROW) or options.get("proxy_options", {}).get("host"):
         return None

@@ -1,8 +1,8 @@
-"""The few verbs in which filesystems under pyarrow differ: how a file is moved, copied and deleted, and what is cached.
+"""The operations in which pyarrow's filesystems differ: read, move, copy, delete, and caching.
 
 pyarrow's own bridge to fsspec hands paths to functions that expand `*`, `?` and `[` in them, so that deleting one file
 might delete others, and its streams ask for a file's size first and read it afterwards, which an overwrite may tear:
-fsspec is called directly for those verbs. Neighbour: `arrow` does all that is alike.
+fsspec is called directly for those operations. `store` does all that is alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRIES = 100
 
 
 class Verbs(Protocol):
-    """What `arrow` asks of a filesystem, besides opening and listing."""
+    """What `ArrowStore` needs of a filesystem, besides opening and listing."""
 
     objects: bool
     """Whether a file appears whole when it is closed, and directories need not be made."""
@@ -50,8 +50,7 @@ class Verbs(Protocol):
         ...
 
     def prune(self, directory: str, root: str) -> None:
-        """Remove a directory and those above it, up to `root`, as far as they are empty, without any chance of removing
-        more."""
+        """Remove a directory and those above it, up to `root`, if they are empty; never a directory that is not."""
         ...
 
 

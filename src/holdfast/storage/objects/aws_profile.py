@@ -1,8 +1,8 @@
-"""What `aws configure` wrote to ~/.aws: obstore itself does not read those files.
+"""AWS profiles in ~/.aws, which obstore itself does not read.
 
-Only what stands in them as plain text is used, and `credential_process`: keys, token, region and endpoint of
-AWS_PROFILE (or `default`). Roles and single sign-on are left to the environment's own means. `ProfileCredentials` reads
-the keys again and again, since tools renew them during a run. Neighbour: `location` asks.
+Only plain values are used, and `credential_process`: keys, token, region and endpoint of
+AWS_PROFILE (or `default`). Roles and single sign-on are not supported here. `ProfileCredentials` reads the keys
+again and again, since tools renew them during a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROCESS_TIMEOUT_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One profile; None where it says nothing."""
+    """One profile; None where it has no value."""
 
     access_key_id: str | None = field(default=None, repr=False)
     secret_access_key: str | None = field(default=None, repr=False)

@@ -1,7 +1,4 @@
-"""obstore's clients, made from a `Location`: one kind of client per cloud, with our patience instead of obstore's.
-
-Neighbours: `location` makes the location, `objects` uses the clients.
-"""
+"""Make obstore's clients from a `Location`: one kind of client per cloud, with our retries instead of obstore's."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _CLASSES: dict[str, Any] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
 
 
 def connect(location: Location, max_retries: int, timeout_s: int, idle_timeout_s: int) -> Any:
-    """A client; nothing is sent yet. `idle_timeout_s` is how long the server may say nothing at all."""
+    """A client; nothing is sent yet. `idle_timeout_s` is how long the server may send nothing."""
     options: dict[str, Any] = {
         "allow_http": location.allow_http,
         "connect_timeout": timedelta(seconds=3),

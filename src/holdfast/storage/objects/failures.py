@@ -1,8 +1,8 @@
-"""What an object store's server says, in the words of `holdfast.errors`.
+"""Translate errors of object stores to `holdfast.errors`.
 
 obstore's messages hold whole answers and addresses; only the status and the server's own error code are taken from
-them, so nothing that was signed or secret can pass through. Neighbours: `objects` wraps its calls in this; `failures`
-does the same for the operating system.
+them, so nothing that was signed or secret can pass through. `storage.failures` does the same for the
+operating system.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LATER = re.compile(
 
 
 class NoBucket(NotFound):
-    """Not just the key: the whole bucket is not there."""
+    """The whole bucket is missing, not just the key."""
 
 
 def translate(error: BaseException, location: Location, what: str) -> StorageError:

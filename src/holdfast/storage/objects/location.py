@@ -1,8 +1,7 @@
-"""What an object store's URI and the environment say: where the objects are, and how to get in.
+"""Parse the URIs of object stores, with credentials and endpoints from the environment.
 
 `parse` turns `s3://`, `gs://`, `az://` and `abfs://` URIs into a `Location`, from which `objects` makes its clients.
-The names of query parameters are pyarrow's, so that URIs written for it work here. Neighbours: `locate` decides which
-backend a path belongs to; `aws_profile` reads what `aws configure` wrote.
+The names of query parameters are pyarrow's, so that URIs written for it work here. `aws_profile` reads ~/.aws.
 
 s3://bucket/prefix
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3
@@ -66,12 +65,13 @@ class Location:
     """The URI up to the prefix, as the user wrote it, without credentials."""
     query: str
     own_endpoint: bool
-    """Whether the user named the server, so it is not the cloud's own."""
+    """Whether the user named an endpoint, so that it is not the cloud's own."""
     config: dict[str, str | bool] = field(repr=False)
     allow_http: bool
     certificates: str | None = None
     credentials: ProfileCredentials | None = field(default=None, repr=False)
-    """Asked for the keys again and again, where they may be renewed; None: `config` or the environment has them."""
+    """Called for the credentials again and again, where they may be renewed; None: `config` or the environment has
+    them."""
 
     def uri(self, prefix: str) -> str:
         """The URI of a prefix of this bucket."""
@@ -85,7 +85,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Parts:
-    """A URI taken apart, its parameters checked."""
+    """The parts of a URI, with its parameters checked."""
 
     shown: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""A file that has no name until it is whole.
+"""A file that gets its name only when it is complete.
 
 Where the filesystem can (ext4, XFS, btrfs, tmpfs), the file is nameless while it is written (O_TMPFILE), so a crash
 leaves nothing behind; elsewhere it carries a temporary's name that `list` never shows. Below `posix`.
@@ -26,10 +26,10 @@ class AtomicFile:
     """A new file in the directory with the descriptor `directory`, open as `fd`; gone on exit unless published."""
 
     unnamed: ClassVar[bool] = Path("/proc/self/fd").is_dir()
-    """Whether nameless files are tried at all: they need /proc to get a name, and a kernel that lets them."""
+    """Whether O_TMPFILE is tried: it needs /proc, and a kernel that lets such a file be linked."""
 
     def __init__(self, directory: int, mode: int = 0o666) -> None:
-        """Its mode is `mode` without what the umask takes away, from the beginning."""
+        """The file has `mode` minus the umask from the beginning."""
         self._directory = directory
         self._name: str | None = None
         self._open = True
@@ -100,13 +100,13 @@ def link_open_file(fd: int, name: str, directory: int) -> None:
 
 
 def discard(name: str, directory: int) -> None:
-    """Delete a temporary; it is no matter if that fails or it is gone."""
+    """Delete a temporary file, ignoring errors."""
     with suppress(OSError):
         os.unlink(name, dir_fd=directory)
 
 
 def sync(fd: int) -> None:
-    """fsync, where the filesystem knows of such a thing (FUSE often does not, for directories least of all)."""
+    """fsync, ignoring filesystems that do not support it (FUSE often does not, least of all for directories)."""
     try:
         os.fsync(fd)
     except OSError as error:

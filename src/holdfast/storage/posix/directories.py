@@ -1,4 +1,4 @@
-"""Directories that survive a crash, come into being when they are written to, and go when they are empty.
+"""Directories that are durable, are created when they are written to, and are removed when they are empty.
 
 A file is durable only if the names of all the directories above it are: each one's parent is fsynced once. Deletions
 prune empty directories, other processes' included, so whoever writes must be ready to make them again. Below `posix`.
@@ -27,7 +27,7 @@ class Directories:
         self._durable: set[Path] = set()
 
     def open(self, directory: Path, root: Path) -> int:
-        """A descriptor of the directory, which is made, with what is missing above it, if need be."""
+        """A descriptor of the directory, which is created with its parents if needed."""
         for _ in range(_TRIES):
             try:
                 self._make_durable(directory, root)
@@ -37,11 +37,11 @@ class Directories:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
 
     def forget(self, directory: Path) -> None:
-        """It, or one above it, may have vanished."""
+        """Forget that this directory is durable: it, or one above it, may have been removed."""
         self._durable.difference_update((directory, *directory.parents))
 
     def sync_deletion(self, directory: Path, root: Path) -> None:
-        """Make deletions in a directory durable; remove it and those above it, below the root, that are empty now."""
+        """Make deletions in a directory durable; remove it, and its parents up to the root, if they are empty now."""
         with suppress(FileNotFoundError, NotADirectoryError):
             _sync_directory(directory)
         while directory != root and directory.is_relative_to(root):
@@ -78,7 +78,7 @@ class Directories:
 
 
 def _make(directory: Path) -> bool:
-    """Whether this call made it; FileNotFoundError if its parent is missing, or it vanished at once."""
+    """Whether this call created it; FileNotFoundError if its parent is missing, or it was removed at once."""
     try:
         directory.mkdir()
     except FileExistsError:

@@ -38,7 +38,7 @@ _TRIES = 100
 
 
 class _SharedRoot:
-    """What a store and its `sub` views find out once for all of them."""
+    """What a store and its `sub` views probe once for all of them."""
 
     def __init__(self) -> None:
         self.directories = Directories()
@@ -67,7 +67,7 @@ class PosixStore:
 
     @property
     def exclusive(self) -> bool:
-        """On a network mount this tells of this machine's view: two mounts of one bucket may not see each other."""
+        """On a network mount this is about this machine only: two mounts of one bucket may not see each other."""
         if self._shared.exclusive is None:
             self._shared.exclusive = self._probe()
         return self._shared.exclusive
@@ -175,7 +175,7 @@ class PosixStore:
         return self._root / check_key(key)
 
     def _in_directory(self, path: Path, action: Callable[[int], _T]) -> _T:
-        """Run `action` on the directory of `path`; again, if a concurrent `delete` pruned that directory underfoot."""
+        """Run `action` on the directory of `path`; again, if a concurrent `delete` removed that directory meanwhile."""
         for _ in range(_TRIES):
             with translated(path):
                 directory = self._shared.directories.open(path.parent, self._root)
@@ -253,7 +253,7 @@ def _read_whole(path: Path) -> bytes | None:
 
 @contextmanager
 def _in_place(fd: int, path: Path, directory: int) -> Iterator[None]:
-    """Finish the file at its final name, which on FUSE only close does, or take it away again."""
+    """Finish the file at its final name, which on FUSE only close does; remove it on failure."""
     try:
         yield
         with translated(path):
@@ -288,8 +288,7 @@ def _upload_in_place(directory: int, path: Path, source: Source, on_bytes: OnByt
 
 
 def _mode_for(source: Source | int) -> int:
-    """The mode of a copy: what the source's mode allows (the umask takes its part away), and its owner may read it.
-    What is not a file yet gets the usual mode."""
+    """The mode of a copy: that of the source (minus the umask), readable by its owner; the default mode for memory."""
     if isinstance(source, Path | int):
         found = os.fstat(source) if isinstance(source, int) else source.stat()
         return stat.S_IMODE(found.st_mode) & 0o777 | stat.S_IRUSR
@@ -337,7 +336,7 @@ def _scan(directory: Path) -> list[os.DirEntry[str]]:
 
 
 def _walk(directory: Path, prefix: str) -> Iterator[Entry]:
-    """Every file below, temporaries included. Symlinked directories are not entered: they may lead round in circles."""
+    """Every file below, temporaries included. Symlinked directories are not followed: they may form a cycle."""
     for entry in _scan(directory):
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(directory / entry.name, f"{prefix}{entry.name}/")
