@@ -1,2 +1,1 @@
-"""Checkpoints that are whole or invisible: how they are reserved, committed, listed, restored, checked and
-expired."""
+"""Checkpoints that are complete or invisible: reserve, upload, commit, list, restore, verify and remove them."""

@@ -1,7 +1,7 @@
-"""The node's cache: a remote checkpoint comes down once a node, however many processes ask at once.
+"""The node's cache: a remote checkpoint is downloaded once a node, however many processes need it at once.
 
-Beside each cached directory lies a lock file. Whoever reads holds it shared, also while a second lock decides who
-downloads; whoever leaves tries to take it exclusively, and the one that gets it was the last and cleans up. The kernel
+Each cached directory has a lock file. Readers hold it shared, also while a second lock decides who downloads; when a
+reader is done it tries to lock exclusively, and the one that succeeds was the last and cleans up. The kernel
 drops a dead process's locks, so a crash leaves at worst a directory that the next reader uses or `sweep_cache` removes.
 `handle` is the user; `restore` downloads.
 """
@@ -53,7 +53,8 @@ def shared_directory(store: Store, manifest: Manifest, name: str | None = None) 
 
 @contextmanager
 def shared_copy(identity: tuple[str, ...], fill: Callable[[Path], object]) -> Iterator[Path]:
-    """The directory that `fill` made for this identity, made once however many ask, gone when the last leaves."""
+    """The directory that `fill` made for this identity: made once for all readers, removed when the last one is
+    done."""
     root = _root()
     directory = root / blake3("\0".join(identity).encode()).hexdigest()[:32]
     lock = _enter(directory, fill)
@@ -84,8 +85,8 @@ def sweep_cache() -> list[str]:
 def _enter(directory: Path, fill: Callable[[Path], object]) -> int:
     """A descriptor that holds the lock shared, with the directory complete.
 
-    Whoever fills holds a second lock for that, and the first one shared like everybody else: were it to hold the first
-    alone, those who had asked at the same time would wait for it until its user is done with the directory.
+    The process that fills holds a second lock for that, and the first one shared like all readers: if it held the first
+    exclusively, others would wait until its user is done with the directory.
     """
     while True:
         lock = _open_lock(directory)
@@ -94,7 +95,7 @@ def _enter(directory: Path, fill: Callable[[Path], object]) -> int:
             if _is_current(lock, directory):
                 if not directory.exists():
                     _fill_once(directory, fill)
-                return lock  # nobody clears it while we hold this
+                return lock  # nobody removes it while we hold this
         except BaseException:
             _leave(directory, lock)
             raise
@@ -137,8 +138,8 @@ def _fill(directory: Path, fill: Callable[[Path], object]) -> None:
 
 
 def _clear(directory: Path) -> None:
-    """Under the exclusive lock: remove everything of this key, the lock file last. Who waits on that sees it is
-    stale."""
+    """Under the exclusive lock: remove everything of this key, the lock file last. A process that waits for that lock
+    notices that the file is stale."""
     trash = directory.with_name(f"{directory.name}{_TRASH}{secrets.token_hex(6)}")
     with suppress(FileNotFoundError):
         directory.rename(trash)
@@ -162,7 +163,7 @@ def _remove_tree(tree: Path) -> None:
 
 
 def _set_writable(tree: Path, writable: bool) -> None:
-    """Shared is read-only: a reader that writes would change what the others read."""
+    """Shared files are read-only: a reader that writes would change what the others read."""
     change = stat.S_IWUSR if writable else stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
     for folder, _, names in os.walk(tree):
         for path in (Path(folder), *(Path(folder, name) for name in names)):
@@ -171,7 +172,7 @@ def _set_writable(tree: Path, writable: bool) -> None:
 
 
 def _root() -> Path:
-    """Where locks may hold on one machine only, each machine has a directory of its own."""
+    """The cache's root; one for each machine where locks may hold on one machine only."""
     root = make_private_directory(local_cache_dir() / "checkpoints")
     return root if has_shared_locks(root) else make_private_directory(root / f"on-{machine_id()}")
 
@@ -189,7 +190,7 @@ def _open_lock(directory: Path) -> int:
 
 
 def _is_current(lock: int, directory: Path) -> bool:
-    """Whether the locked file is still the one that newcomers open."""
+    """Whether the locked file is still the one at its path."""
     try:
         found = _lock_path(directory).stat()
     except FileNotFoundError:

@@ -1,10 +1,8 @@
-"""What a run's directory holds: which checkpoints are committed, void or damaged, and what crashed writers
-left.
+"""List a run's checkpoints: committed, void or damaged, and what crashed writers left.
 
-This is the only reader of manifests that others need: `reserve` asks it for the next index and the parent,
-`restore` for the newest, `verify` for everything. A checkpoint is committed if its manifest is whole, is not
-void, and no later controller's floor (see `epochs`) shuts it out. Directories without any file of ours are
-the user's.
+All manifests are read here: `reserve` needs the next index and the parent, `restore` the newest checkpoint, `verify`
+all of them. A checkpoint is committed if its manifest is complete and not void, and no later controller's floor (see
+`epochs`) excludes it. Directories without any file of ours are the user's.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class ManifestRead:
-    """What one directory's manifest says: a manifest, or a problem with it, or neither where there is
-    none."""
+    """The outcome of reading one directory's manifest: the manifest, or a problem, or neither if there is none."""
 
     name: str
     manifest: Manifest | None = None
@@ -51,7 +48,7 @@ class Leftover:
     entries: tuple[Entry, ...]
     reservation: Reservation | None = None
     claim: Claim | None = None
-    """Of a writer that had not reserved it yet."""
+    """The claim of a writer that had not reserved it yet."""
 
     @property
     def owner(self) -> Reservation | Claim | None:
@@ -104,12 +101,12 @@ class Catalog:
         return read_fences(self._store)
 
     def floors(self) -> dict[int, int | None]:
-        """Each controller's epoch with its floor, None where it has not settled one."""
+        """Each controller's epoch with its floor, None where it has not written one."""
         return dict(self.fences().floors)
 
     def committed(self) -> list[Manifest]:
         """Every committed checkpoint, oldest first."""
-        # Fences last: one that came up while we looked must count.
+        # Fences last: one that appeared while manifests were read must count.
         entries = self.read_manifests()
         fences = self.fences()
         return sorted(
@@ -148,15 +145,14 @@ class Catalog:
         return next(self.newest_first(), None)
 
     def newest_first(self, on_problem: Callable[[str, str], None] | None = None) -> Iterator[Manifest]:
-        """Committed checkpoints from the newest on, read one by one: the first costs one read, not a
-        thousand.
+        """Committed checkpoints from the newest on, read one by one, so that the newest costs one read.
 
-        `on_problem` is told of each damaged manifest on the way, by name and problem.
+        `on_problem` is called with the name and problem of each damaged manifest on the way.
         """
         return self.survey().newest_first(on_problem)
 
     def survey(self) -> Survey:
-        """What `newest_first` and the next index need, in as few trips as possible."""
+        """What `newest_first` and the next index need, in as few requests as possible."""
         names = self.names()
         custom = self._each([name for name in names if layout.parse_index(name) is None], self.read_manifest)
         return Survey(self, names, custom, self.fences())
@@ -184,18 +180,18 @@ class Catalog:
             if claims:
                 return Leftover(name, tuple(entries), claim=decode_claim(self._store.get(min(claims))))
         except NotFound:
-            pass  # it was withdrawn, or removed, while we looked
+            pass  # it was withdrawn or removed meanwhile
         return None
 
     def void_drafts(
         self, epoch: int, floor: int, wait_for_uploads: Callable[[Leftover], None] | None = None
     ) -> list[str]:
-        """Bring every unfinished reservation of earlier controllers below `floor` to its end.
+        """Commit or void every unfinished draft of earlier controllers below `floor`.
 
-        Where all ranks have left their part records, the checkpoint is committed for its dead controller. Any other
-        is shut, so that no late writer can commit there, and what was uploaded is deleted; the index stays burnt.
+        If all ranks have left their part records, the checkpoint is committed for its dead controller. Any other draft
+        gets a tombstone, so that no late writer can commit it, and its files are deleted; the index stays used.
         `wait_for_uploads` is called first for drafts whose controller died on this machine: its agents may still be
-        at work. Returns the names that were shut."""
+        uploading. Returns the names that were voided."""
         shut: list[str] = []
         for found in self.leftovers():
             owner = found.reservation
@@ -210,12 +206,12 @@ class Catalog:
                 continue
             shut.append(found.name)
             if self._store.exclusive or dead:
-                # Where creation refuses nothing, a late writer might still replace the tombstone: leave it whole.
+                # Without exclusive creation a late writer might still replace the tombstone: keep the files complete.
                 delete_files(self._store, found.name)
         return shut
 
     def _each(self, items: Iterable[_T], action: Callable[[_T], _R]) -> list[_R]:
-        """The answers in order; in parallel where each one is a trip over the network."""
+        """The results in order; in parallel where each one is a network request."""
         work = list(items)
         if self._store.local_root is not None:
             return [action(item) for item in work]
@@ -223,7 +219,7 @@ class Catalog:
 
 
 class Survey:
-    """One look at a run: the names that are there, the manifests of custom names, and the fences."""
+    """A snapshot of a run: its directory names, the manifests of custom names, and the fences."""
 
     def __init__(self, catalog: Catalog, names: list[str], custom: list[ManifestRead], fences: Fences) -> None:
         self._catalog = catalog
@@ -250,7 +246,7 @@ class Survey:
         yield from reversed(pending)
 
     def next_index(self, at_least: int = 0) -> int:
-        """The smallest index above all that are taken by a directory that is still there, finished or not."""
+        """The smallest index above those of all existing directories, finished or not."""
         taken = [index for name in self._names if (index := layout.parse_index(name)) is not None]
         for entry in self._custom:
             if entry.manifest is not None:
@@ -261,8 +257,7 @@ class Survey:
 
 
 def visible(entry: ManifestRead, fences: Fences) -> Manifest | None:
-    """The manifest if the checkpoint is committed. A copy under another name is its owner's, not the
-    run's."""
+    """The manifest if the checkpoint is committed. A copy under another name is the user's, not the run's."""
     found = entry.manifest
     if found is None or found.void or found.name != entry.name or fences.voids(found.epoch, found.index):
         return None

@@ -1,9 +1,8 @@
 """From a directory to a committed checkpoint: reserve, upload, commit.
 
 The three steps are separate calls, since in a training run they happen in different processes: the controller
-reserves and commits, each rank's agent uploads (see `reserve` and `upload`). `commit_directory` is all of
-them in one call. Whatever happens between them, readers see the checkpoint from the instant its manifest is
-there, whole.
+reserves and commits, each rank's agent uploads (see `reserve` and `upload`). `commit_directory` does all of
+them in one call. Readers see the checkpoint, complete, from the moment its manifest exists.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def commit(
     iteration: int = 0,
     created_at: str | None = None,
 ) -> Manifest:
-    """Make the draft visible: create its manifest, exclusively. Raises `Fenced` if this writer's time is
-    over.
+    """Make the draft visible: create its manifest, exclusively. Raises `Fenced` if this writer was fenced.
 
-    Calling it again after an unknown outcome (`Unavailable`, `OutOfSpace`) is safe: the token tells our own manifest.
+    Calling it again after an unknown outcome (`Unavailable`, `OutOfSpace`) is safe: the token identifies our own
+    manifest.
     """
     manifest = Manifest(
         name=draft.name,
@@ -84,11 +83,10 @@ def commit(
 
 
 def abandon(store: Store, draft: Draft) -> None:
-    """Delete what an uncommitted draft has uploaded, as far as the storage lets us; it is invisible in any
-    case.
+    """Delete the files of an uncommitted draft, ignoring errors of storage; it is invisible in any case.
 
-    A generated name stays burnt, since ranks may still be uploading to it; a custom one is free again. A
-    draft that turns out to be committed (its answer was lost) is left alone.
+    A generated name stays used, since ranks may still be uploading to it; a custom one is free again. A draft that
+    turns out to be committed (its answer was lost) is kept.
     """
     with suppress(StorageError):
         _abandon(store, draft, free=layout.parse_index(draft.name) is None)
@@ -102,7 +100,7 @@ def commit_directory(
     name: str | None = None,
     on_bytes: OnBytes | None = None,
 ) -> Manifest:
-    """Commit a local directory as the run's next checkpoint, or under a name of the user's own."""
+    """Commit a local directory as the run's next checkpoint, or under a custom name."""
     plain = check_metrics(metrics)
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory: give one that holds the checkpoint's files.")
@@ -121,7 +119,7 @@ def commit_directory(
 
 
 def _parent_files(store: Store, draft: Draft) -> tuple[FileEntry, ...]:
-    """What may be copied rather than uploaded; nothing, if the parent was expired meanwhile."""
+    """The parent's files, which may be copied instead of uploaded; none if the parent was removed meanwhile."""
     if draft.parent is None:
         return ()
     found = Catalog(store).read_manifest(draft.parent).manifest
@@ -138,9 +136,9 @@ def _create_manifest(store: Store, draft: Draft, data: bytes) -> bool:
 
 
 def _resolve_conflict(store: Store, draft: Draft) -> Manifest | None:
-    """There is a manifest already: ours if an answer was lost, or somebody's who shut us out. None if it was a
-    controller's that ours had taken over: it was paused between its look at the reservation, which is ours since then,
-    and its manifest, which never counts. That one is deleted."""
+    """A manifest exists already. Return it if it is ours, because an answer was lost; raise if a later controller wrote
+    it. None if an earlier controller wrote it, which was paused between checking the reservation (ours since then) and
+    creating its manifest: that one never counts, and is deleted."""
     found = _own_manifest(store, draft)
     if found is None:
         entry = Catalog(store).read_manifest(draft.name)
@@ -169,7 +167,7 @@ def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
         return  # a newer controller may use the name again at any moment, and clears it then
     owner = read_reservation(store, draft.name)
     if owner is None or owner.token != draft.token:
-        return  # cleared away already, and perhaps another's by now
+        return  # removed already, and perhaps another writer's by now
     try:
         if not write_tombstone(store, draft.name, index=draft.index, epoch=draft.epoch, token=draft.token):
             found = Catalog(store).read_manifest(draft.name).manifest

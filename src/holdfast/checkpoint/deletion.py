@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _BATCH = 100
-"""So many keys are deleted between two questions whether the directory is still the caller's."""
+"""Keys deleted between two checks that the directory is still the caller's."""
 
 StillOurs = Callable[[], bool]
 
@@ -51,8 +51,8 @@ def delete_part_records(store: Store, name: str) -> None:
 def delete_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) -> bool:
     """Delete everything in the directory of a checkpoint whose manifest is gone, the reservation last.
 
-    `still_ours` is asked before each batch: whoever was paused meanwhile may find that the name is used again. False
-    if so; the rest is then left alone.
+    `still_ours` is called before each batch: a process that was paused may find that the name is used again. Returns
+    False then, and deletes no more.
     """
     reserved = layout.key_of(name, layout.RESERVED)
     keys = [entry.key for entry in store.list(name) if entry.key != reserved]
@@ -69,8 +69,8 @@ def delete_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) -
 
 
 def delete_voided(store: Store, name: str) -> None:
-    """Delete everything where the manifest is a tombstone: that goes after the files, for it holds late
-    writers off."""
+    """Delete everything if the manifest is a tombstone: that goes after the files, since it keeps late writers from
+    committing."""
     delete_files(store, name)
     delete_rest(store, name)
 

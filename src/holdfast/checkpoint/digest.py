@@ -1,7 +1,6 @@
-"""Reading stored files again: what they hash to, and whether a checkpoint's are what its manifest says.
+"""Hash stored files, and compare a checkpoint's files with its manifest.
 
-`restore` asks before it trusts the newest checkpoint, `verify` asks of all of them, `upload` of files that
-were put there by others.
+Used by `restore` before it trusts the newest checkpoint, by `verify`, and by `upload` for files that others stored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _buffers = threading.local()
 
 
 def digest_stored(store: Store, key: str, on_bytes: OnBytes | None = None) -> Digest:
-    """Size and BLAKE3 of a stored file, read as it lies there; `NotFound` if it does not."""
+    """Size and BLAKE3 of a stored file; `NotFound` if it is missing."""
     hasher = new_hasher()
     if store.local_root is not None:
         store.size(key)  # NotFound rather than an OSError
@@ -51,10 +50,10 @@ def check_files(
     on_bytes: OnBytes | None = None,
     digest_of: DigestOf | None = None,
 ) -> list[str]:
-    """What is wrong with a committed checkpoint's files, one sentence each; empty if nothing is.
+    """The problems of a committed checkpoint's files, one sentence each.
 
-    Presence and size always; the hash of every byte if `deep`. `digest_of` may know what a file hashes to without
-    reading it (`KnownFiles.read_digest`); without it every file is read.
+    Checks presence and size, and the hash if `deep`. `digest_of` may know a file's digest without reading it
+    (`KnownFiles.read_digest`); without it every file is read.
     """
     prefix = layout.key_of(name, "")
     sizes = {entry.key.removeprefix(prefix): entry.size_bytes for entry in store.list(name)}
@@ -98,7 +97,7 @@ def _remote_blocks(store: Store, key: str) -> Iterator[bytes]:
 
 
 def _buffer() -> memoryview:
-    """This thread's one block, used again for each read."""
+    """This thread's buffer, reused for each read."""
     if not hasattr(_buffers, "block"):
         _buffers.block = memoryview(bytearray(BLOCK_BYTES))
     block: memoryview = _buffers.block

@@ -1,9 +1,8 @@
-"""The fence between controllers: what `epochs/` says about checkpoints.
+"""The fence between controllers: the files in `epochs/`.
 
-Each controller creates `epochs/<n>.json` once, which fences those before it, and then, once again,
-`epochs/<n>.floor.json`, which settles how far they had come: what earlier controllers commit at its floor or above is
-void. Both are written once and never changed. The lease in `holdfast.control` makes them; `catalog` hides what is void,
-`commit` tells its own writer.
+Each controller creates `epochs/<n>.json`, which fences those before it, and then `epochs/<n>.floor.json`, which says
+how far they had come: what earlier controllers commit at its floor or above is void. Both are written once and never
+changed. The lease in `holdfast.control` makes them; `catalog` hides what is void, and `commit` raises for its writer.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _NAME = re.compile(rf"{EPOCHS}/([0-9]{{6,18}})\.json\Z")
 
 
 class EpochFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """How far earlier controllers had come when this one took over. A `floor` of None settles nothing: the
-    controller was overtaken before it began."""
+    """How far earlier controllers had come when this one took over. A `floor` of None voids nothing: the controller was
+    fenced before it began."""
 
     epoch: int
     floor: int | None
@@ -39,13 +38,13 @@ class EpochFloor(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """Every controller's epoch with its floor; None is a controller that has not settled its floor, or never did."""
+    """Every controller's epoch with its floor; None if the controller has not written its floor."""
 
     floors: Mapping[int, int | None] = field(default_factory=dict)
 
     @property
     def highest(self) -> int:
-        """The epoch of the controller that counts; 0 where there never was one."""
+        """The epoch of the controller that counts; 0 if there is none."""
         return max(self.floors, default=0)
 
     def voids(self, epoch: int, index: int) -> bool:
@@ -53,7 +52,7 @@ class Fences:
         return any(floor is not None and index >= floor for later, floor in self.floors.items() if later > epoch)
 
     def may_void(self, epoch: int, index: int) -> bool:
-        """The writer's stricter question: could a later controller already be past this checkpoint?"""
+        """Whether a later controller may void this checkpoint: stricter than `voids`, for the writer."""
         return any(floor is None or index >= floor for later, floor in self.floors.items() if later > epoch)
 
 
@@ -73,7 +72,7 @@ def list_epochs(store: Store) -> dict[int, bool]:
 
 
 def read_fences(store: Store) -> Fences:
-    """What the run's controllers have declared."""
+    """Read the epochs and floors of the run's controllers."""
     floors: dict[int, int | None] = {}
     for epoch, has_floor in list_epochs(store).items():
         settled = read_floor(store, epoch) if has_floor else None
@@ -82,7 +81,7 @@ def read_fences(store: Store) -> Fences:
 
 
 def read_floor(store: Store, epoch: int) -> EpochFloor | None:
-    """What an epoch settled; None if it has not. A damaged file is an error: nobody may guess at a fence."""
+    """The floor file of an epoch; None if there is none. A damaged file is an error: a fence must not be guessed."""
     try:
         data = store.get(floor_key(epoch))
     except NotFound:
@@ -91,7 +90,7 @@ def read_floor(store: Store, epoch: int) -> EpochFloor | None:
         return msgspec.json.decode(data, type=EpochFloor)
     except DECODE_ERRORS as error:
         if not data.rstrip().endswith(b"}"):
-            return None  # its controller died while creating it, where that is not atomic, and declared nothing
+            return None  # its controller died while creating it, where that is not atomic: it declared nothing
         raise Damaged(
             f"{store.uri}: {floor_key(epoch)} is not what a controller wrote ({error}); restore it from a backup, or"
             " delete it if no run is using this directory."

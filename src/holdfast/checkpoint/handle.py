@@ -1,8 +1,8 @@
-"""`Checkpoint`: what users hold in their hands. It names a directory, local or remote, and brings it here when asked.
+"""`Checkpoint`: the user's handle of a directory, local or remote, which is downloaded on demand.
 
-It is a name, not the bytes: making, pickling and comparing one touches no storage. A directory with a manifest is
+It is a name, not the bytes: making, pickling and comparing one does not access storage. A directory with a manifest is
 verified before it is read (`restore`, `cache`), and one that is only reserved is refused; any other one, a user's plain
-directory or another library's checkpoint, is taken as it is. `holdfast.train` shows this class to the world.
+directory or another library's checkpoint, is read as it is. `holdfast.train` exports this class.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Checkpoint:
 
     @classmethod
     def _from_store(cls, store: Store, name: str) -> Checkpoint:
-        """The runtime's way: a checkpoint of the run whose directory is the store's root."""
+        """A checkpoint of the run whose directory is the store's root; for the runtime."""
         below = store.sub(name)
         where = str(below.local_root or below.uri)
         found = cls(where, None if below.local_root or is_uri(where) else _brought_along(below))
@@ -161,7 +161,7 @@ class Checkpoint:
             return load_state(lambda name: Path(directory) / name, map_location=map_location, into=into)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What `set_metadata` stored; empty if nobody did."""
+        """The metadata; empty if none was set."""
         store = self._open()
         try:
             found = msgspec.json.decode(store.get(layout.METADATA))
@@ -242,14 +242,14 @@ class Checkpoint:
             with shared_directory(store, manifest, name="") as directory:
                 yield directory
             return
-        # Nobody vouches for a foreign checkpoint: other names or sizes make it another one.
+        # A checkpoint without a manifest cannot be verified: other names or sizes make it another one.
         seen = blake3(repr(store.list()).encode()).hexdigest()
         with shared_copy((store.uri, "", seen), lambda target: _download_plain(store, target)) as directory:
             yield directory
 
 
 def _brought_along(store: Store) -> Any:
-    """The pyarrow filesystem below a store that no URI names: the user's own, which must travel along."""
+    """The pyarrow filesystem of a store that no URI names: the user's own, which must be pickled along."""
     return getattr(getattr(store, "_store", store), "_fs", None)
 
 

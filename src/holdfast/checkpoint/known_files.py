@@ -1,12 +1,12 @@
-"""What this process knows of stored files without reading them: the digests of those that it wrote or hashed itself.
+"""Remember the digests of stored files that this process wrote or hashed.
 
-A digest counts as long as the file's version (`Store.version`) is the one that the file had then; where a version
-changed, or the storage has none, the file is read again or not relied on. `upload` asks before it copies a parent's
-file, `restore` and `handle` before they read a checkpoint to verify it. An agent sends what it verified to its workers,
+A digest is valid as long as the file's version (`Store.version`) stays the same; if the version changed, or the storage
+has none, the file is read again or not relied on. `upload` uses it before it copies a parent's file, `restore` and
+`handle` before they read a checkpoint to verify it. An agent sends what it verified to its workers,
 so that they need not read it a second time.
 
 Within the granularity of a filesystem's time stamps (some milliseconds, on old network mounts a second) a change in
-place that keeps the size is not seen; neither is a bit that the disk itself turned, until the file is read again.
+place that keeps the size is not noticed; neither is a bit that flipped on the disk, until the file is read again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.storage.store import Digest, OnBytes, Store
 __all__ = ["KnownFiles", "process_wide"]
 
 _LIMIT = 100_000
-"""So many files at most: those used longest ago are forgotten."""
+"""The number of files remembered; the least recently used are dropped."""
 
 
 class KnownFiles:
@@ -80,12 +80,12 @@ class KnownFiles:
 
 
 def _location(store: Store, key: str) -> str:
-    """The same for a file however the store's root was moved down to it."""
+    """Identifies a file whichever `Store.sub` it is accessed through."""
     return store.sub(key).uri
 
 
 process_wide = KnownFiles()
-"""What everybody in this process shares."""
+"""Shared by everything in this process."""
 
 
 def _after_fork() -> None:

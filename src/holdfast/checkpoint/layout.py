@@ -1,4 +1,4 @@
-"""Where things lie in a run's directory: the names of checkpoints and of the hidden files beside the user's.
+"""The layout of a run's directory: names of checkpoints, and of the hidden files beside the user's.
 
 docs/store-format.md specifies them. Everything in `holdfast.checkpoint` takes its keys from here.
 """
@@ -58,7 +58,7 @@ def parse_index(name: str) -> int | None:
 
 
 def check_name(name: str) -> str:
-    """The name itself if a checkpoint directory may be called so, or a `ConfigError` that says why not."""
+    """The name itself if it is valid for a checkpoint, or a `ConfigError` that says why not."""
     if not isinstance(name, str) or not name or "/" in name or "\\" in name:
         raise ConfigError(f"The checkpoint name {name!r} is refused: write one name, without slashes.")
     if name.startswith(".") or name in OWN_NAMES:

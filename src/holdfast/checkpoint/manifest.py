@@ -3,8 +3,8 @@
 `.manifest.json` is one JSON object on one line whose last member, `self`, is the BLAKE3 of the same text
 without that member. So it is plain JSON to every tool, and a reader can tell a whole manifest from a torn one
 without knowing how any library orders keys. docs/store-format.md is the specification; `commit` writes these,
-`catalog`, `restore` and `verify` trust nothing else. What a manifest says comes from storage, so it is
-checked here before anyone joins its paths to a directory.
+`catalog`, `restore` and `verify` trust nothing else. A manifest comes from storage, so its paths are checked here
+before they are joined to a directory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FORMAT = re.compile(r"holdfast\.checkpoint/([0-9]{1,9})\.([0-9]{1,9})\Z")
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known of one committed checkpoint.
 
-    `void` marks a tombstone: a later controller shut this name before its writer could commit.
+    `void` marks a tombstone: a later controller closed this name before its writer could commit.
     """
 
     format: str = f"holdfast.checkpoint/{FORMAT_MAJOR}.{FORMAT_MINOR}"

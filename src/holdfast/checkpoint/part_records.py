@@ -1,4 +1,4 @@
-"""Part records: how a checkpoint is committed whose controller died while its ranks' files were being uploaded.
+"""Part records: commit a checkpoint whose controller died while its files were being uploaded.
 
 An agent that has lost its controller finishes the uploads that were ordered (`agent.parts`) and then writes
 `.part-<rank>.json` into the draft, last of all: what the rank's files hash to, and everything else that the manifest
@@ -32,11 +32,11 @@ __all__ = ["PartRecord", "complete_draft", "decode_part_record", "is_open", "wri
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of a draft, whole in storage."""
+    """One rank's part of a draft, complete in storage."""
 
     format: str = "holdfast.part/1.0"
     token: str
-    """The reservation's."""
+    """The token of the reservation."""
     rank: int
     ranks: tuple[int, ...]
     """Every rank that gave files: the checkpoint is complete with a record of each."""
@@ -48,7 +48,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...] = ()
 
     def agrees_with(self, other: PartRecord) -> bool:
-        """Whether both say the same of the checkpoint as a whole."""
+        """Whether both describe the same checkpoint."""
         mine, theirs = (msgspec.structs.replace(one, rank=0, files=(), metrics={}) for one in (self, other))
         return mine == theirs
 
@@ -56,7 +56,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 def write_part_record(
     store: Store, draft: Draft, info: CheckpointInfo, rank: int, files: Sequence[FileEntry], *, generation: int
 ) -> bool:
-    """Leave the record of a rank whose files are all in storage. False if the draft is not open any more."""
+    """Write the record of a rank whose files are all in storage. False if the draft is not open any more."""
     if not is_open(store, draft):
         return False
     record = PartRecord(
@@ -75,7 +75,7 @@ def write_part_record(
 
 
 def is_open(store: Store, draft: Draft) -> bool:
-    """Whether the draft is still reserved by the same token, and neither committed nor shut by a tombstone."""
+    """Whether the draft is still reserved by the same token, and neither committed nor voided."""
     owner = read_reservation(store, draft.name)
     if owner is None or owner.token != draft.token:
         return False
@@ -136,7 +136,7 @@ def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | No
         return None
     if not create_once(store, layout.key_of(name, layout.MANIFEST), data):
         return None
-    with suppress(StorageError):  # they do no harm where they stay: nobody lists them, and they go with the checkpoint
+    with suppress(StorageError):  # harmless if they stay: nobody lists them, and they are deleted with the checkpoint
         store.delete([layout.key_of(name, layout.part_name(rank)) for rank in records])
     return manifest
 

@@ -1,8 +1,8 @@
-"""Who writes a checkpoint, told so that others can find out whether it still lives.
+"""Identify the process that writes a checkpoint, so that others can find out whether it is still alive.
 
 A process is named by host, boot, PID namespace, PID and start time: a PID alone is reused after a while, and
-means nothing on another machine, after a reboot, or in another container. `reservation` records it, `repair`
-and `reserve` ask.
+means nothing on another machine, after a reboot, or in another container. `reservation` records it; `repair`
+and `reserve` check it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ProcessIdentity", "describe", "is_dead", "machine_id", "this_process
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, anywhere, any time. Fields are empty or 0 where the system does not tell."""
+    """One process on any machine. Fields are empty or 0 where the system does not provide them."""
 
     host: str
     boot_id: str = ""
@@ -27,7 +27,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_process() -> ProcessIdentity:
-    """The calling process. Not cached as a whole: a forked child is somebody else."""
+    """The calling process. Not cached as a whole: a forked child is another process."""
     runtime = current()
     host, boot_id, namespace = runtime.machine()
     pid = runtime.pid()

@@ -1,8 +1,8 @@
-"""Letting checkpoints go, and keeping some from ever going.
+"""Remove checkpoints, and pin them against removal.
 
-`holdfast.core.retention` chooses, this deletes: the manifest first, so that no reader finds a half-deleted checkpoint;
-`deletion` has the order. What an interrupted removal leaves is a leftover like any other. A pin is a file of its own,
-so that it can be set and lifted without touching the manifest.
+`holdfast.core.retention` chooses what to remove; this deletes it: the manifest first, so that no reader finds a
+half-deleted checkpoint; `deletion` has the order. What an interrupted removal leaves is a leftover like any other. A
+pin is a file of its own, so that it can be set and removed without touching the manifest.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
     """Delete one checkpoint, committed or damaged; unfinished drafts are `repair`'s.
 
     `token` is the manifest's that the caller decided about (None: whichever is there), and `check_lease` raises if the
-    caller may not decide any more: both are looked at right before the manifest goes, and the token again between
-    deletions, so that a controller that was paused in here leaves alone what its successor committed under the same
+    caller may not decide any more: both are checked right before the manifest goes, and the token again between
+    deletions, so that a controller that was paused in here does not delete what its successor committed under the same
     name. With a token, a removal that was interrupted after the manifest had gone is finished. Raises `Pinned`, and
     `NotCommitted` where that checkpoint is not there (any more).
     """
@@ -62,7 +62,7 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
 
 
 def _sign(store: Store, name: str, reservation: Reservation) -> None:
-    """Put the reservation of a committed checkpoint in this process's name, as far as there is room for that.
+    """Write this process as the owner into the reservation of a committed checkpoint, if there is space for that.
 
     Should this process die half-way, `repair` then need not wait for the end of a writer that still lives. What a
     controller removes is its own or of an earlier epoch, which `repair` knows without that.
@@ -90,7 +90,7 @@ def pin(store: Store, name: str) -> None:
 
 
 def unpin(store: Store, name: str) -> None:
-    """Lift the pin; no error if there is none."""
+    """Remove the pin; no error if there is none."""
     Catalog(store).get(name)
     store.delete([layout.key_of(name, layout.PINNED)])
 

@@ -1,7 +1,7 @@
-"""The reservation: the file that is created first, exclusively, and makes a name one writer's own.
+"""The reservation: the file that is created first, exclusively, and gives a name to one writer.
 
-`reserve` makes them, `commit` checks that its own is still there, `catalog` and `verify` read who was at
-work. The tombstone, a void manifest in the place of the one that never came, shuts a reservation for good.
+`reserve` creates it, `commit` checks that it is still there, `catalog` and `verify` read who wrote it. The tombstone, a
+void manifest in the place of the missing one, closes a reservation for good.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose a name is, and since when."""
+    """The owner of a name, and since when."""
 
     format: str = "holdfast.reservation/1.0"
     token: str
@@ -55,14 +55,13 @@ def read_reservation(store: Store, name: str) -> Reservation | None:
 
 
 def writer_is_gone(reservation: Reservation) -> bool:
-    """Whether certainly nobody writes to this draft any more: neither who reserved it, nor an agent that finishes the
+    """Whether certainly no process writes to this draft any more: neither its owner, nor an agent that finishes the
     uploads of a dead controller."""
     return is_dead(reservation.writer) is True and not is_uploading(reservation.token)
 
 
 def write_tombstone(store: Store, name: str, *, index: int, epoch: int, token: str) -> bool:
-    """Put a void manifest where the missing one would go. False if a manifest is there: the writer was
-    faster."""
+    """Create a void manifest. False if a manifest exists: the writer was faster."""
     tombstone = Manifest(
         name=name,
         index=index,

@@ -1,7 +1,7 @@
-"""The first step of a commit: make one name this writer's own.
+"""The first step of a commit: reserve a name for this writer.
 
 Generated names count upwards, and a lost race means the next index. A custom name is free or taken; what a
-crashed or fenced writer left under it is cleared away first, so that a resumed run may use the name again.
+crashed or fenced writer left under it is deleted first, so that a resumed run may use the name again.
 The next steps are in `upload` and `commit`.
 """
 
@@ -38,13 +38,13 @@ def reserve(
     adopt: bool = False,
     token: str | None = None,
 ) -> Draft:
-    """Take a name for a new checkpoint.
+    """Reserve a name for a new checkpoint.
 
     `epoch` is the controller's (the highest there is, where nobody says); `name` is a custom one, which
     raises `NameTaken` if a checkpoint has it; `at_least` is the smallest index allowed. `adopt` lets a custom
     name have files in it already: the user's own, put there by other means (see `upload.reference_existing`).
-    `token` identifies the draft. A caller that tries again after an unknown outcome hands in the same one, and gets
-    the reservation that it had made without hearing of it.
+    `token` identifies the draft. A caller that tries again after an unknown outcome passes the same one, and gets
+    the reservation that it had already made.
     """
     if name is not None:
         layout.check_name(name)
@@ -60,7 +60,7 @@ def reserve(
     if name is None:
         first = survey.next_index(at_least)
         blank = Draft(name="", index=0, epoch=epoch, token=token, parent=parent)
-        # Somebody is beyond what the caller knows of: another writer, or this one before an answer was lost.
+        # The index is taken already: by another writer, or by this one before an answer was lost.
         mine = _own(store, _numbered(blank, first - 1)) if may_be_there and first > at_least else None
         return mine or _reserve_next(store, first, blank)
     index = layout.parse_index(name)
@@ -126,7 +126,7 @@ def _create(store: Store, draft: Draft) -> bool:
 
 
 def _only_ours(store: Store, name: str) -> bool:
-    """Whether a directory is empty, or somebody reserved it; anything else is the user's own."""
+    """Whether a directory is empty or reserved; any other is the user's own."""
     prefix = layout.key_of(name, "")
     paths = [entry.key.removeprefix(prefix) for entry in store.list(name)]
     signs = (layout.RESERVED, layout.MANIFEST)
@@ -134,7 +134,7 @@ def _only_ours(store: Store, name: str) -> bool:
 
 
 def _reclaim(store: Store, catalog: Catalog, draft: Draft) -> bool:
-    """Clear a name whose writer is certainly gone and never committed; False if it is not ours to clear."""
+    """Free a name whose writer is certainly dead and never committed; False if that is not so."""
     entry = catalog.read_manifest(draft.name)
     if visible(entry, catalog.fences()) is not None or (entry.problem is not None and not entry.torn):
         return False

@@ -1,6 +1,6 @@
-"""Bringing a checkpoint back: to a local directory, hashed on the way; and finding the newest one that is intact.
+"""Download a checkpoint to a local directory, verified on the way; find the newest intact one.
 
-Nothing that was read is trusted before it is compared with the manifest. `cache` and `handle` call `fetch`; the
+Nothing is trusted before it is compared with the manifest. `cache` and `handle` call `fetch`; the
 controller calls `newest_intact` before it resumes.
 """
 
@@ -78,10 +78,10 @@ def fetch_manifest(
 def verify_in_place(
     store: Store, name: str, *, threads: int = 4, on_bytes: OnBytes | None = None
 ) -> list[VerifiedFile]:
-    """Verify a checkpoint of the run at the store's root that workers will read where it lies, without reading again
-    what this process wrote or hashed itself and has not changed since. Raises `Damaged` or `NotCommitted`.
+    """Verify a local checkpoint that workers will read in place, without reading again what this process wrote or
+    hashed itself and has not changed since. Raises `Damaged` or `NotCommitted`.
 
-    Gives the files with the versions that were verified; none for a remote checkpoint, which is verified as it is
+    Returns the files with the versions that were verified; none for a remote checkpoint, which is verified as it is
     downloaded.
     """
     if store.local_root is None:
@@ -100,8 +100,8 @@ def verify_in_place(
 def require_intact(
     store: Store, name: str, manifest: Manifest, *, threads: int = 4, on_bytes: OnBytes | None = None
 ) -> None:
-    """Raise `Damaged` unless every file of a stored checkpoint is what its manifest says. What this process knows of
-    files that have not changed is not read again."""
+    """Raise `Damaged` unless every file of a stored checkpoint is what its manifest says. Files whose digest
+    this process knows, and that have not changed, are not read again."""
     if manifest.void:
         raise NotCommitted(f"{store.uri}: {manifest.name} was shut before it was committed; use another checkpoint.")
     known = process_wide.read_digest
@@ -119,8 +119,8 @@ def newest_intact(
 ) -> Manifest | None:
     """The newest committed checkpoint whose files are all there with the right size (and, if `deep`, hash).
 
-    Each damaged one on the way is told to `on_damage`, newest first, with what is wrong and what happens next; one
-    whose manifest itself cannot be read is told with an empty manifest of that name.
+    `on_damage` is called for each damaged one on the way, newest first, with what is wrong and what happens next; for
+    one whose manifest cannot be read, with an empty manifest of that name.
     """
 
     def unreadable(name: str, problem: str) -> None:

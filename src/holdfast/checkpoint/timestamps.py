@@ -1,4 +1,4 @@
-"""Times as they stand in files of the store: UTC, ISO 8601."""
+"""Times in files of the store: UTC, ISO 8601."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["age_s", "now_text"]
 
 
 def now_text() -> str:
-    """The present time, in milliseconds."""
+    """The current time, to the millisecond."""
     return datetime.fromtimestamp(current().now(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -1,9 +1,7 @@
-"""The second step of a commit: bring the files to where the draft says, in parallel, and say what was
-brought.
+"""The second step of a commit: upload the files to the draft, in parallel, and return their sizes and hashes.
 
-Any number of ranks may each add a directory, or files that lie in memory, to one draft, from processes that know
-nothing of each other; `commit` merges what they return. A file that the parent checkpoint has already is copied inside
-the storage.
+Any number of ranks may each add a directory, or files in memory, to one draft, from independent processes; `commit`
+merges what they return. A file that the parent checkpoint has already is copied inside the storage.
 What is returned always describes the bytes that are stored, even if the user's file changes meanwhile.
 """
 
@@ -48,7 +46,7 @@ def upload_part(
     """Upload one rank's directory to a draft; the entries are sorted by path.
 
     `parent_files` are those of the checkpoint `draft.parent`, `only` limits the upload to these paths.
-    `on_bytes` is told of copied bytes too, since they count as done; `on_sent` only of what was really sent.
+    `on_bytes` counts copied bytes too; `on_sent` only what was really sent.
     """
     files, empty = _files_below(directory)
     metadata = files.pop(layout.METADATA, None)
@@ -78,10 +76,10 @@ def upload_memory(
     on_bytes: OnBytes | None = None,
     on_sent: OnBytes | None = None,
 ) -> list[FileEntry]:
-    """Like `upload_part`, for files that lie in memory and that nobody changes before this returns.
+    """Like `upload_part`, for files in memory that nobody changes before this returns.
 
-    `samples` is what the caller keeps from one checkpoint to the next and knows nothing about: it tells which files
-    have surely changed, so that these are hashed while they are written and not before.
+    `samples` is state that the caller keeps from one checkpoint to the next: it shows which files have certainly
+    changed, so that these are hashed while they are written and not before.
     """
     if reserved := sorted(path for path in files if layout.is_sidecar(path)):
         raise ConfigError(f"{reserved[0]} is a name that holdfast keeps for itself: choose another.")
@@ -105,7 +103,7 @@ def merge_parts(parts: Mapping[int, Sequence[FileEntry]]) -> tuple[FileEntry, ..
 
 
 def reference_existing(store: Store, name: str, *, on_bytes: OnBytes | None = None) -> list[FileEntry]:
-    """Entries for files that the user has put below `name` by other means, read through once to hash them."""
+    """Entries for files that the user has stored below `name` by other means; each is read once to hash it."""
     prefix = layout.key_of(name, "")
     entries: list[FileEntry] = []
     for entry in store.list(name):
@@ -150,8 +148,8 @@ class _PartUpload:
         self._known_sizes = {digest.size_bytes for digest in self._known}
 
     def run(self, files: Mapping[str, Source], threads: int) -> list[FileEntry]:
-        """Biggest first, so that no thread is left alone with a big one at the end. While one file is written, another
-        thread hashes the next."""
+        """Upload all files, largest first, so that no thread is left with a large one at the end. While one file is
+        written, another thread hashes the next."""
         order = sorted(files.items(), key=lambda item: size_of(item[1]), reverse=True)
         if threads < 2 or len(order) < 2:
             return sorted((self._one(*item) for item in order), key=lambda entry: entry.path)
@@ -163,7 +161,7 @@ class _PartUpload:
                 self._failed.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 if isinstance(error, _Cancelled) and self._cause is not None:
-                    raise self._cause from None  # what went wrong first, not what was given up because of it
+                    raise self._cause from None  # the first error, not the cancellations that it caused
                 raise
         return sorted(entries, key=lambda entry: entry.path)
 
@@ -207,7 +205,7 @@ class _PartUpload:
         return FileEntry(path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, rank=self._rank, mode=mode)
 
     def _digest_if_worth_while(self, path: str, source: Source) -> Digest | None:
-        """What the source hashes to, if the parent may have the same bytes; None where it cannot."""
+        """The source's digest, if the parent may have the same bytes; None otherwise."""
         seen = self._samples.get(path)
         if isinstance(source, InMemory):
             self._samples[path] = sample = sample_memory(source.view)
@@ -218,7 +216,7 @@ class _PartUpload:
         return None if seen is not None and seen != sample else digest_memory(source.view, self._check_cancelled)
 
     def _set_mode(self, key: str, mode: int | UnsetType) -> None:
-        """Give a stored file the permissions of the user's, where files have any: it is read in place."""
+        """Give a stored file the permissions of the user's file, where the storage has any: it is read in place."""
         root = self._store.local_root
         if root is not None and not isinstance(mode, UnsetType) and _mode_of(root / key) != mode:
             with suppress(PermissionError, NotImplementedError):  # some mounts have one mode for all files
@@ -231,10 +229,10 @@ class _PartUpload:
             return False
         try:
             if not self._has_mode(origin, mode) or not self._holds(origin, digest):
-                return False  # the parent's file may be damaged; what we hold is not
+                return False  # the parent's file may be damaged; ours is not
             self._store.copy(origin, key)
         except NotFound:
-            return False  # the parent was expired meanwhile
+            return False  # the parent was removed meanwhile
         for stored in (origin, key):  # a hard link changes the version of both
             self._files.wrote(self._store, stored, digest)
         self._progress(digest.size_bytes)
@@ -246,15 +244,15 @@ class _PartUpload:
         return root is None or isinstance(mode, UnsetType) or _mode_of(root / origin) == mode
 
     def _holds(self, origin: str, digest: Digest) -> bool:
-        """Whether the parent's file surely holds these bytes, whatever its manifest says of it.
+        """Whether the parent's file certainly holds these bytes, whatever its manifest says.
 
-        In doubt it is hashed where that is no transfer; elsewhere sending our own bytes is as cheap as reading them."""
+        In doubt it is hashed if it is local; elsewhere sending our own bytes is as cheap as reading its bytes."""
         if self._store.local_root is None:
             return self._files.digest(self._store, origin) == digest
         return self._files.read_digest(self._store, origin, self._check_cancelled) == digest
 
     def _check_cancelled(self, count: int) -> None:
-        """A block was hashed: nothing is done yet, but it may be time to stop."""
+        """Called for each hashed block: raise if the upload was cancelled."""
         self._progress(0)
 
     def _sent(self, count: int) -> None:
@@ -270,8 +268,7 @@ class _PartUpload:
 
 
 def _carry_metadata(store: Store, draft: Draft, source: Path, rank: int) -> None:
-    """The directory's own metadata becomes the checkpoint's. Rank 0's word is final, others fill in where it
-    is silent."""
+    """Store the directory's metadata as the checkpoint's. Rank 0's values win; other ranks add keys that it lacks."""
     key = layout.key_of(draft.name, layout.METADATA)
     data = source.read_bytes()
     if rank == 0:

@@ -1,8 +1,8 @@
-"""Which drafts a process on this node still uploads to, known by locks that the kernel drops with their holder.
+"""Locks that show which drafts a process on this node still uploads to; the kernel releases them with their holder.
 
 An agent holds a lock on `<cache>/agents/<agent>/uploads/<token>` from the order to upload until the checkpoint is
-settled. So the next controller can wait for an agent that finishes the uploads of a dead one (`control.setup`), and
-nobody clears a draft away that is being written to.
+committed or abandoned. So the next controller can wait for an agent that finishes the uploads of a dead one
+(`control.setup`), and nobody deletes a draft that is being written to.
 """
 
 from __future__ import annotations

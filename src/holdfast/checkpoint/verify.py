@@ -1,4 +1,4 @@
-"""Is everything that is committed still what was committed, and what lies around besides?
+"""Check that committed checkpoints are unchanged, and delete what crashed writers left.
 
 `verify` reads and reports; `repair` deletes what crashed writers left, and only that: damaged checkpoints and the
 user's own directories are never touched. The command line's `holdfast ckpt verify [--repair]` is made of the two.
@@ -86,8 +86,8 @@ def verify(
 def repair(store: Store, report: VerifyReport, older_than_s: float = _DAY_S) -> list[str]:
     """Delete leftovers whose writer is certainly gone, or which are older than this; returns what was removed.
 
-    Gone is: it died on this machine, or its controller was replaced. Where it may merely be slow, a tombstone shuts it
-    out first and stays behind, tiny, until a later repair finds that old as well.
+    Gone means: it died on this machine, or its controller was replaced. If it may merely be slow, a tombstone is
+    written first, so that it cannot commit, and stays until a later repair finds the tombstone old as well.
     """
     fences = Catalog(store).fences()
     removed = [found.name for found in report.leftovers if _repair_leftover(store, found, fences, older_than_s)]
