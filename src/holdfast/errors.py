@@ -20,7 +20,10 @@
     ├── RunError
     │   ├── RunBusy                       another live controller holds the run
     │   ├── Fenced                        a newer controller took the run over
-    │   └── TrainingFailedError           the training function failed more often than its budget allows
+    │   └── TrainingFailedError           `fit()` could not see the run through; the same call continues it
+    │       ├── WorkerGroupError          workers failed more often than the budget allows
+    │       ├── ControllerError           what is no worker's failure: storage, a checkpoint's name, a callback
+    │       └── PreemptionError           nodes were taken away more often than the budget allows
     └── WireError                         a peer that speaks nonsense, or may not speak
 
 Each message is one sentence for a person: what, which field or path, and what to do.
@@ -29,6 +32,7 @@ Each message is one sentence for a person: what, which field or path, and what t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from holdfast.printable import printable
 
@@ -37,6 +41,7 @@ __all__ = [
     "AlreadyExists",
     "CheckpointError",
     "ConfigError",
+    "ControllerError",
     "Damaged",
     "DuplicateFile",
     "Fenced",
@@ -48,6 +53,7 @@ __all__ = [
     "NotFound",
     "OutOfSpace",
     "Pinned",
+    "PreemptionError",
     "RunBusy",
     "RunError",
     "StorageError",
@@ -55,6 +61,7 @@ __all__ = [
     "Unavailable",
     "UnsupportedFormat",
     "WireError",
+    "WorkerGroupError",
 ]
 
 
@@ -151,14 +158,59 @@ class Fenced(RunError):
 
 
 class TrainingFailedError(RunError):
-    """The training function failed more often than `FailureConfig(max_failures)` allows.
+    """`fit()` could not see the run through: catch this for whatever ended it.
 
-    `worker_failures` maps each failed rank to its error.
+    `worker_failures` maps each failed rank to its error; it is empty where no worker failed.
     """
 
-    def __init__(self, message: str, worker_failures: Mapping[int, Exception] | None = None) -> None:
+    worker_failures: dict[int, Exception]
+
+    def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.worker_failures: dict[int, Exception] = dict(worker_failures or {})
+        self.worker_failures = {}
+
+
+class WorkerGroupError(TrainingFailedError):
+    """Workers failed more often than `FailureConfig(max_failures)` allows.
+
+    The text ends with the traceback of the failure that the others follow from.
+    """
+
+    def __init__(self, error_message: str, worker_failures: Mapping[int, Exception]) -> None:
+        super().__init__(error_message)
+        self.worker_failures = dict(worker_failures)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.args[0], self.worker_failures)
+
+
+class ControllerError(TrainingFailedError):
+    """Something else than a worker failed: storage, a checkpoint's name or files, a callback.
+
+    `controller_failure` is that error, with its class of `holdfast.errors`.
+    """
+
+    def __init__(self, controller_failure: Exception) -> None:
+        super().__init__(f"Training failed: {type(controller_failure).__name__}: {controller_failure}")
+        self.controller_failure = controller_failure
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.controller_failure,)
+
+
+class PreemptionError(TrainingFailedError):
+    """Nodes were taken away more often than `FailureConfig(max_preemption_failures)` allows.
+
+    Nothing raises this yet: preemptions are not told from other failures.
+    """
+
+    def __init__(self, preemption_info: Any, drain_timed_out: bool = False) -> None:
+        super().__init__(f"Training failed: nodes were taken away: {preemption_info}.")
+        self.preemption_info = preemption_info
+        self.drain_timed_out = drain_timed_out
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.preemption_info, self.drain_timed_out)
 
 
 class WireError(HoldfastError):

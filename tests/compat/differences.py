@@ -15,8 +15,6 @@ _NOT_YET = "not there yet"
 
 MISSING = {
     "train.CheckpointConsistencyMode": _NOT_YET,
-    "train.ControllerError": _NOT_YET,
-    "train.PreemptionError": _NOT_YET,
     "train.ReportedCheckpoint(status)": _NOT_YET,
     "train.ReportedCheckpointStatus": _NOT_YET,
     "train.Result(_storage_filesystem)": _NOT_YET,
@@ -27,7 +25,6 @@ MISSING = {
     "train.Result(metrics_dataframe)": _NOT_YET,
     "train.Result(path)": _NOT_YET,
     "train.Result(return_value)": _NOT_YET,
-    "train.WorkerGroupError": _NOT_YET,
     "train.get_all_reported_checkpoints(consistency_mode)": _NOT_YET,
     "train.get_all_reported_checkpoints(timeout_s)": _NOT_YET,
     "train.report(checkpoint_upload_fn)": _NOT_YET,

@@ -146,6 +146,31 @@ def test_an_unsupported_metric_type_fails_the_function(place: Place) -> None:
     assert "bad" in str(error)
 
 
+class ModelError(Exception):
+    """A user's own class, whose message is not its argument."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__(f"layer {layer} is odd:\n  weights\n  biases")
+        self.layer = layer
+
+
+def test_a_failure_carries_the_users_own_class_and_the_traceback(place: Place) -> None:
+    def function() -> None:
+        if train.get_context().get_world_rank() == 1:
+            raise ModelError(3)
+        train.collective.barrier()
+
+    with pytest.raises(train.WorkerGroupError) as caught:
+        fit(place, function, workers=2)
+    error = caught.value.worker_failures[1]
+    assert type(error) is ModelError
+    assert str(error) == "layer 3 is odd:\n  weights\n  biases"
+    text = str(caught.value)
+    assert text.startswith("Training failed: rank 1 raised ModelError: layer 3 is odd:. The same call continues")
+    assert "raise ModelError(3)" in text and text.endswith("layer 3 is odd:\n  weights\n  biases")
+    assert str(train.Result.from_path(place.storage / "run").error) == text
+
+
 def test_local_mode_runs_in_the_driver_process(place: Place) -> None:
     seen: list[Any] = []
 

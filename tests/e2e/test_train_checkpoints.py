@@ -10,6 +10,7 @@ from tests.e2e.small import fit, save, value_of
 from tests.faults.programs.place import Place
 
 from holdfast import train
+from holdfast.errors import NameTaken
 from holdfast.train import Checkpoint, CheckpointConfig, CheckpointUploadMode
 
 
@@ -47,19 +48,16 @@ def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Pla
         save(2, checkpoint_dir_name="same")
         save(3)
 
-    from holdfast.errors import NameTaken
-
-    with pytest.raises(NameTaken, match="same"):
+    with pytest.raises(train.ControllerError, match=r"Training failed: NameTaken: .*same") as caught:
         fit(place, function)
+    assert isinstance(caught.value.controller_failure, NameTaken)
 
 
 def test_two_ranks_reporting_the_same_file_name_are_refused(place: Place) -> None:
     def function() -> None:
         save(train.get_context().get_world_rank())
 
-    from holdfast.errors import DuplicateFile
-
-    with pytest.raises(DuplicateFile, match=r"value\.json"):
+    with pytest.raises(train.TrainingFailedError, match=r"DuplicateFile: .*value\.json"):
         fit(place, function, workers=2)
 
 
@@ -120,9 +118,7 @@ def test_no_upload_directories_of_all_ranks_must_have_one_name(place: Place) -> 
         mode = CheckpointUploadMode.NO_UPLOAD
         train.report({"value": 3}, checkpoint=Checkpoint.from_directory(own), checkpoint_upload_mode=mode)
 
-    from holdfast.errors import ConfigError
-
-    with pytest.raises(ConfigError, match=r"rank 1 lie in 'own-1'.*'own-0'"):
+    with pytest.raises(train.ControllerError, match=r"rank 1 lie in 'own-1'.*'own-0'"):
         fit(place, function, workers=2)
 
 

@@ -185,7 +185,7 @@ def test_a_checkpoint_of_another_rank_is_refused_and_the_run_is_not_finished_wit
     assert other["kind"] == "ConfigError"
     assert "on rank 1: with num_workers=0 under torchrun only rank 0 can give a checkpoint" in other["error"]
     assert "num_workers=2" in other["error"]
-    assert script.of("failure", 0)["kind"] == "TrainingFailedError"
+    assert script.of("failure", 0)["kind"] == "WorkerGroupError"
     assert "Rank 1 has ended before rank 0 was done" in script.of("failure", 0)["error"]
     (run,) = place.storage.iterdir()
     (checkpoint,) = place.check_stored(run.name)

@@ -62,7 +62,7 @@ def test_a_lost_agent_counts_as_a_failure(place: Place) -> None:
     driver = _held(place, _TWO_NODES)
     os.kill(driver.agents()[0], signal.SIGKILL)
     raised = driver.raised()
-    assert raised["type"] == "TrainingFailedError"
+    assert raised["type"] == "WorkerGroupError"
     assert "was lost with its node" in raised["text"]
 
 
@@ -121,7 +121,7 @@ def test_an_agent_that_dies_before_it_joined_does_not_count_as_a_failure(place: 
 def test_agents_that_never_start_end_the_run_with_a_clear_error(place: Place) -> None:
     driver = place.drive({"steps": _STEPS, "every": 2}, _stillborn(place, 1000))
     raised = driver.raised()
-    assert raised["type"] == "RunError"
+    assert raised["type"] == "ControllerError"
     assert "No agent could be started" in raised["text"]
     assert "SIGKILL" in raised["text"]
 

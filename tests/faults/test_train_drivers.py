@@ -120,7 +120,7 @@ def test_the_failure_budget_survives_the_driver(place: Place) -> None:
     place.let_go()
     second = place.drive(config, failure=failure)
     raised = second.raised()
-    assert raised["type"] == "TrainingFailedError"
+    assert raised["type"] == "WorkerGroupError"
     assert list(raised["failures"]) == ["0"]
     assert "the data is bad" in raised["failures"]["0"]
 

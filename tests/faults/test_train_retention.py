@@ -15,7 +15,7 @@ from tests.mounts import read_only_bind
 
 from holdfast.cli.main import main
 from holdfast.core import records as r
-from holdfast.errors import OutOfSpace, Unavailable
+from holdfast.errors import ControllerError, OutOfSpace, Unavailable
 from holdfast.storage.posix.store import PosixStore
 
 _STEPS = 8
@@ -184,7 +184,7 @@ def test_a_disk_full_right_after_the_manifest_was_linked_loses_no_file(
         if linked:
             raise OutOfSpace("No space is left.")
 
-    with monkeypatch.context() as patch, pytest.raises(OutOfSpace):
+    with monkeypatch.context() as patch, pytest.raises(ControllerError, match="OutOfSpace"):
         patch.setattr(PosixStore, "create", full)
         patch.setattr(PosixStore, "delete", unsynced)
         patch.setenv("HOLDFAST_STORAGE_PATIENCE_S", "0.5")

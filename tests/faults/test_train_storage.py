@@ -64,7 +64,8 @@ def test_a_disk_that_stays_full_ends_the_run_with_a_clear_error(place: Place, sm
     ballast = _fill(small)
     place.let_go()
     raised = driver.raised()
-    assert raised["type"] == "OutOfSpace"
+    assert raised["type"] == "ControllerError"
+    assert "OutOfSpace" in raised["text"]
     assert str(small) in raised["text"]
     assert "Traceback" not in driver.errors
     names = place.check_stored()

@@ -5,40 +5,77 @@ All are made from records, so a failure read back from storage looks like one th
 
 from __future__ import annotations
 
+import ast
 import builtins
+import sys
+from collections.abc import Callable
+from typing import Any
 
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import RunFailed, WorkerFailure
-from holdfast.errors import HoldfastError, RunError, TrainingFailedError
+from holdfast.core.root_cause import root_cause
+from holdfast.errors import ControllerError, RunError, TrainingFailedError, WorkerGroupError
 
 __all__ = ["run_error", "worker_error"]
 
 
-def run_error(ended: RunFailed, uri: str) -> HoldfastError:
+def run_error(ended: RunFailed, uri: str) -> TrainingFailedError:
     """What a failed run raises from `fit()`."""
     if ended.error_type is not FailureKind.TRAINING_FAILED:
-        return ended.error_type.as_error(ended.error, otherwise=RunError)
-    return TrainingFailedError(
-        f"Training failed: {ended.error}. The same call continues the run in {uri}.",
-        {failure.rank: worker_error(failure) for failure in ended.failures},
-    )
+        return ControllerError(ended.error_type.as_error(ended.error, otherwise=RunError))
+    message = f"Training failed: {ended.error}. The same call continues the run in {uri}."
+    if ended.failures and (trace := root_cause(ended.failures).traceback):
+        message += f"\n\n{trace.rstrip()}"
+    return WorkerGroupError(message, {failure.rank: worker_error(failure) for failure in ended.failures})
 
 
 def worker_error(failure: WorkerFailure) -> Exception:
-    """What a rank died of, as far as text can tell: its own class where that is Python's, the traceback as a note."""
-    kind = getattr(builtins, failure.error_type or "", None)
-    error: Exception
+    """What a rank died of, as an exception of its own class where that can be had; the traceback is a note."""
     if failure.error_type is None:
-        error = RuntimeError(f"rank {failure.rank} {failure.cause}")
-    elif isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            error = kind(failure.error)
-        except TypeError:  # some, such as UnicodeDecodeError, take more than a message
-            error = RuntimeError(f"{failure.error_type}: {failure.error}")
+        error: Exception = RuntimeError(f"rank {failure.rank} {failure.cause}")
     else:
-        error = RuntimeError(f"{failure.error_type}: {failure.error}")
+        kind, message = _find_class(failure.error_type), failure.error or ""
+        error = _make(kind, message) if kind is not None else RuntimeError(f"{failure.error_type}: {message}")
     if failure.traceback:
         error.add_note(failure.traceback)
     elif failure.last_lines:
         error.add_note("The last lines that it printed:\n" + "\n".join(failure.last_lines))
     return error
+
+
+def _find_class(name: str) -> type[Exception] | None:
+    """The exception class of this name, if this process has imported its module. Nothing is imported for it: the name
+    may come from somebody else's storage."""
+    if "." not in name:
+        return _exception_class(getattr(builtins, name, None))
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:count]))
+        for part in parts[count:] if found is not None else ():
+            found = getattr(found, part, None)
+        if found is not None:
+            return _exception_class(found)
+    return None
+
+
+def _exception_class(found: Any) -> type[Exception] | None:
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _make(kind: type[Exception], message: str) -> Exception:
+    """An exception of this class that reads as the original did. Its constructor may want other arguments, or make
+    another message of them: then it is made without it."""
+    makers: tuple[Callable[[], Exception], ...] = (
+        lambda: kind(message),
+        lambda: kind.__new__(kind, message),
+        lambda: kind(ast.literal_eval(message)),  # a `KeyError` reads as the repr of its key
+    )
+    for make in makers:
+        try:
+            error = make()
+            if str(error) == message:
+                return error
+        except Exception:  # noqa: BLE001  whatever a constructor or a __str__ of the user's raises
+            continue
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return RuntimeError(f"{name}: {message}")

@@ -15,7 +15,8 @@ __all__ = ["FailureKind"]
 
 
 class FailureKind(enum.StrEnum):
-    """One member for each class of `holdfast.errors`, and `OTHER` for every other exception."""
+    """One member for each class of `holdfast.errors` (`TRAINING_FAILED` for its subclasses as well), and `OTHER` for
+    every other exception."""
 
     OTHER = "Other"
     HOLDFAST_ERROR = "HoldfastError"
@@ -50,7 +51,7 @@ class FailureKind(enum.StrEnum):
     def of(cls, error: BaseException) -> FailureKind:
         """The kind of the nearest class of `holdfast.errors` that `error` is an instance of."""
         for base in type(error).__mro__:
-            if base.__module__ == errors.__name__:
+            if base.__module__ == errors.__name__ and base.__name__ in cls._value2member_map_:
                 return cls(base.__name__)
         return cls.OTHER
 

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint as Checkpoint
+    from holdfast.errors import ControllerError as ControllerError
+    from holdfast.errors import PreemptionError as PreemptionError
     from holdfast.errors import TrainingFailedError as TrainingFailedError
+    from holdfast.errors import WorkerGroupError as WorkerGroupError
     from holdfast.train import backend as backend
     from holdfast.train import collective as collective
     from holdfast.train import context as context
@@ -46,10 +49,12 @@ _HOMES = {
     "Checkpoint": "holdfast.checkpoint.handle",
     "CheckpointConfig": "holdfast.train.config",
     "CheckpointUploadMode": "holdfast.worker.session",
+    "ControllerError": "holdfast.errors",
     "DataConfig": "holdfast.train.data",
     "DataParallelTrainer": "holdfast.train.trainer",
     "FailureConfig": "holdfast.train.config",
     "LoggingConfig": "holdfast.train.config",
+    "PreemptionError": "holdfast.errors",
     "PreemptionInfo": "holdfast.train.preemption",
     "ReportedCheckpoint": "holdfast.worker.session",
     "Result": "holdfast.train.result",
@@ -60,6 +65,7 @@ _HOMES = {
     "TrainContext": "holdfast.worker.context",
     "TrainingFailedError": "holdfast.errors",
     "UserCallback": "holdfast.train.callbacks",
+    "WorkerGroupError": "holdfast.errors",
     "get_all_reported_checkpoints": "holdfast.train.functions",
     "get_checkpoint": "holdfast.train.functions",
     "get_context": "holdfast.train.functions",
@@ -86,10 +92,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointUploadMode",
+    "ControllerError",
     "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
     "LoggingConfig",
+    "PreemptionError",
     "PreemptionInfo",
     "ReportedCheckpoint",
     "Result",
@@ -100,6 +108,7 @@ __all__ = [
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
+    "WorkerGroupError",
     "backend",
     "collective",
     "context",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,19 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.failures import run_error
 from holdfast.control.view import RunView
 from holdfast.core.checkpoint_types import StoredCheckpoint
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import Reported, RunFailed, WorkerFailure
+from holdfast.errors import Damaged, OutOfSpace
 from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
-from holdfast.train import Result, TrainingFailedError
+from holdfast.train import (
+    ControllerError,
+    PreemptionError,
+    PreemptionInfo,
+    Result,
+    TrainingFailedError,
+    WorkerGroupError,
+)
 
 
 def view(**changes: Any) -> RunView:
@@ -104,7 +115,21 @@ def test_the_best_checkpoint_by_any_metric(tmp_path: Path) -> None:
         found.get_best_checkpoint("step", "best")  # type: ignore[arg-type]
 
 
-def test_errors_come_back_with_their_class_where_python_has_it(tmp_path: Path) -> None:
+class OwnError(Exception):
+    """One whose message is not its argument."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"code {code}: {detail}")
+
+
+class SilentError(Exception):
+    """One that cannot be made from text."""
+
+    def __str__(self) -> str:
+        return f"{self.missing}"  # type: ignore[attr-defined]
+
+
+def test_errors_come_back_with_their_class_where_it_is_imported(tmp_path: Path) -> None:
     failures = (
         WorkerFailure(
             rank=0, cause="raised", error_type="ValueError", error="bad batch", traceback="Traceback: line 3"
@@ -112,15 +137,48 @@ def test_errors_come_back_with_their_class_where_python_has_it(tmp_path: Path) -
         WorkerFailure(rank=1, cause="raised", error_type="mylib.Oops", error="my own"),
         WorkerFailure(rank=2, cause="raised", error_type="UnicodeDecodeError", error="cannot be made from a message"),
         WorkerFailure(rank=3, cause="raised", error_type="open", error="a builtin that is no exception"),
+        WorkerFailure(rank=4, cause="raised", error_type=f"{__name__}.OwnError", error="code 3: two\nlines"),
+        WorkerFailure(rank=5, cause="raised", error_type="KeyError", error="'lr'"),
+        WorkerFailure(rank=6, cause="raised", error_type="holdfast.errors.Damaged", error="a hash differs"),
+        WorkerFailure(rank=7, cause="raised", error_type=f"{__name__}.SilentError", error="who knows"),
+        WorkerFailure(rank=8, cause="raised", error_type="antigravity.Error", error="not imported here"),
     )
     ended = RunFailed(at=1.0, error="rank 0 raised ValueError: bad batch", failures=failures)
     error = result(tmp_path, status="failed", error=run_error(ended, "/runs/x")).error
-    assert isinstance(error, TrainingFailedError)
-    assert str(error).startswith("Training failed: rank 0 raised ValueError: bad batch. ")
+    assert isinstance(error, WorkerGroupError) and isinstance(error, TrainingFailedError)
+    assert str(error) == (
+        "Training failed: rank 0 raised ValueError: bad batch. The same call continues the run in /runs/x.\n\n"
+        "Traceback: line 3"
+    )
     assert isinstance(error.worker_failures[0], ValueError)
     assert error.worker_failures[0].__notes__ == ["Traceback: line 3"]
     assert str(error.worker_failures[1]) == "mylib.Oops: my own"
-    assert [type(error.worker_failures[rank]) for rank in (1, 2, 3)] == [RuntimeError] * 3
+    assert [type(error.worker_failures[rank]) for rank in (1, 2, 3, 7, 8)] == [RuntimeError] * 5
+    assert [type(error.worker_failures[rank]) for rank in (4, 5, 6)] == [OwnError, KeyError, Damaged]
+    assert str(error.worker_failures[4]) == "code 3: two\nlines"
+    assert error.worker_failures[5].args == ("lr",)
+    assert str(error.worker_failures[7]) == f"{__name__}.SilentError: who knows"
+    assert "antigravity" not in sys.modules, "a name in storage imports nothing"
+
+
+def test_what_no_worker_is_to_blame_for_is_a_controller_error(tmp_path: Path) -> None:
+    ended = RunFailed(at=1.0, error="the disk is full", error_type=FailureKind.OUT_OF_SPACE)
+    error = run_error(ended, "/runs/x")
+    assert isinstance(error, ControllerError) and isinstance(error.controller_failure, OutOfSpace)
+    assert (str(error), error.worker_failures) == ("Training failed: OutOfSpace: the disk is full", {})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerGroupError("two\nlines", {1: ValueError("x")}),
+        ControllerError(OutOfSpace("full")),
+        PreemptionError(PreemptionInfo(None, {"node": [1, 0]}), True),
+    ],
+)
+def test_errors_of_training_can_be_pickled(error: TrainingFailedError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), repr(vars(again))) == (type(error), str(error), repr(vars(error)))
 
 
 def test_repr_of_a_result(tmp_path: Path) -> None:
