@@ -38,6 +38,7 @@ __all__ = ["START", "JournalReader", "Mark", "OnDamage", "Position", "position",
 
 _HEADER_BYTES = 1024
 _FETCHES = 16
+_BLOCK_BYTES = 256 * 1024
 _RELISTS = 5
 _log = logging.getLogger(__name__)
 
@@ -148,8 +149,8 @@ class JournalReader:
     def _read_lease(self, segments: list[Segment], first: int, limit: float) -> Iterator[Line]:
         wanted = self._needed(segments, first)
         next_n = first
-        for segment, data in self._fetch(wanted):
-            for line in self._parse(segment, data, first):
+        for segment, blocks in self._fetch(wanted):
+            for line in self._parse(segment, blocks, first):
                 if line.n < next_n or line.n > limit:
                     continue
                 if line.n > next_n:
@@ -176,16 +177,23 @@ class JournalReader:
             covered = max(covered, segment.last or 0)
         return found
 
-    def _fetch(self, segments: list[Segment]) -> Iterator[tuple[Segment, bytes]]:
-        """Each segment with its bytes; ahead of the reader where each costs a round trip."""
-        if self._store.local_root is not None or len(segments) < 2:
-            for segment in segments:
-                yield segment, self._store.get(segment.key)
+    def _fetch(self, segments: list[Segment]) -> Iterator[tuple[Segment, Iterable[bytes]]]:
+        """Each segment with its bytes: files block by block, objects whole and ahead of the reader, since each costs a
+        round trip."""
+        if self._store.local_root is not None:
+            yield from ((segment, self._blocks(segment)) for segment in segments)
             return
         for start in range(0, len(segments), _FETCHES):
             some = segments[start : start + _FETCHES]
             found = current().map_in_threads(self._store.get, [one.key for one in some], _FETCHES)
-            yield from zip(some, found, strict=True)
+            yield from ((segment, [data]) for segment, data in zip(some, found, strict=True))
+
+    def _blocks(self, segment: Segment) -> Iterator[bytes]:
+        """Several views may read at the same time, each in its own thread: whole segments would take megabytes each."""
+        start = 0
+        while block := self._store.get_range(segment.key, start, _BLOCK_BYTES):
+            yield block
+            start += len(block)
 
     def _rescue(self, segments: list[Segment], around: Segment, first: int, end: int) -> Iterator[Line]:
         """The records from `first` up to `end`, without it, wherever else they stand; what is found nowhere is told."""
@@ -206,7 +214,7 @@ class JournalReader:
             size_bytes = self._old_size(segment)
             if size_bytes is None:
                 continue
-            for line in self._parse(segment, self._store.get(segment.key)[:size_bytes]):
+            for line in self._parse(segment, [self._store.get(segment.key)[:size_bytes]]):
                 n += 1
                 if n >= first:
                     yield line._replace(n=n)
@@ -214,29 +222,33 @@ class JournalReader:
     # ------------------------------------------------------------ lines
 
     def _lines(self, segment: Segment) -> Iterator[Line]:
-        return self._parse(segment, self._store.get(segment.key))
+        ((_, blocks),) = self._fetch([segment])
+        return self._parse(segment, blocks)
 
-    def _parse(self, segment: Segment, data: bytes, first: int = 1) -> Iterator[Line]:
+    def _parse(self, segment: Segment, blocks: Iterable[bytes], first: int = 1) -> Iterator[Line]:
         """The segment's lines from the record `first` on, which are all that is checked. One by one: a segment's
         records take several times the memory of its bytes."""
         old = not segment.lease
-        bad = start = 0
-        while (end := data.find(b"\n", start)) >= 0:
-            text, begins = data[start:end], start == 0
-            start = end + 1
-            if (begins and parse_header(text) is not None) or (first > 1 and claimed_number(text) < first):
-                continue
-            try:
-                line = parse_line(text, old=old)
-            except DECODE_ERRORS:
-                line = None
-            if line is not None:
-                yield line
-            elif joined := self._joined(text):
-                yield from joined
-            else:
-                bad += 1
-        yield from self._joined(data[start:])  # whole but for its newline, or never acted upon
+        bad = 0
+        begins, rest = True, b""
+        for block in blocks:
+            *texts, rest = (rest + block).split(b"\n")
+            for text in texts:
+                is_header = begins and parse_header(text) is not None
+                begins = False
+                if is_header or (first > 1 and claimed_number(text) < first):
+                    continue
+                try:
+                    line = parse_line(text, old=old)
+                except DECODE_ERRORS:
+                    line = None
+                if line is not None:
+                    yield line
+                elif joined := self._joined(text):
+                    yield from joined
+                else:
+                    bad += 1
+        yield from self._joined(rest)  # whole but for its newline, or never acted upon
         if bad:
             lines = "1 line is" if bad == 1 else f"{bad} lines are"
             self._tell(f"{segment.key}: {lines} damaged and left out.")
@@ -355,8 +367,7 @@ class JournalReader:
         if not last.lease:
             return Position(last.key, last.size_bytes)
         data = self._store.get(last.key)
-        lines = self._parse(last, data)
-        number = max((line.n for line in lines), default=last.first - 1)
+        number = max((line.n for line in self._parse(last, [data])), default=last.first - 1)
         return Position(last.key, len(data), number)
 
     def _tell(self, sentence: str) -> None:

@@ -15,6 +15,7 @@ from holdfast.core import records as r
 from holdfast.core.curve import effective_reports
 from holdfast.core.summary import Summary, summarize
 from holdfast.journal import fold as module
+from holdfast.journal import reader
 from holdfast.journal.fold import Fold, FoldWriter, decode_sealed, encode_sealed, read_fold
 from holdfast.journal.reader import JournalReader, Position
 from holdfast.journal.writer import Journal
@@ -213,3 +214,34 @@ def test_all_but_two_folds_are_removed(store: PosixStore) -> None:
         before += part
     folds = [entry.key for entry in store.list("journal") if entry.key.endswith(".fold.json")]
     assert folds == [f"journal/00000{epoch}-{LEASES[epoch]}.fold.json" for epoch in (2, 3)]
+
+
+class BlockStore(PosixStore):
+    """Notes how much of each file is read at once."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read_bytes: list[int] = []
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.read_bytes.append(length)
+        return super().get_range(key, start, length)
+
+    def get(self, key: str) -> bytes:
+        assert not key.endswith(".jsonl"), f"{key} is read whole"
+        return super().get(key)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 1000, 256 * 1024])
+def test_segments_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    """Records are the same wherever a block ends; memory does not grow with the segment."""
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", block_bytes)
+    store = BlockStore(tmp_path / "run")
+    (records,) = history(3, controllers=1, reports=10)
+    journal = Journal(store, 1, LEASES[1], "abcd")
+    journal.append(records)
+    journal.flush()
+    found = [line.record for _, line in reader.JournalReader(store, run="abcd").read()]
+    journal.close()
+    assert found == records
+    assert set(store.read_bytes) == {block_bytes}
