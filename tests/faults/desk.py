@@ -16,22 +16,20 @@ import cloudpickle
 from tests.faults.programs import kin
 
 from holdfast.core.checkpoint_types import Report
+from holdfast.core.commands import Place, StartWorkers, StopWorkers
+from holdfast.core.events import (
+    AgentJoined,
+    AgentPrepared,
+    RankReported,
+    WorkerExited,
+    WorkerFinished,
+    WorkersStarted,
+    WorkersStopped,
+)
+from holdfast.core.records import WorkerFailure
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, Server, serve
-from holdfast.wire.messages import (
-    AgentHello,
-    AgentMessage,
-    Exited,
-    Finished,
-    Logs,
-    Prepare,
-    Prepared,
-    Reports,
-    Start,
-    Started,
-    Stop,
-    Stopped,
-)
+from holdfast.wire.messages import AgentMessage, Logs, Prepare
 from holdfast.worker.job import Framework, Job
 
 __all__ = ["Desk", "at_desk", "gone", "hold", "job_of"]
@@ -71,11 +69,11 @@ class Desk:
             [sys.executable, "-m", "holdfast.agent", *arguments],
             {**os.environ, "HOLDFAST_LOCAL_CACHE_DIR": str(self.cache), **environment},
         )
-        self.hello = await self.expect(AgentHello)
+        self.hello = await self.expect(AgentJoined)
         self.master_port = self.hello.master_port
 
     def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start the agent. It dies with the thread that this is called in."""
+        """StartWorkers the agent. It dies with the thread that this is called in."""
         return subprocess.Popen(command, env=environment)
 
     async def _meet(self, channel: Channel[AgentMessage]) -> None:
@@ -84,9 +82,9 @@ class Desk:
             async with self._news:
                 if isinstance(message, Logs):
                     self.logs.append(message)
-                elif isinstance(message, Reports):
+                elif isinstance(message, RankReported):
                     self.reports += message.reports
-                if isinstance(message, Stopped):
+                if isinstance(message, WorkersStopped):
                     self.master_port = message.master_port
                 self.said.append(message)
                 self._news.notify_all()
@@ -98,12 +96,15 @@ class Desk:
         def fits(message: Any) -> bool:
             return isinstance(message, kind) and all(getattr(message, k) == v for k, v in fields.items())
 
+        found = await self._expect(fits)
+        assert isinstance(found, kind)
+        return found
+
+    async def _expect(self, fits: Callable[[AgentMessage], bool]) -> AgentMessage:
         async with self._news:
             await self._news.wait_for(lambda: any(map(fits, self.said)))
             at = next(i for i, message in enumerate(self.said) if fits(message))
-            found = self.said.pop(at)
-        assert isinstance(found, kind)
-        return found
+            return self.said.pop(at)
 
     async def expect_report(self, count: int = 1) -> None:
         async with self._news:
@@ -132,46 +133,47 @@ class Desk:
             "work_dir": str(self.directory / "work"),
             "sys_path": sys.path,
             "environment": {},
+            "max_restarts": 3,
             **changes,
         }
         return Prepare(**order)
 
-    async def prepare(self, job: bytes, **changes: Any) -> Prepared:
+    async def prepare(self, job: bytes, **changes: Any) -> AgentPrepared:
         self.send(self.prepare_order(job, **changes))
-        return await self.expect(Prepared)
+        return await self.expect(AgentPrepared)
 
     def start(self, generation: int = 1, ranks: int = 1, **changes: Any) -> None:
         self.send(
-            Start(
+            StartWorkers(
                 generation=generation,
-                ranks=list(range(ranks)),
                 world_size=ranks,
-                local_world_size=ranks,
-                node_rank=0,
+                places=(Place(agent="a1", node_rank=0, ranks=tuple(range(ranks))),),
                 node_count=1,
+                restart_count=generation - 1,
                 master_address="127.0.0.1",
                 master_port=self.master_port,
-                restart_count=generation - 1,
-                max_restarts=3,
-                **changes,
+                **{"checkpoint": None, "iteration": 0, **changes},
             )
         )
 
     async def started(self, generation: int = 1, ranks: int = 1, **changes: Any) -> dict[int, int]:
         self.start(generation, ranks, **changes)
-        return (await self.expect(Started, generation=generation)).pids
+        return (await self.expect(WorkersStarted, generation=generation)).pids
 
-    async def stop(self, generation: int = 1, **changes: Any) -> Stopped:
-        self.send(Stop(generation=generation, **changes))
-        return await self.expect(Stopped, generation=generation)
+    async def stop(self, generation: int = 1, **changes: Any) -> WorkersStopped:
+        self.send(StopWorkers(generation=generation, **changes))
+        return await self.expect(WorkersStopped, generation=generation)
 
-    async def finished(self, rank: int = 0) -> Finished:
-        ended = await self.expect(Finished | Exited, rank=rank)  # type: ignore[arg-type]
-        assert isinstance(ended, Finished), ended
+    async def finished(self, rank: int = 0) -> WorkerFinished:
+        ended = await self._expect(lambda one: _ended_rank(one) == rank)
+        assert isinstance(ended, WorkerFinished), ended
         return ended
 
-    async def exited(self, rank: int = 0) -> Exited:
-        return await self.expect(Exited, rank=rank)
+    async def exited(self, rank: int = 0) -> WorkerFailure:
+        """How the rank failed."""
+        ended = await self._expect(lambda one: isinstance(one, WorkerExited) and one.failure.rank == rank)
+        assert isinstance(ended, WorkerExited)
+        return ended.failure
 
     async def hang_up(self) -> None:
         """Cut the connection, as a killed controller would."""
@@ -192,7 +194,9 @@ class Desk:
 
     def story(self) -> str:
         """What the agent said and who of its processes does what, for a test that has waited in vain."""
-        said = [f"said: {message!r}"[:_STORY_LINE] for message in self.said if not isinstance(message, Logs | Reports)]
+        said = [
+            f"said: {message!r}"[:_STORY_LINE] for message in self.said if not isinstance(message, Logs | RankReported)
+        ]
         lines = [f"log: rank {line.rank} {line.stream}: {line.text}" for logs in self.logs for line in logs.lines]
         pids = [self.process.pid, *kin.descendants(self.process.pid)]
         return "\n".join([*said, *lines, f"{len(self.reports)} reports", *map(kin.condition_of, pids)])
@@ -200,6 +204,15 @@ class Desk:
     def leftovers(self) -> list[Path]:
         """What lies in the agent's part of the cache."""
         return sorted(self.cache.glob("agents/*"))
+
+
+def _ended_rank(message: AgentMessage) -> int | None:
+    """The rank that a message says to have ended."""
+    match message:
+        case WorkerFinished(rank=rank) | WorkerExited(failure=WorkerFailure(rank=rank)):
+            return rank
+        case _:
+            return None
 
 
 @asynccontextmanager

@@ -13,10 +13,11 @@ import pytest
 from tests.faults.programs import kin
 from tests.faults.programs.place import Place
 
+from holdfast.core.events import AgentJoined
 from holdfast.engines.engine import ControllerEndpoint
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, serve
-from holdfast.wire.messages import AgentHello, AgentMessage
+from holdfast.wire.messages import AgentMessage
 
 
 def _command(*arguments: str) -> list[str]:
@@ -48,11 +49,11 @@ def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
     (tmp_path / "token").write_text(f"{token}\n")
 
     async def look() -> None:
-        hello: asyncio.Future[AgentHello] = asyncio.get_running_loop().create_future()
+        hello: asyncio.Future[AgentJoined] = asyncio.get_running_loop().create_future()
 
         async def on_agent(channel: Channel[AgentMessage]) -> None:
             found = await channel.recv()
-            assert isinstance(found, AgentHello)
+            assert isinstance(found, AgentJoined)
             hello.set_result(found)
             await channel.recv()
 

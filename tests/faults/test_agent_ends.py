@@ -16,7 +16,8 @@ from tests.faults.programs import kin
 
 from holdfast import train
 from holdfast.agent.session_dir import SessionDir, sweep_dead
-from holdfast.wire.messages import Exited, Shutdown
+from holdfast.core.events import WorkerExited
+from holdfast.wire.messages import Shutdown
 
 
 def _with_grandchild() -> None:
@@ -171,8 +172,8 @@ def test_a_worker_killed_right_after_its_fork_is_reported(tmp_path: Path) -> Non
             for generation in range(1, 11):
                 pids = await desk.started(generation, ranks=2)
                 os.kill(pids[generation % 2], signal.SIGKILL)
-                exited = await desk.expect(Exited, generation=generation)
-                assert exited.cause == "killed by SIGKILL"
+                exited = await desk.expect(WorkerExited, generation=generation)
+                assert exited.failure.cause == "killed by SIGKILL"
                 await desk.stop(generation)
                 await gone(*pids.values())
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from tests.faults.desk import at_desk, gone, hold, job_of
 
 from holdfast import train
-from holdfast.wire.messages import Ping, Pong, Prepared, Stop, Stopped
+from holdfast.core.commands import StopWorkers
+from holdfast.core.events import AgentPrepared, WorkersStopped
+from holdfast.wire.messages import Ping, Pong
 
 
 def test_a_stop_while_the_zygote_still_imports_is_answered_at_once(tmp_path: Path) -> None:
@@ -26,11 +28,11 @@ def test_a_stop_while_the_zygote_still_imports_is_answered_at_once(tmp_path: Pat
             order = desk.prepare_order(job_of(function), preload=["waits_at_import"], sys_path=[str(tmp_path)])
             desk.send(order)
             desk.start(generation=1)
-            desk.send(Stop(generation=1))
-            await desk.expect(Stopped, generation=1)
-            assert not [message for message in desk.said if isinstance(message, Prepared)]
+            desk.send(StopWorkers(generation=1))
+            await desk.expect(WorkersStopped, generation=1)
+            assert not [message for message in desk.said if isinstance(message, AgentPrepared)]
             await asyncio.get_running_loop().run_in_executor(None, gate.write_text, "go on")
-            await desk.expect(Prepared)
+            await desk.expect(AgentPrepared)
             desk.start(generation=2)
             assert (await desk.finished()).generation == 2
 

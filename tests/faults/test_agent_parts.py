@@ -11,8 +11,10 @@ from tests.faults.desk import Desk, at_desk, gone, hold, job_of
 
 from holdfast import train
 from holdfast.core.checkpoint_types import Draft
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import Ticket
 from holdfast.core.failure_kind import FailureKind
-from holdfast.wire.messages import Settled, Shutdown, Upload, Uploaded, UploadFailed
+from holdfast.wire.messages import Shutdown, Upload, Uploaded, UploadFailed
 
 DRAFT = Draft(name="checkpoint_000000", index=0, epoch=1, token="t")
 
@@ -29,7 +31,7 @@ def _report_checkpoints() -> None:
 
 
 def _upload(number: int, rank: int) -> Upload:
-    return Upload(generation=1, number=number, rank=rank, draft=DRAFT)
+    return Upload(ticket=Ticket(1, number), rank=rank, draft=DRAFT)
 
 
 def _staged(desk: Desk) -> list[str]:
@@ -52,7 +54,7 @@ def test_a_part_outlives_its_worker_and_is_removed_after_the_commit(tmp_path: Pa
                 assert [entry.path for entry in stored.files] == [f"rank_{rank}.txt"]
                 assert stored.uploaded_bytes == len("step 1")
             assert (desk.storage / DRAFT.name / "rank_1.txt").read_text() == "step 1"
-            desk.send(Settled(generation=1, number=1, name=DRAFT.name))
+            desk.send(AnnounceCheckpoint(ticket=Ticket(1, 1), name=DRAFT.name))
             desk.send(Shutdown())
             await desk.agent_ended()
             assert desk.leftovers() == []
@@ -67,12 +69,12 @@ def test_a_worker_waits_for_its_first_checkpoint_before_it_hands_over_a_second(t
             await desk.started()
             await desk.expect_report(1)
             assert len(desk.reports) == 1
-            desk.send(Settled(generation=1, number=1, name=None))
+            desk.send(AnnounceCheckpoint(ticket=Ticket(1, 1), name=None))
             await desk.expect_report(2)
             await desk.expect_line("both reported")
             desk.send(_upload(2, 0))
-            await desk.expect(Uploaded, number=2)
-            desk.send(Settled(generation=1, number=2, name=DRAFT.name))
+            await desk.expect(Uploaded, ticket=Ticket(1, 2))
+            desk.send(AnnounceCheckpoint(ticket=Ticket(1, 2), name=DRAFT.name))
             await desk.stop()
             desk.send(Shutdown())
             await desk.agent_ended()
@@ -90,11 +92,11 @@ def test_uploading_an_unknown_part_or_to_refusing_storage_fails(tmp_path: Path) 
             pids = await desk.started()
             await desk.expect_report(1)
             desk.send(_upload(7, 0))
-            missing = await desk.expect(UploadFailed, number=7)
-            assert (missing.kind, missing.retryable) == (FailureKind.NOT_FOUND, False)
+            missing = await desk.expect(UploadFailed, ticket=Ticket(1, 7))
+            assert (missing.kind, missing.kind.is_transient) == (FailureKind.NOT_FOUND, False)
             desk.send(_upload(1, 0))
-            refused = await desk.expect(UploadFailed, number=1)
-            assert not refused.retryable
+            refused = await desk.expect(UploadFailed, ticket=Ticket(1, 1))
+            assert not refused.kind.is_transient
             assert str(desk.storage) in refused.error
             os.kill(pids[0], 0)
             await desk.stop()

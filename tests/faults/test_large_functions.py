@@ -17,8 +17,9 @@ from tests.faults.programs.place import Place
 
 from holdfast.control.agent_link import FUNCTION_PIECE_BYTES
 from holdfast.core import records as r
+from holdfast.core.events import AgentPrepared
 from holdfast.errors import ConfigError, TrainingFailedError
-from holdfast.wire.messages import FunctionPiece, Prepared
+from holdfast.wire.messages import FunctionPiece
 from holdfast.worker import bootstrap
 
 _MIB = 1 << 20
@@ -50,7 +51,7 @@ def test_an_agent_puts_the_pieces_of_a_function_together(tmp_path: Path, fork: b
             while rest:
                 desk.send(FunctionPiece(data=rest[:FUNCTION_PIECE_BYTES]))
                 rest = rest[FUNCTION_PIECE_BYTES:]
-            await desk.expect(Prepared)
+            await desk.expect(AgentPrepared)
             await desk.started(ranks=2)
             assert (await desk.finished()).value == int(captured.sum())
             os.kill(desk.zygote(), signal.SIGKILL)  # the next one gets the same memory

@@ -95,7 +95,7 @@ def item(number: int, at: float, checkpoint: bool = False, metrics: dict[str, An
 def report(number: int, at: float, checkpoint: bool = False, rank: int = 0, generation: int = 1) -> e.RankReported:
     """Rank 0 reports its number as the loss; the others report no metrics."""
     metrics = {"loss": number} if rank == 0 else None
-    return e.RankReported(generation=generation, rank=rank, items=(item(number, at, checkpoint, metrics),))
+    return e.RankReported(generation=generation, rank=rank, reports=(item(number, at, checkpoint, metrics),))
 
 
 def reported(iteration: int, at: float, checkpoint: bool = False, generation: int = 1, loss: int = 0) -> r.Reported:
@@ -136,7 +136,6 @@ def persist(number: int, parts: tuple[tuple[int, str], ...], generation: int = 1
         "name": None,
         "adopt": False,
         "at_least_index": 0,
-        "parent": None,
         "world_size": 1,
         "iteration": number,
         "metrics": {"loss": number},

@@ -50,7 +50,9 @@ def test_a_lost_agent_is_replaced_and_its_ranks_are_placed_on_the_replacement() 
     assert rig.feed(joined("c"), 12.0) == Step([here("c", 12.0)], [])
     places = (c.Place(agent="a", node_rank=0, ranks=(0,)), c.Place(agent="c", node_rank=1, ranks=(1,)))
     again = r.GenerationStarted(at=13.0, generation=2, world_size=2, agents=("a", "c"), iteration=0)
-    start = c.StartWorkers(generation=2, world_size=2, places=places, checkpoint=None, iteration=0, restart_count=1)
+    start = c.StartWorkers(
+        generation=2, world_size=2, places=places, node_count=len(places), checkpoint=None, iteration=0, restart_count=1
+    )
     assert rig.feed(e.AgentPrepared(agent="c"), 13.0) == Step([again], [start])
 
 
@@ -67,6 +69,7 @@ def test_an_elastic_run_continues_with_the_remaining_agents() -> None:
         generation=2,
         world_size=1,
         places=(c.Place(agent="b", node_rank=0, ranks=(0,)),),
+        node_count=1,
         checkpoint=None,
         iteration=0,
         restart_count=1,
@@ -104,7 +107,7 @@ def test_a_checkpoint_whose_part_is_lost_is_given_up() -> None:
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
     assert rig.feed(report(1, 9.9, checkpoint=True), 10.1) == Step([reported(1, 9.9, checkpoint=True)], [])
     given_up = r.CheckpointAbandoned(at=11.0, generation=1, iteration=1, why="agent b was lost with its part")
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
     decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 11.0)
     assert decided == Step([ended(11.0, 1, "b", iteration=1), given_up], [told, c.RequestAgents(slots=1)])
 
@@ -115,10 +118,10 @@ def test_a_lost_agent_drops_queued_uploads_and_leaves_running_ones_to_their_outc
         rig.feed(report(number, 5.0, checkpoint=True), 5.0)
         rig.feed(report(number, 5.0, checkpoint=True, rank=1), 5.0)
     given_up = r.CheckpointAbandoned(at=10.0, generation=1, iteration=2, why="agent b was lost with its part")
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B, given_up], [told, STOP_A])
     found = stored(0, 1)
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 10.5) == Step([committed(found, 10.5)], [told])
 
 
@@ -127,7 +130,7 @@ def test_the_loss_of_an_agent_with_finished_ranks_is_no_failure() -> None:
     rig.feed(e.WorkerFinished(generation=1, rank=1), 9.0)
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [])
     finished = rig.feed(e.WorkerFinished(generation=1, rank=0, value=7), 11.0)
-    assert finished == Step([r.RunFinished(at=11.0, return_value=7)], [c.EndRun(status="finished")])
+    assert finished == Step([r.RunFinished(at=11.0, return_value=7)], [c.EndRun(status=c.RunStatus.FINISHED)])
 
 
 def test_a_finished_rank_fails_if_its_last_checkpoint_is_lost_with_its_agent() -> None:
@@ -169,7 +172,7 @@ def test_an_agent_lost_while_preparing_counts_as_a_failure() -> None:
     decided = rig.feed(e.AgentLost(agent="a", why="killed by SIGKILL"), 2.0)
     gone = r.AgentGone(at=2.0, agent="a", host="host-a", why="killed by SIGKILL", counted=True)
     error = "an agent was lost while it prepared the training function (killed by SIGKILL)"
-    assert decided == Step([gone, r.RunFailed(at=2.0, error=error)], [c.EndRun(status="failed")])
+    assert decided == Step([gone, r.RunFailed(at=2.0, error=error)], [c.EndRun(status=c.RunStatus.FAILED)])
 
 
 def test_agents_lost_while_preparing_are_replaced_with_back_off() -> None:
@@ -182,7 +185,7 @@ def test_agents_lost_while_preparing_are_replaced_with_back_off() -> None:
     assert rig.deadline == 5.0
     assert rig.feed(e.TimePassed(), 5.0).commands == [c.RequestAgents(slots=1)]
     rig.feed(joined("c"), 6.0)
-    assert rig.feed(e.AgentLost(agent="c", why="why"), 7.0).commands == [c.EndRun(status="failed")]
+    assert rig.feed(e.AgentLost(agent="c", why="why"), 7.0).commands == [c.EndRun(status=c.RunStatus.FAILED)]
 
 
 def test_the_loss_of_an_agent_that_joined_during_a_run_is_no_failure() -> None:

@@ -69,5 +69,5 @@ def test_a_stop_request_ends_the_back_off(forced: bool) -> None:
     fail(rig, 10.0)
     fail(rig, 20.0)
     decided = rig.feed(e.StopRequested(why="Ctrl+C", force=forced), 20.1)
-    assert decided.commands == [c.EndRun(status="interrupted")]
+    assert decided.commands == [c.EndRun(status=c.RunStatus.INTERRUPTED)]
     assert rig.deadline is None

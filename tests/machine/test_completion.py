@@ -18,7 +18,7 @@ def test_the_return_value_of_rank_0_is_the_runs() -> None:
     rig = two_nodes()
     assert rig.feed(finished(0, {"loss": 1}), 5.0) == NOTHING
     done = r.RunFinished(at=6.0, return_value={"loss": 1})
-    assert rig.feed(finished(1, "ignored"), 6.0) == Step([done], [c.EndRun(status="finished")])
+    assert rig.feed(finished(1, "ignored"), 6.0) == Step([done], [c.EndRun(status=c.RunStatus.FINISHED)])
     assert rig.feed(finished(1), 7.0) == NOTHING
 
 
@@ -34,9 +34,9 @@ def test_a_run_waits_for_its_last_checkpoint() -> None:
     assert rig.feed(finished(0), 6.0) == NOTHING
     assert rig.deadline is None
     found = stored(0, 1)
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 9.0) == Step(
-        [committed(found, 9.0), r.RunFinished(at=9.0)], [told, c.EndRun(status="finished")]
+        [committed(found, 9.0), r.RunFinished(at=9.0)], [told, c.EndRun(status=c.RunStatus.FINISHED)]
     )
 
 
@@ -51,5 +51,5 @@ def test_a_complete_run_ends_at_once_without_commands() -> None:
     rig = running()
     rig.feed(finished(0, 7), 5.0)
     again = rig.next_controller()
-    assert again.feed(began(epoch=2), 10.0) == Step([], [c.EndRun(status="finished")])
+    assert again.feed(began(epoch=2), 10.0) == Step([], [c.EndRun(status=c.RunStatus.FINISHED)])
     assert again.state.durable.outcome == r.RunFinished(at=5.0, return_value=7)

@@ -29,6 +29,7 @@ def start(generation: int, checkpoint: StoredCheckpoint | None = None, workers: 
         generation=generation,
         world_size=workers,
         places=(c.Place(agent="a", node_rank=0, ranks=tuple(range(workers))),),
+        node_count=1,
         checkpoint=checkpoint.name if checkpoint else None,
         iteration=checkpoint.iteration if checkpoint else 0,
         restart_count=generation - 1,
@@ -67,7 +68,7 @@ def test_a_spent_failure_budget_ends_the_run_naming_the_rank() -> None:
     rig.feed(exited(died(0, "raised ValueError: bad")), 10.0)
     failure = died(0, "raised ValueError: bad")
     failed = r.RunFailed(at=11.0, error="rank 0 raised ValueError: bad", failures=(failure,))
-    assert rig.feed(STOPPED, 11.0) == Step([ended(11.0, (failure,)), failed], [c.EndRun(status="failed")])
+    assert rig.feed(STOPPED, 11.0) == Step([ended(11.0, (failure,)), failed], [c.EndRun(status=c.RunStatus.FAILED)])
     assert rig.feed(report(1, 12.0), 12.0) == NOTHING
 
 
@@ -91,7 +92,7 @@ def test_failures_of_several_ranks_count_once_and_the_root_cause_is_named(messag
     assert rig.feed(exited(cause), 10.1) == NOTHING
     assert rig.feed(exited(cause), 10.2) == NOTHING
     failed = r.RunFailed(at=11.0, error="rank 1 was killed by SIGKILL", failures=(echo, cause))
-    assert rig.feed(STOPPED, 11.0) == Step([ended(11.0, (echo, cause)), failed], [c.EndRun(status="failed")])
+    assert rig.feed(STOPPED, 11.0) == Step([ended(11.0, (echo, cause)), failed], [c.EndRun(status=c.RunStatus.FAILED)])
 
 
 def test_the_next_generation_waits_for_a_complete_checkpoint_of_the_last() -> None:
@@ -101,7 +102,7 @@ def test_the_next_generation_waits_for_a_complete_checkpoint_of_the_last() -> No
     rig.feed(exited(died(0)), 10.0)
     assert rig.feed(STOPPED, 10.5) == Step([ended(10.5, (died(0),), iteration=1)], [])
     assert rig.deadline is None
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
     again = r.GenerationStarted(
         at=12.0, generation=2, world_size=1, agents=("a",), iteration=1, checkpoint="checkpoint_000000"
     )
@@ -117,7 +118,7 @@ def test_an_incomplete_checkpoint_is_given_up_with_its_generation() -> None:
         at=10.5, generation=1, iteration=1, why="the workers stopped before every rank had reported it"
     )
     again = r.GenerationStarted(at=10.5, generation=2, world_size=2, agents=("a",), iteration=0)
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
     assert rig.feed(STOPPED, 10.5) == Step(
         [ended(10.5, (died(1),), iteration=1), given_up, again], [told, start(2, workers=2)]
     )
@@ -187,7 +188,7 @@ def test_damage_in_a_foreign_checkpoint_counts_as_a_failure(named: str | None) -
     failure = died(0, "raised Damaged: a hash differs", kind=FailureKind.DAMAGED, damaged_checkpoint=named)
     rig.feed(exited(failure), 10.0)
     decided = rig.feed(STOPPED, 11.0)
-    assert decided.commands == [c.EndRun(status="failed")]
+    assert decided.commands == [c.EndRun(status=c.RunStatus.FAILED)]
     assert not [record for record in decided.records if isinstance(record, r.CheckpointDamaged)]
 
 
@@ -204,4 +205,4 @@ def test_the_failure_budget_survives_the_driver(budget: int) -> None:
     assert rig.feed(e.AgentPrepared(agent="a"), 102.0).commands == [start(generation)]
     rig.feed(exited(died(0), generation), 110.0)
     decided = rig.feed(e.WorkersStopped(generation=generation, agent="a"), 111.0)
-    assert decided.commands == [c.EndRun(status="failed")]
+    assert decided.commands == [c.EndRun(status=c.RunStatus.FAILED)]

@@ -10,7 +10,7 @@ from holdfast.core import events as e
 from holdfast.core.machine import Step
 
 FENCED = e.ControllerFenced(why="the run was taken over by other:7")
-END = Step([], [c.EndRun(status="fenced")])
+END = Step([], [c.EndRun(status=c.RunStatus.FENCED)])
 
 
 def idle() -> Rig:

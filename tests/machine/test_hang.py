@@ -34,7 +34,7 @@ def test_a_hung_rank_is_stopped_with_its_stacks_dumped() -> None:
     )
     failed = r.RunFailed(at=19.0, error=f"rank 0 {CAUSE}", failures=(failure,))
     decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 19.0)
-    assert decided == Step([ended, failed], [c.EndRun(status="failed")])
+    assert decided == Step([ended, failed], [c.EndRun(status=c.RunStatus.FAILED)])
 
 
 def test_the_rank_that_has_been_silent_longest_is_blamed() -> None:

@@ -111,7 +111,7 @@ def test_counters_and_generations_only_grow() -> None:
 @pytest.mark.parametrize(
     ("step", "sentence"),
     [
-        (Step([], [c.EndRun(status="finished")]), "ended without a word, or twice"),
+        (Step([], [c.EndRun(status=c.RunStatus.FINISHED)]), "ended without a word, or twice"),
         (Step([r.Reported(at=1.0, generation=7, iteration=1, metrics={})], []), "report of generation 7 counted"),
         (Step([r.CheckpointDeleted(at=1.0, name="x")], []), "the newest, x, was let go"),
         (

@@ -22,13 +22,13 @@ def finished_run() -> Rig:
     rig.feed(checkpoint_of(1, stored(0, 1)), 6.0)
     rig.feed(report(2, 7.0), 7.0)
     decided = rig.feed(e.WorkerFinished(generation=1, rank=0, value=2), 8.0)
-    assert decided.commands == [c.EndRun(status="finished")]
+    assert decided.commands == [c.EndRun(status=c.RunStatus.FINISHED)]
     return rig
 
 
 def test_a_finished_run_whose_script_is_the_same_ends_at_once() -> None:
     rig = finished_run().next_controller()
-    assert rig.feed(began(stored(0, 1), epoch=2), 20.0) == Step([], [c.EndRun(status="finished")])
+    assert rig.feed(began(stored(0, 1), epoch=2), 20.0) == Step([], [c.EndRun(status=c.RunStatus.FINISHED)])
 
 
 def test_a_finished_run_whose_script_changed_goes_on_from_its_newest_checkpoint() -> None:

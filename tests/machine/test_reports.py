@@ -27,7 +27,7 @@ def test_a_report_is_a_record() -> None:
     rig = running()
     assert rig.feed(report(1, 5.0), 5.1) == Step([reported(1, 5.0)], [])
     both = e.RankReported(
-        generation=1, rank=0, items=(item(2, 6.0, metrics={"loss": 2}), item(3, 7.0, metrics={"loss": 3}))
+        generation=1, rank=0, reports=(item(2, 6.0, metrics={"loss": 2}), item(3, 7.0, metrics={"loss": 3}))
     )
     assert rig.feed(both, 7.1) == Step([reported(2, 6.0), reported(3, 7.0)], [])
     assert (rig.state.durable.iteration, rig.state.durable.metrics) == (3, {"loss": 3})
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_persisted_and_its_workers_are_notified() -> None:
     decided = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert decided == Step([reported(1, 5.0, checkpoint=True)], [persist(1, ((0, "a"),))])
     found = stored(0, 1)
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 6.0) == Step([committed(found, 6.0)], [told])
     assert rig.feed(checkpoint_of(1, found), 6.5) == NOTHING
 
@@ -59,8 +59,8 @@ def test_checkpoints_are_persisted_one_after_the_other() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert rig.feed(report(2, 6.0, checkpoint=True), 6.0) == Step([reported(2, 6.0, checkpoint=True)], [])
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
-    then = persist(2, ((0, "a"),), at_least_index=1, parent="checkpoint_000000")
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    then = persist(2, ((0, "a"),), at_least_index=1)
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0) == Step([committed(stored(0, 1), 7.0)], [told, then])
 
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_persisted_when_every_rank_reported_it() -> None:
     parts = ((0, "a"), (1, "b"))
     decided = rig.feed(report(1, 6.0, checkpoint=True, rank=1), 6.0)
     assert decided == Step([], [persist(1, parts, world_size=2)])
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0).commands == [told]
 
 
@@ -87,9 +87,9 @@ def test_commits_are_sent_to_all_agents_and_failures_to_those_with_parts() -> No
     for number in (1, 2):
         rig.feed(report(number, 5.0, checkpoint=True), 5.0)
         rig.feed(report(number, 5.5, rank=1), 5.5)
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0).commands[0] == told
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
     failed = e.CheckpointFailed(ticket=e.Ticket(1, 2), error="the disk is full")
     assert rig.feed(failed, 8.0).commands == [told]
 
@@ -104,7 +104,7 @@ def test_a_rank_that_has_finished_is_not_waited_for() -> None:
 def test_rank_0_names_the_checkpoint() -> None:
     rig = running()
     named = Report(number=1, at=5.0, metrics={"loss": 1}, checkpoint=True, checkpoint_dir_name="best")
-    decided = rig.feed(e.RankReported(generation=1, rank=0, items=(named,)), 5.0)
+    decided = rig.feed(e.RankReported(generation=1, rank=0, reports=(named,)), 5.0)
     assert decided.commands == [persist(1, ((0, "a"),), name="best")]
 
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_storage_refuses_is_given_up_and_training_continues() 
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     failed = e.CheckpointFailed(ticket=e.Ticket(1, 1), error="the disk is full")
     given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=1, why="the disk is full")
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
     assert rig.feed(failed, 6.0) == Step([given_up], [told])
     assert rig.feed(report(2, 7.0), 7.0) == Step([reported(2, 7.0)], [])
 
@@ -140,7 +140,7 @@ def named_report(rank: int, name: str | None, part: bool = True, adopt: bool = F
         checkpoint_dir_name=name,
         adopt=adopt,
     )
-    return e.RankReported(generation=1, rank=rank, items=(item,))
+    return e.RankReported(generation=1, rank=rank, reports=(item,))
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

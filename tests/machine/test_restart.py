@@ -101,5 +101,5 @@ def test_a_failure_budget_spent_before_the_driver_died_stays_spent() -> None:
     decided = again.feed(began(stored(0, 1), epoch=2), 10.0)
     failed = r.RunFailed(at=10.0, error="rank 0 was killed by SIGKILL", failures=(died(0),))
     assert decided == Step(
-        [started(again, 10.0, epoch=2), committed(stored(0, 1), 10.0), failed], [c.EndRun(status="failed")]
+        [started(again, 10.0, epoch=2), committed(stored(0, 1), 10.0), failed], [c.EndRun(status=c.RunStatus.FAILED)]
     )

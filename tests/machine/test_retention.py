@@ -66,7 +66,7 @@ def two_with_one_to_go() -> Rig:
 def test_pins_are_read_before_a_deletion_which_is_recorded_afterwards() -> None:
     rig = running(retention=RetentionRule(1))
     commit(rig, 1, stored(0, 1), 5.0)
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 2), name="checkpoint_000001", agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name="checkpoint_000001", agents=("a",))
     assert commit(rig, 2, stored(1, 2), 6.0) == Step([committed(stored(1, 2), 6.0)], [told, find(0, 1)])
     assert rig.feed(e.PinsFound(), 7.0) == Step([], [delete(0)])
     assert sorted(rig.state.durable.checkpoints) == ["checkpoint_000000", "checkpoint_000001"]
@@ -162,7 +162,7 @@ def test_a_reused_name_waits_for_the_removal_of_its_old_checkpoint() -> None:
 
 def named(number: int, name: str) -> e.RankReported:
     item = Report(number=number, at=5.0, metrics={"loss": 1}, checkpoint=True, checkpoint_dir_name=name)
-    return e.RankReported(generation=1, rank=0, items=(item,))
+    return e.RankReported(generation=1, rank=0, reports=(item,))
 
 
 def test_the_run_waits_for_the_outcome_of_removals_before_it_ends() -> None:
@@ -179,13 +179,15 @@ def test_a_stopped_or_failed_run_waits_for_removals_unless_forced() -> None:
     rig = two_with_one_to_go()
     rig.feed(e.StopRequested(why="Ctrl+C"), 8.0)
     assert rig.feed(e.WorkersStopped(generation=1, agent="a"), 9.0).commands == []
-    assert rig.feed(removed(0), 10.0).commands == [c.EndRun(status="interrupted")]
+    assert rig.feed(removed(0), 10.0).commands == [c.EndRun(status=c.RunStatus.INTERRUPTED)]
     rig = two_with_one_to_go()
     rig.feed(e.StopRequested(why="Ctrl+C"), 8.0)
-    assert rig.feed(e.StopRequested(why="Ctrl+C", force=True), 9.0).commands == [c.EndRun(status="interrupted")]
+    assert rig.feed(e.StopRequested(why="Ctrl+C", force=True), 9.0).commands == [
+        c.EndRun(status=c.RunStatus.INTERRUPTED)
+    ]
     rig = two_with_one_to_go()
     rig.feed(e.StorageLost(error="full"), 8.0)
-    assert rig.feed(e.WorkersStopped(generation=1, agent="a"), 9.0).commands == [c.EndRun(status="failed")]
+    assert rig.feed(e.WorkersStopped(generation=1, agent="a"), 9.0).commands == [c.EndRun(status=c.RunStatus.FAILED)]
 
 
 def test_a_new_generation_waits_only_for_the_removal_of_what_it_would_load() -> None:

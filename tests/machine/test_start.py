@@ -24,6 +24,7 @@ def test_a_run_asks_for_agents_and_starts_when_they_are_ready() -> None:
                 generation=1,
                 world_size=2,
                 places=(c.Place(agent="a", node_rank=0, ranks=(0, 1)),),
+                node_count=1,
                 checkpoint=None,
                 iteration=0,
                 restart_count=0,
@@ -44,7 +45,9 @@ def test_a_generation_runs_when_its_last_agent_has_started() -> None:
     assert rig.feed(e.AgentPrepared(agent="b"), 2.0) == NOTHING
     formed = rig.feed(e.AgentPrepared(agent="a"), 2.0)
     places = (c.Place(agent="a", node_rank=0, ranks=(0, 1)), c.Place(agent="b", node_rank=1, ranks=(2,)))
-    start = c.StartWorkers(generation=1, world_size=3, places=places, checkpoint=None, iteration=0, restart_count=0)
+    start = c.StartWorkers(
+        generation=1, world_size=3, places=places, node_count=len(places), checkpoint=None, iteration=0, restart_count=0
+    )
     assert formed.commands == [start]
     assert rig.feed(e.WorkersStarted(generation=1, agent="b"), 3.0) == NOTHING
     assert rig.feed(e.WorkersStarted(generation=1, agent="a"), 4.0).records == [
@@ -71,7 +74,7 @@ def test_a_failing_engine_is_retried_and_then_given_up() -> None:
     assert rig.deadline == 22.0
     assert rig.feed(e.TimePassed(), 22.0) == Step([], [c.RequestAgents(slots=1)])
     failed = r.RunFailed(at=30.0, error="No agent could be started: no room", error_type=FailureKind.RUN)
-    assert rig.feed(refused, 30.0) == Step([failed], [c.EndRun(status="failed")])
+    assert rig.feed(refused, 30.0) == Step([failed], [c.EndRun(status=c.RunStatus.FAILED)])
     assert rig.feed(joined("a"), 31.0) == NOTHING
 
 
@@ -96,7 +99,7 @@ def test_a_run_without_enough_agents_fails_and_says_how_many_joined() -> None:
         "add nodes or lower ScalingConfig(num_workers)."
     )
     failed = r.RunFailed(at=60.0, error=error, error_type=FailureKind.RUN)
-    assert rig.feed(e.TimePassed(), 60.0) == Step([failed], [c.EndRun(status="failed")])
+    assert rig.feed(e.TimePassed(), 60.0) == Step([failed], [c.EndRun(status=c.RunStatus.FAILED)])
     assert rig.deadline is None
 
 
@@ -108,7 +111,9 @@ def test_nothing_is_decided_before_the_controller_has_begun(stop: bool) -> None:
     assert rig.deadline is None
     if stop:
         assert rig.feed(e.StopRequested(why="Ctrl+C"), 3.0) == NOTHING
-        ended = Step([started(rig, 4.0), r.RunInterrupted(at=4.0, why="Ctrl+C")], [c.EndRun(status="interrupted")])
+        ended = Step(
+            [started(rig, 4.0), r.RunInterrupted(at=4.0, why="Ctrl+C")], [c.EndRun(status=c.RunStatus.INTERRUPTED)]
+        )
         assert rig.feed(began(), 4.0) == ended
     else:
         assert [type(one) for one in rig.feed(began(), 4.0).commands] == [c.StartWorkers]

@@ -36,7 +36,7 @@ def test_a_stop_request_counts_no_failure() -> None:
     assert rig.feed(CTRL_C, 10.0) == Step([], [STOP])
     assert rig.feed(CTRL_C, 10.5) == NOTHING
     interrupted = r.RunInterrupted(at=11.0, why="Ctrl+C")
-    assert rig.feed(STOPPED, 11.0) == Step([stopped(11.0, 1), interrupted], [c.EndRun(status="interrupted")])
+    assert rig.feed(STOPPED, 11.0) == Step([stopped(11.0, 1), interrupted], [c.EndRun(status=c.RunStatus.INTERRUPTED)])
     assert rig.state.durable.failures == 0
 
 
@@ -46,9 +46,10 @@ def test_reported_checkpoints_are_committed_before_a_stop_completes() -> None:
     rig.feed(CTRL_C, 10.0)
     assert rig.feed(STOPPED, 11.0) == Step([stopped(11.0, 1)], [])
     found = stored(0, 1)
-    told = c.SettleCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 12.0) == Step(
-        [committed(found, 12.0), r.RunInterrupted(at=12.0, why="Ctrl+C")], [told, c.EndRun(status="interrupted")]
+        [committed(found, 12.0), r.RunInterrupted(at=12.0, why="Ctrl+C")],
+        [told, c.EndRun(status=c.RunStatus.INTERRUPTED)],
     )
 
 
@@ -57,7 +58,7 @@ def test_a_forced_stop_waits_for_nothing() -> None:
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     rig.feed(CTRL_C, 10.0)
     forced = rig.feed(e.StopRequested(why="SIGTERM", force=True), 10.1)
-    assert forced == Step([r.RunInterrupted(at=10.1, why="Ctrl+C")], [c.EndRun(status="interrupted")])
+    assert forced == Step([r.RunInterrupted(at=10.1, why="Ctrl+C")], [c.EndRun(status=c.RunStatus.INTERRUPTED)])
     assert rig.feed(STOPPED, 11.0) == NOTHING
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 12.0) == NOTHING
 
@@ -73,7 +74,7 @@ def test_a_stop_while_waiting_for_agents_ends_at_once() -> None:
     rig = Rig(workers_min=1)
     rig.feed(began(), 0.0)
     decided = rig.feed(CTRL_C, 1.0)
-    assert decided == Step([r.RunInterrupted(at=1.0, why="Ctrl+C")], [c.EndRun(status="interrupted")])
+    assert decided == Step([r.RunInterrupted(at=1.0, why="Ctrl+C")], [c.EndRun(status=c.RunStatus.INTERRUPTED)])
 
 
 def test_a_stopped_run_can_be_resumed() -> None:

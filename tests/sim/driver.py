@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver"]
 
-_NEEDS_NO_JOURNAL = (c.StopWorkers, c.SettleCheckpoint, c.EndRun)
+_NEEDS_NO_JOURNAL = (c.StopWorkers, c.AnnounceCheckpoint, c.EndRun)
 
 
 class Driver:
@@ -250,7 +250,7 @@ class Driver:
                     node.order(node.stop, generation)
             case c.PersistCheckpoint():
                 Persisting(self, command)
-            case c.SettleCheckpoint(ticket=ticket, agents=agents):
+            case c.AnnounceCheckpoint(ticket=ticket, agents=agents):
                 for node in self._of(agents):
                     node.order(node.settle, ticket)
             case c.FindPins(names=names):

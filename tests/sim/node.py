@@ -129,7 +129,7 @@ class Worker:
         if self.batch:
             items = tuple(self.batch)
             self.batch.clear()
-            self.node.send(e.RankReported(generation=self.generation, rank=self.rank, items=items))
+            self.node.send(e.RankReported(generation=self.generation, rank=self.rank, reports=items))
 
     def settled(self, ticket: e.Ticket) -> None:
         if self.unsettled == ticket:

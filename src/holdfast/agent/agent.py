@@ -1,9 +1,10 @@
 """The agent: one per node, between the controller and the node's workers.
 
-Dials the controller, obeys its orders, and tells it what happens. Decides nothing: orders come from the controller's
-core. `zygote_client` makes processes, `generation` cares for them, `parts` for what they hand over, `artifact_sync` for
-logs and artifacts. When the controller is gone, so are the workers, at once. Uploads that it had ordered are finished
-first (`finish_uploads`), for at most HOLDFAST_LINGER_S; with none of them the agent goes at once, too.
+Connects to the controller, carries out its commands, and sends it the events of this node. Decides nothing: commands
+come from the controller's core. `zygote_client` starts processes, `worker_group` watches them, `parts` holds what they
+report, `artifact_sync` stores logs and artifacts. When the controller is gone, the workers are killed at once. Uploads
+that it had ordered are finished first (`finish_uploads`), for at most HOLDFAST_LINGER_S; without any the agent ends at
+once, too.
 """
 
 from __future__ import annotations
@@ -22,34 +23,29 @@ from holdfast.agent.assignment import assign
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import linger_s
 from holdfast.agent.function_memory import FunctionMemory
-from holdfast.agent.parts import Answer
+from holdfast.agent.parts import UploadAnswer
 from holdfast.agent.run_storage import RunStorage
 from holdfast.agent.session_dir import SessionDir
 from holdfast.agent.spawner import Parent, Spawner
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.agent.zygote_client import ZygoteSpawner
 from holdfast.core.checkpoint_types import VerifiedFile
+from holdfast.core.commands import AnnounceCheckpoint, StartWorkers, StopWorkers
+from holdfast.core.events import AgentJoined, AgentPrepared, DamageFound, WorkersStopped
 from holdfast.errors import Damaged, HoldfastError, NotCommitted
 from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.wire.channel import Channel, connect
 from holdfast.wire.messages import (
-    PROTOCOL,
-    AgentHello,
+    AgentMessage,
     Collected,
     ControllerMessage,
-    DamageFound,
     FunctionPiece,
     LogLine,
     Logs,
     Ping,
     Pong,
     Prepare,
-    Prepared,
-    Settled,
     Shutdown,
-    Start,
-    Stop,
-    Stopped,
     Upload,
 )
 from holdfast.worker.stdio import let_go_of_output
@@ -65,7 +61,7 @@ _MakeSpawner = Callable[[Parent, SessionDir], Spawner]
 
 
 class Agent:
-    """One agent. `run` returns when the controller is gone, or sent it home, and everything is cleaned up."""
+    """One agent. `run` returns when the controller is gone, or has sent `Shutdown`, and everything is cleaned up."""
 
     def __init__(
         self,
@@ -82,6 +78,7 @@ class Agent:
         self._connect_to = connect_to
         self._token = token
         self._id = agent_id
+        self._host = socket.gethostname()
         self._slots = slots
         self._tls_fingerprint = tls_fingerprint
         self._root = root
@@ -97,7 +94,7 @@ class Agent:
         self._linger_s = linger_s()
         self._flush_s = 0.0
         self._workers: WorkerGroup | None = None
-        self._prepare_order: Prepare | None = None
+        self._prepare_message: Prepare | None = None
         self._function: FunctionMemory | None = None
         self._prepared: asyncio.Task[None] | None = None
         self._starting: tuple[int, asyncio.Task[None]] | None = None
@@ -108,7 +105,7 @@ class Agent:
     async def run(self) -> None:
         self._session = SessionDir(self._id, self._root)
         self._buffers = Buffers(self._slots)
-        self._depot = RunStorage(self._session.path, self._buffers)
+        self._storage = RunStorage(self._session.path, self._buffers)
         self._spawner = self._make_spawner(self, self._session)
         try:
             channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
@@ -121,7 +118,7 @@ class Agent:
                 await self._linger()
         finally:
             await self._spawner.close()
-            await self._depot.close(self._flush_s)
+            await self._storage.close(self._flush_s)
             self._buffers.close()
             self._session.remove()
         if self._error is not None:
@@ -143,29 +140,28 @@ class Agent:
         self._listener = _bind(self._address)
         try:
             self._send(
-                AgentHello(
-                    protocol=PROTOCOL,
+                AgentJoined(
                     agent=self._id,
-                    host=socket.gethostname(),
-                    address=self._address,
-                    pid=os.getpid(),
+                    host=self._host,
                     slots=self._slots,
+                    address=self._address,
                     master_port=self._master_port,
+                    pid=os.getpid(),
                 )
             )
-            self._do(self._obey_all(channel))
-            self._do(self._sync_now_and_then())
+            self._spawn(self._receive_all(channel))
+            self._spawn(self._sync_logs_periodically())
             await self._end.wait()
         finally:
             await self._clean_up()
 
-    async def _obey_all(self, channel: Channel[ControllerMessage]) -> None:
+    async def _receive_all(self, channel: Channel[ControllerMessage]) -> None:
         while (message := await channel.recv()) is not None:
-            self._obey(message)
+            self._handle(message)
         self._lose_controller()
 
     def _lose_controller(self) -> None:
-        """It is gone without a word. What it had ordered may still be finished; all else ends."""
+        """The connection ended without a `Shutdown`. Uploads that were ordered may still be finished; all else ends."""
         if self._own_process:
             # A dying controller hangs up first and may have this process killed a moment later, when the zygote was
             # told that this process tidies up itself.
@@ -180,14 +176,14 @@ class Agent:
             self._controller_died
             and self._linger_s > 0
             and not self._told_to_end.is_set()
-            and bool(self._depot.parts.ordered)
+            and bool(self._storage.parts.ordered)
         )
 
     async def _linger(self) -> None:
         """Finish the uploads that were ordered, within the time limit, unless told to end."""
         if self._own_process:
             let_go_of_output()
-        finishing = asyncio.ensure_future(self._depot.finish_uploads())
+        finishing = asyncio.ensure_future(self._storage.finish_uploads())
         told = asyncio.ensure_future(self._told_to_end.wait())
         both: set[asyncio.Future[Any]] = {finishing, told}
         await asyncio.wait(both, timeout=self._linger_s, return_when=asyncio.FIRST_COMPLETED)
@@ -195,29 +191,29 @@ class Agent:
             one.cancel()
         await asyncio.gather(*both, return_exceptions=True)
 
-    def _obey(self, message: ControllerMessage) -> None:
+    def _handle(self, message: ControllerMessage) -> None:
         if isinstance(message, Prepare):
-            self._prepare_order = message
+            self._prepare_message = message
             if self._function is not None:
                 self._function.close()
             self._function = FunctionMemory(message)
-            self._prepared = self._do(self._prepare(message, self._function))
+            self._prepared = self._spawn(self._prepare(message, self._function))
         elif isinstance(message, FunctionPiece):
             if self._function is not None:
                 self._function.add(message.data)
-        elif isinstance(message, Start):
-            self._starting = (message.generation, self._do(self._start(message)))
-        elif isinstance(message, Stop):
-            self._do(self._stop(message))
+        elif isinstance(message, StartWorkers):
+            self._starting = (message.generation, self._spawn(self._start(message)))
+        elif isinstance(message, StopWorkers):
+            self._spawn(self._stop(message))
         elif isinstance(message, Upload):
-            uploading = self._depot.start_upload(message)
+            uploading = self._storage.start_upload(message)
             self._choose_death_signal()
-            self._do(self._answer(uploading))
-        elif isinstance(message, Settled):
-            self._settle(message)
+            self._spawn(self._send_answer(uploading))
+        elif isinstance(message, AnnounceCheckpoint):
+            self._announce(message)
         elif isinstance(message, Collected):
-            if self._workers is not None and self._workers.number == message.generation:
-                self._workers.collected(message)
+            if self._workers is not None and self._is_current(message.generation):
+                self._workers.broadcast(message)
         elif isinstance(message, Ping):
             self._send(Pong())
         elif isinstance(message, Shutdown):
@@ -228,60 +224,62 @@ class Agent:
     async def _prepare(self, order: Prepare, function: FunctionMemory) -> None:
         await function.whole
         async with self._lifecycle:
-            self._depot.prepare(order)
-            self._do(self._depot.sync_artifacts_periodically())
+            self._storage.prepare(order)
+            self._spawn(self._storage.sync_artifacts_periodically())
             cold_reason = await self._spawner.prepare(order, function.fd)
-        self._send(Prepared(cold_reason=cold_reason))
+        self._send(AgentPrepared(agent=self._id, cold_reason=cold_reason))
 
-    async def _start(self, order: Start) -> None:
+    async def _start(self, command: StartWorkers) -> None:
         async with self._lifecycle:
-            assert self._prepared is not None and self._prepare_order is not None, (
+            assert self._prepared is not None and self._prepare_message is not None, (
                 "a generation was started before the job was prepared"
             )
             await asyncio.shield(self._prepared)
             await self._end_generation()
-            verified = await self._verify(order)
+            verified = await self._verify(command)
             if verified is None:
                 return
             await self._spawner.ready()
-            generation = WorkerGroup(
-                order.generation,
+            self._workers = workers = WorkerGroup(
+                command.generation,
+                (self._id, self._host),
                 self._spawner,
-                self._depot.parts,
+                self._storage.parts,
                 self._send,
                 self._backlog_bytes,
-                self._depot.log_writer,
+                self._storage.log_writer,
             )
-            self._workers = generation
-            for local_rank, rank in enumerate(sorted(order.ranks)):
-                listen_fd = self._hand_over_listener(order.master_port) if rank == 0 else None
-                log_file = self._session.logs(order.generation) / f"rank_{rank}.log"
-                place = (rank, local_rank)
-                assignment = assign(self._prepare_order, order, place, self._session, self._buffers, verified)
-                generation.spawn(assignment, log_file, listen_fd)
+            (place,) = command.places
+            for local_rank, rank in enumerate(place.ranks):
+                listen_fd = self._hand_over_listener(command.master_port) if rank == 0 else None
+                log_file = self._session.logs(command.generation) / f"rank_{rank}.log"
+                assignment = assign(self._prepare_message, command, local_rank, self._session, self._buffers, verified)
+                workers.spawn(assignment, log_file, listen_fd)
 
-    async def _verify(self, order: Start) -> list[VerifiedFile] | None:
+    async def _verify(self, command: StartWorkers) -> list[VerifiedFile] | None:
         """Verify the checkpoint to start from; None if it is damaged, which the controller is told."""
-        if order.checkpoint is None:
+        if (name := command.checkpoint) is None:
             return []
         try:
-            return await self._depot.verify(order.checkpoint)
+            return await self._storage.verify(name)
         except (Damaged, NotCommitted) as error:
             _log.error("%s", error)
-            self._send(DamageFound(generation=order.generation, checkpoint=order.checkpoint, why=str(error)))
+            generation = command.generation
+            self._send(DamageFound(generation=generation, agent=self._id, checkpoint=name, why=str(error)))
             return None
         except HoldfastError as error:
-            _log.warning("%s could not be verified, its readers will: %s", order.checkpoint, error)
+            _log.warning("%s could not be verified, its readers will: %s", name, error)
             return []
 
-    async def _stop(self, order: Stop) -> None:
-        if self._starting is not None and self._starting[0] == order.generation:
+    async def _stop(self, command: StopWorkers) -> None:
+        generation = command.generation
+        if self._starting is not None and self._starting[0] == generation:
             self._starting[1].cancel()  # no effect once its workers are on their way
-        if self._is_current(order.generation):
+        if self._is_current(generation):
             async with self._lifecycle:
-                if self._is_current(order.generation):
-                    await self._end_generation(order.dump_stacks)
-        self._send(Stopped(generation=order.generation, master_port=self._master_port))
+                if self._is_current(generation):
+                    await self._end_generation(command.dump_stacks)
+        self._send(WorkersStopped(generation=generation, agent=self._id, master_port=self._master_port))
 
     def _is_current(self, generation: int) -> bool:
         return self._workers is not None and self._workers.number == generation
@@ -290,8 +288,8 @@ class Agent:
         if self._workers is None:
             return
         await self._workers.stop(dump_stacks)
-        self._depot.generation_ended(self._session.staging(self._workers.number))
-        self._do(asyncio.to_thread(shutil.rmtree, self._session.temporary(self._workers.number), True))
+        self._storage.generation_ended(self._session.staging(self._workers.number))
+        self._spawn(asyncio.to_thread(shutil.rmtree, self._session.temporary(self._workers.number), True))
         self._workers = None
 
     def _hand_over_listener(self, port: int) -> int | None:
@@ -305,7 +303,7 @@ class Agent:
     def _master_port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    # ------------------------------------------------------------------ what the spawner says
+    # ------------------------------------------------------------------ what the spawner tells (`spawner.Parent`)
 
     def worker_started(self, generation: int, rank: int, pid: int) -> None:
         if self._workers is not None and self._is_current(generation):
@@ -326,36 +324,37 @@ class Agent:
 
     # ------------------------------------------------------------------ storage
 
-    async def _answer(self, uploading: asyncio.Task[Answer]) -> None:
+    async def _send_answer(self, uploading: asyncio.Task[UploadAnswer]) -> None:
         self._send(await asyncio.shield(uploading))
 
     def _choose_death_signal(self) -> None:
         """With the controller's process the kernel ends this one, too, by force unless uploads must be finished."""
         if self._own_process and self._linger_s > 0:
-            change_death_signal(signal.SIGHUP if self._depot.parts.ordered else signal.SIGKILL)
+            change_death_signal(signal.SIGHUP if self._storage.parts.ordered else signal.SIGKILL)
 
-    def _settle(self, message: Settled) -> None:
-        self._depot.settle(message)
+    def _announce(self, command: AnnounceCheckpoint) -> None:
+        """A checkpoint is committed or given up: drop its parts, and tell the workers."""
+        self._storage.release_parts(command)
         self._choose_death_signal()
-        if self._workers is not None and self._workers.number == message.generation:
-            self._workers.settled(message)
+        if self._workers is not None and self._is_current(command.ticket.generation):
+            self._workers.broadcast(command)
 
-    async def _sync_now_and_then(self) -> None:
+    async def _sync_logs_periodically(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_EVERY_S)
             self._session.renew_times()
-            await self._depot.sync_logs()
+            await self._storage.sync_logs()
 
     # ------------------------------------------------------------------ the loop around it
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: AgentMessage) -> None:
         channel = self._channel
         if channel is None:
             return
         channel.send_nowait(message)
         if channel.backlog_bytes > _PAUSE_BACKLOG_BYTES and not self._draining and not self._end.is_set():
             self._draining = True
-            self._do(self._wait_for_controller(channel))
+            self._spawn(self._wait_for_controller(channel))
 
     def _backlog_bytes(self) -> int:
         return self._channel.backlog_bytes if self._channel is not None else 0
@@ -370,7 +369,7 @@ class Agent:
         if paused is not None:
             paused.resume()
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run beside the loop. An error that nobody expected ends the agent: the controller knows what to do then."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

@@ -1,11 +1,12 @@
-"""From the controller's orders to one worker's assignment: the node's own directories come in here."""
+"""One worker's `Assignment`: the controller's command, with the node's own directories and memory added."""
 
 from __future__ import annotations
 
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.session_dir import SessionDir
 from holdfast.core.checkpoint_types import VerifiedFile
-from holdfast.wire.messages import Prepare, Start
+from holdfast.core.commands import StartWorkers
+from holdfast.wire.messages import Prepare
 from holdfast.worker.job import Assignment
 
 __all__ = ["assign"]
@@ -13,29 +14,28 @@ __all__ = ["assign"]
 
 def assign(
     prepare: Prepare,
-    start: Start,
-    place: tuple[int, int],
+    start: StartWorkers,
+    local_rank: int,
     session: SessionDir,
     buffers: Buffers,
     verified: list[VerifiedFile],
 ) -> Assignment:
-    """The assignment of the worker with this (rank, local rank)."""
-    rank, local_rank = place
+    """The assignment of the worker with this local rank; `start` has this node's place only."""
+    (place,) = start.places
+    rank = place.ranks[local_rank]
     return Assignment(
         generation=start.generation,
         rank=rank,
         local_rank=local_rank,
-        node_rank=start.node_rank,
+        node_rank=place.node_rank,
         world_size=start.world_size,
-        local_world_size=start.local_world_size,
+        local_world_size=len(place.ranks),
         node_count=start.node_count,
         master_address=start.master_address,
         master_port=start.master_port,
         restart_count=start.restart_count,
-        max_restarts=start.max_restarts,
+        max_restarts=prepare.max_restarts,
         checkpoint=start.checkpoint,
-        checkpoints=start.checkpoints,
-        iteration=start.iteration,
         storage=prepare.storage,
         experiment=prepare.experiment,
         trial_id=prepare.trial_id,

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.core.checkpoint_types import Snapshot
+from holdfast.core.events import Ticket
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.linux.memory import available_bytes
 from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, prefault
@@ -23,15 +24,12 @@ __all__ = ["Buffers", "limit_from_environment", "warm_up"]
 _BUFFERS_PER_SLOT = 2
 _LIMIT_VARIABLE = "HOLDFAST_SNAPSHOT_LIMIT_BYTES"
 
-_Ticket = tuple[int, int]
-"""A generation and the number of a report in it."""
-
 
 @dataclass(slots=True)
 class _Buffer:
     fd: int
     memory: SnapshotBuffer
-    ticket: _Ticket | None = None
+    ticket: Ticket | None = None
     """What is on its way to storage from here."""
     snapshot: Snapshot | None = None
     name: str | None = None
@@ -62,12 +60,12 @@ class Buffers:
                 paths[at] = self._make(slot)
         return list(paths)
 
-    def hold(self, generation: int, number: int, snapshot: Snapshot) -> None:
-        """A worker reported a snapshot: it stays as it is until it is settled."""
+    def hold(self, ticket: Ticket, snapshot: Snapshot) -> None:
+        """A worker reported a snapshot: it stays as it is until it is released."""
         buffer = self._buffers.get(snapshot.buffer)
         if buffer is None:
             raise CheckpointError(f"{snapshot.buffer} is no buffer of this agent.")
-        buffer.ticket, buffer.snapshot, buffer.name = (generation, number), snapshot, None
+        buffer.ticket, buffer.snapshot, buffer.name = ticket, snapshot, None
 
     def files(self, snapshot: Snapshot) -> dict[str, memoryview]:
         """The files of a snapshot, as they lie in memory."""
@@ -82,11 +80,11 @@ class Buffers:
         buffer = self._buffers.get(snapshot.buffer)
         return buffer is not None and buffer.memory.seal == snapshot.seal
 
-    def settle(self, generation: int, number: int, name: str | None) -> None:
-        """The checkpoint of this report is committed under `name`, or (None) given up."""
+    def release(self, ticket: Ticket, name: str | None) -> None:
+        """The checkpoint of this ticket is committed under `name`, or (None) given up."""
         current = {path for paths in self._slots.values() for path in paths}
         for path, buffer in list(self._buffers.items()):
-            if buffer.ticket == (generation, number):
+            if buffer.ticket == ticket:
                 buffer.ticket, buffer.name = None, name
                 if path not in current:
                     self._close(path)

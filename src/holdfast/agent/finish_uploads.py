@@ -73,7 +73,7 @@ class _Finishing:
         answer = await asyncio.shield(one.work)
         pause_s = _FIRST_PAUSE_S
         while not isinstance(answer, Uploaded):
-            if not answer.retryable or order.draft in self.shut:
+            if not answer.kind.is_transient or order.draft in self.shut:
                 _log.warning("The part of rank %d of %s is lost: %s", order.rank, order.draft.name, answer.error)
                 return
             await asyncio.sleep(pause_s)
@@ -82,7 +82,7 @@ class _Finishing:
         files = answer.files
 
         def write(store: Store) -> bool:
-            return write_part_record(store, order.draft, info, order.rank, files, generation=order.generation)
+            return write_part_record(store, order.draft, info, order.rank, files, generation=order.ticket.generation)
 
         await self._patiently(write)
 

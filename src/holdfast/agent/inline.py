@@ -74,7 +74,7 @@ class InlineSpawner:
         self._cut()
         await self._ended.wait()
 
-    def learn(self, modules: list[str]) -> None:
+    def add_imports(self, modules: list[str]) -> None:
         """There is no next process to learn for."""
 
     async def close(self) -> None:

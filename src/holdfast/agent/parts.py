@@ -1,9 +1,8 @@
-"""The parts of checkpoints that this node's workers handed over, from `report` until the controller has
-settled them.
+"""The parts of checkpoints that this node's workers reported, from `report` until the checkpoint is committed or given
+up (`AnnounceCheckpoint`).
 
-A part is a directory, or a snapshot in memory (`buffers`). It outlives its worker and its generation: it goes when
-the controller says that the checkpoint is committed or given up. Uploads run in threads (`checkpoint.upload` does the
-work); removing a part abandons an upload of it that is still going on.
+A part is a directory, or a snapshot in memory (`buffers`). It outlives its worker and its generation. Uploads run in
+threads (`checkpoint.upload` does the work); removing a part abandons an upload of it that is still going on.
 When the controller dies, `finish_uploads` brings the uploads that it had ordered to their end.
 """
 
@@ -13,7 +12,6 @@ import asyncio
 import functools
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,36 +20,34 @@ from typing import Any
 
 from holdfast.agent.buffers import Buffers, warm_up
 from holdfast.checkpoint.upload_locks import UploadLock
-from holdfast.core.checkpoint_types import FileEntry, Snapshot
+from holdfast.core.checkpoint_types import ExistingPart, FileEntry, Part, Snapshot, StagedPart
+from holdfast.core.events import Ticket
 from holdfast.core.failure_kind import FailureKind
-from holdfast.errors import CheckpointError, ConfigError, HoldfastError, NotFound, OutOfSpace, Unavailable
+from holdfast.errors import CheckpointError, ConfigError, HoldfastError, NotFound
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed, WorkerReport
 
-__all__ = ["Answer", "OpenStore", "Ordered", "Parts"]
+__all__ = ["OpenStore", "Ordered", "Parts", "UploadAnswer"]
 
 OpenStore = Callable[[], Store]
 """Opens the run's storage, or gives the one that is open; may block."""
-Answer = Uploaded | UploadFailed
+UploadAnswer = Uploaded | UploadFailed
 
 
 @dataclass(slots=True)
-class _Part:
-    """What one rank gave with one report: a directory of ours, a snapshot in our memory, or a name that is in the
-    run's storage already."""
+class _HeldPart:
+    """A part that the agent holds until its checkpoint is committed or given up."""
 
-    staged: Path | None = None
-    existing: str | None = None
-    snapshot: Snapshot | None = None
+    part: Part
     abandoned: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
 class Ordered:
-    """An upload that the controller ordered and whose checkpoint is not settled yet."""
+    """An upload that the controller ordered and whose checkpoint is neither committed nor given up yet."""
 
     order: Upload
-    work: asyncio.Task[Answer]
+    work: asyncio.Task[UploadAnswer]
 
 
 class _Abandoned(HoldfastError):
@@ -59,44 +55,45 @@ class _Abandoned(HoldfastError):
 
 
 class Parts:
-    """All parts on this node, by generation, report number and rank."""
+    """All parts on this node, by ticket and rank."""
 
     def __init__(self, executor: ThreadPoolExecutor, buffers: Buffers, session: Path | None = None) -> None:
         """`session` is the agent's directory: others find the locks of its uploads there."""
         self._executor = executor
         self._buffers = buffers
         self._session = session
-        self._ordered: dict[tuple[int, int, int], Ordered] = {}
+        self._ordered: dict[tuple[Ticket, int], Ordered] = {}
         self._locks: dict[str, UploadLock] = {}
         """By the token of the draft."""
-        self._parts: dict[tuple[int, int, int], _Part] = {}
+        self._parts: dict[tuple[Ticket, int], _HeldPart] = {}
         self._samples: dict[int, dict[str, str]] = {}
         """What `upload_memory` keeps from one checkpoint to the next, for each rank."""
 
-    def take(self, generation: int, rank: int, message: WorkerReport) -> None:
-        """A worker reported; remember the part that came with it, if any."""
-        number, snapshot = message.report.number, message.snapshot
-        if snapshot is not None:
-            self._buffers.hold(generation, number, snapshot)
-            if (cold := self._buffers.to_warm_up(snapshot)) is not None:
+    def add(self, generation: int, rank: int, message: WorkerReport) -> None:
+        """A worker reported; hold the part that came with it, if any."""
+        part = message.part
+        if part is None:
+            return
+        ticket = Ticket(generation, message.report.number)
+        if isinstance(part, Snapshot):
+            self._buffers.hold(ticket, part)
+            if (cold := self._buffers.to_warm_up(part)) is not None:
                 self._executor.submit(warm_up, *cold)
-        if message.report.checkpoint:
-            staged = Path(message.staged) if message.staged is not None else None
-            self._parts[generation, number, rank] = _Part(staged, message.existing, snapshot)
+        self._parts[ticket, rank] = _HeldPart(part)
 
     @property
     def ordered(self) -> list[Ordered]:
         """The uploads that were ordered and must come to their end even if the controller dies."""
         return [one for one in self._ordered.values() if one.order.info is not None]
 
-    async def upload(self, order: Upload, store: OpenStore, threads: int) -> Answer:
+    async def upload(self, order: Upload, store: OpenStore, threads: int) -> UploadAnswer:
         """Store one part; the answer says how that went. The upload goes on if the caller is cancelled."""
         return await asyncio.shield(self.start_upload(order, store, threads))
 
-    def start_upload(self, order: Upload, store: OpenStore, threads: int) -> asyncio.Task[Answer]:
-        """Begin to store one part; it is among those `ordered` from here on, until it is settled. `store` may block: it
-        is called in the thread."""
-        key = (order.generation, order.number, order.rank)
+    def start_upload(self, order: Upload, store: OpenStore, threads: int) -> asyncio.Task[UploadAnswer]:
+        """Begin to store one part; it is among those `ordered` from here on, until it is released. `store` may block:
+        it is called in the thread."""
+        key = (order.ticket, order.rank)
         work = asyncio.get_running_loop().create_task(self._upload(order, store, threads))
         if key in self._parts:
             self._ordered[key] = Ordered(order, work)
@@ -105,52 +102,51 @@ class Parts:
                 self._locks[token] = UploadLock(self._session, token)
         return work
 
-    async def _upload(self, order: Upload, store: OpenStore, threads: int) -> Answer:
-        part = self._parts.get((order.generation, order.number, order.rank))
-        began = time.monotonic()
+    async def _upload(self, order: Upload, store: OpenStore, threads: int) -> UploadAnswer:
+        held = self._parts.get((order.ticket, order.rank))
         loop = asyncio.get_running_loop()
-        name: dict[str, Any] = {"generation": order.generation, "number": order.number, "rank": order.rank}
+        name: dict[str, Any] = {"ticket": order.ticket, "rank": order.rank}
         try:
-            if part is None:
-                raise NotFound(f"Rank {order.rank} gave this agent no checkpoint with its report {order.number}.")
-            memory = None if part.snapshot is None else self._buffers.files(part.snapshot)
+            if held is None:
+                number = order.ticket.number
+                raise NotFound(f"Rank {order.rank} gave this agent no checkpoint with its report {number}.")
+            snapshot = held.part if isinstance(held.part, Snapshot) else None
+            memory = None if snapshot is None else self._buffers.files(snapshot)
             samples = self._samples.setdefault(order.rank, {})
-            work = functools.partial(_store_part, part, memory, samples, order, store, threads)
+            work = functools.partial(_store_part, held, memory, samples, order, store, threads)
             files, sent_bytes = await loop.run_in_executor(self._executor, work)
-            if part.snapshot is not None and not self._buffers.is_intact(part.snapshot):
+            if snapshot is not None and not self._buffers.is_intact(snapshot):
                 raise CheckpointError(f"The snapshot of rank {order.rank} was written to while it was being stored.")
         except HoldfastError as error:
-            retryable = isinstance(error, Unavailable | OutOfSpace)
-            return UploadFailed(**name, kind=FailureKind.of(error), error=str(error), retryable=retryable)
+            return UploadFailed(**name, kind=FailureKind.of(error), error=str(error))
         except Exception as error:  # noqa: BLE001  a store's bug is that upload's failure, not the agent's end
             return UploadFailed(**name, kind=FailureKind.OTHER, error=f"{type(error).__name__}: {error}")
-        return Uploaded(**name, files=files, elapsed_s=time.monotonic() - began, uploaded_bytes=sent_bytes)
+        return Uploaded(**name, files=files, uploaded_bytes=sent_bytes)
 
-    def settle(self, generation: int, number: int, name: str | None) -> None:
-        """The controller has no more use for the parts of this report: they are committed under `name`, or (None)
-        given up."""
-        self._buffers.settle(generation, number, name)
-        for key in [key for key in self._parts if key[:2] == (generation, number)]:
-            part = self._parts.pop(key)
-            part.abandoned.set()
+    def release(self, ticket: Ticket, name: str | None) -> None:
+        """Drop the parts of this ticket: its checkpoint is committed under `name`, or (None) given up."""
+        self._buffers.release(ticket, name)
+        for key in [key for key in self._parts if key[0] == ticket]:
+            held = self._parts.pop(key)
+            held.abandoned.set()
             self._ordered.pop(key, None)
-            if part.staged is not None:
-                self._executor.submit(shutil.rmtree, part.staged, ignore_errors=True)
+            if isinstance(held.part, StagedPart):
+                self._executor.submit(shutil.rmtree, held.part.directory, ignore_errors=True)
         tokens = {one.order.draft.token for one in self._ordered.values()}
         for token in [token for token in self._locks if token not in tokens]:
             self._locks.pop(token).release()
 
     def remove_unreported(self, staging: Path) -> None:
-        """Remove what killed workers were still copying when they died; their agent never heard of it."""
-        known = {part.staged for part in self._parts.values()}
+        """Remove what killed workers were still copying when they died and so never reported."""
+        known = {held.part.directory for held in self._parts.values() if isinstance(held.part, StagedPart)}
         for path in list(staging.iterdir()):
-            if path not in known:
+            if str(path) not in known:
                 self._executor.submit(shutil.rmtree, path, ignore_errors=True)
 
     def abandon(self) -> None:
-        """The end: let every upload stop at its next block."""
-        for part in self._parts.values():
-            part.abandoned.set()
+        """Let every upload stop at its next block, since the agent ends."""
+        for held in self._parts.values():
+            held.abandoned.set()
         for one in self._ordered.values():
             one.work.cancel()
 
@@ -162,7 +158,7 @@ class Parts:
 
 
 def _store_part(
-    part: _Part,
+    held: _HeldPart,
     memory: dict[str, memoryview] | None,
     samples: dict[str, str],
     order: Upload,
@@ -175,7 +171,7 @@ def _store_part(
     lock = threading.Lock()
 
     def on_bytes(count: int) -> None:
-        if part.abandoned.is_set():
+        if held.abandoned.is_set():
             raise _Abandoned("The run has given this checkpoint up.")
 
     def on_sent(count: int) -> None:
@@ -190,16 +186,17 @@ def _store_part(
         "on_bytes": on_bytes,
         "on_sent": on_sent,
     }
+    part = held.part
     if memory is not None:
         files = upload_memory(open_store(), order.draft, memory, samples=samples, **upload)
-    elif part.staged is not None:
-        files = upload_part(open_store(), order.draft, part.staged, **upload)
+    elif isinstance(part, StagedPart):
+        files = upload_part(open_store(), order.draft, Path(part.directory), **upload)
     else:
-        assert part.existing is not None
-        if part.existing != order.draft.name:
+        assert isinstance(part, ExistingPart)
+        if part.name != order.draft.name:
             raise ConfigError(
-                f"The files of rank {order.rank} lie in {part.existing!r}, but the checkpoint is {order.draft.name!r}: "
+                f"The files of rank {order.rank} lie in {part.name!r}, but the checkpoint is {order.draft.name!r}: "
                 "with CheckpointUploadMode.NO_UPLOAD all ranks must write to one directory of the run."
             )
-        files = reference_existing(open_store(), part.existing, on_bytes=on_bytes)
+        files = reference_existing(open_store(), part.name, on_bytes=on_bytes)
     return files, sent_bytes

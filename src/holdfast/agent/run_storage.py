@@ -19,12 +19,13 @@ from holdfast.agent.artifact_sync import ArtifactSync
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import finish_uploads
 from holdfast.agent.log_writer import LogWriter
-from holdfast.agent.parts import Answer, Parts
+from holdfast.agent.parts import Parts, UploadAnswer
 from holdfast.core.checkpoint_types import VerifiedFile
+from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.errors import CheckpointError
 from holdfast.storage.private_directory import make_private_directory
 from holdfast.storage.store import OnBytes, Store
-from holdfast.wire.messages import Prepare, Settled, Upload
+from holdfast.wire.messages import Prepare, Upload
 
 __all__ = ["RunStorage"]
 
@@ -73,19 +74,19 @@ class RunStorage:
         finally:
             cancelled.set()
 
-    def start_upload(self, order: Upload) -> asyncio.Task[Answer]:
+    def start_upload(self, order: Upload) -> asyncio.Task[UploadAnswer]:
         return self.parts.start_upload(order, self._open_store, _UPLOAD_THREADS)
 
     async def finish_uploads(self) -> None:
         """The controller is gone: bring what it had ordered to its end, for the next one to commit."""
         await finish_uploads(self.parts, self._open_store, self._executor, _UPLOAD_THREADS)
 
-    def settle(self, message: Settled) -> None:
-        """A checkpoint is decided: its parts go, and with a commit the artifacts of that time are stored, unless
-        the user does not want that."""
-        self.parts.settle(message.generation, message.number, message.name)
+    def release_parts(self, command: AnnounceCheckpoint) -> None:
+        """A checkpoint is committed or given up: drop its parts, and after a commit store the artifacts, unless the
+        user does not want that."""
+        self.parts.release(command.ticket, command.name)
         wanted = self._order is not None and self._order.sync_artifacts_on_checkpoint
-        if message.name is not None and self._mirror is not None and wanted:
+        if command.name is not None and self._mirror is not None and wanted:
             self._executor.submit(self._mirror.sync_artifacts)
 
     def generation_ended(self, staging: Path) -> None:

@@ -53,7 +53,7 @@ class Spawner(Protocol):
         """Kill every worker and all that they started; returns when nothing of them is left."""
         ...
 
-    def learn(self, modules: list[str]) -> None:
+    def add_imports(self, modules: list[str]) -> None:
         """Workers imported these by themselves."""
         ...
 

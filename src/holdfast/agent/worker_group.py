@@ -1,8 +1,8 @@
-"""This agent's share of one generation: its wards, from `Start` to `Stopped`.
+"""The workers of one generation on this node, from `StartWorkers` to `WorkersStopped`.
 
-Reports are gathered for a moment and sent together, at once when a checkpoint is among them. While it is
-stopped only reports and errors are passed on, and when `stop` is over nothing more; the parts that its workers handed
-over stay (`parts`).
+Reports are gathered for a moment and sent together, at once when a checkpoint is among them. While the group is being
+stopped only reports and failures are passed on, and nothing once `stop` has returned; the parts that its workers
+reported stay (`parts`).
 """
 
 from __future__ import annotations
@@ -11,25 +11,18 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.parts import Parts
 from holdfast.agent.spawner import Spawner
 from holdfast.agent.worker_handle import WorkerHandle
 from holdfast.core.checkpoint_types import Report
+from holdfast.core.events import RankReported, WorkerExited, WorkerFinished, WorkersStarted
+from holdfast.core.records import WorkerFailure
 from holdfast.linux.memory import oom_kills
-from holdfast.wire.messages import (
-    Collected,
-    Exited,
-    Imported,
-    Logs,
-    Reports,
-    Settled,
-    Stacks,
-    Started,
-    WorkerMessage,
-    WorkerReport,
-)
+from holdfast.wire.messages import AgentMessage, Imported, Stacks, ToWorker, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
 
 __all__ = ["WorkerGroup"]
@@ -43,18 +36,21 @@ class WorkerGroup:
     def __init__(
         self,
         number: int,
+        node: tuple[str, str],
         spawner: Spawner,
         parts: Parts,
-        send: Callable[[object], None],
+        send: Callable[[AgentMessage], None],
         backlog_bytes: Callable[[], int],
         log_writer: LogWriter,
     ) -> None:
+        """`number` is the generation's, `node` the agent's name and its host."""
         self.number = number
+        self._agent, self._host = node
         self.stopping = False
         self._spawner = spawner
         self._parts = parts
         self._send = send
-        self._forwarder = Forwarder(number, self._send_logs, backlog_bytes)
+        self._forwarder = Forwarder(number, send, backlog_bytes)
         self._workers: dict[int, WorkerHandle] = {}
         self._logs: list[RankLog] = []
         self._log_writer = log_writer
@@ -67,39 +63,41 @@ class WorkerGroup:
         """Start one worker; `listen_fd` is handed over."""
         log = RankLog(log_file, assignment.rank, self._forwarder, self._log_writer)
         self._logs.append(log)
-        worker = WorkerHandle(self.number, assignment.rank, log, listen_fd, self._heard)
+        worker = WorkerHandle(self.number, assignment.rank, log, listen_fd, self._received)
         self._workers[assignment.rank] = worker
         self._spawner.spawn(assignment, worker.worker_fds)
 
-    @property
-    def busy(self) -> bool:
-        """Whether any of its workers lives."""
-        return any(worker.alive for worker in self._workers.values())
-
-    # ------------------------------------------------------------------ births and deaths
+    # ------------------------------------------------------------------ processes
 
     def worker_started(self, rank: int, pid: int) -> None:
         self._workers[rank].pid = pid
         pids = {worker.rank: worker.pid for worker in self._workers.values() if worker.pid is not None}
         if len(pids) == len(self._workers) and not self._started and not self.stopping:
             self._started = True
-            self._send(Started(generation=self.number, pids=pids))
+            self._send(WorkersStarted(generation=self.number, agent=self._agent, pids=pids))
 
     def worker_died(self, rank: int, status: int, *, killed: bool) -> None:
         worker = self._workers[rank]
         ended = worker.ended(status, out_of_memory=oom_kills() > self._oom_kills)
-        self._tell_end(None if killed else ended)
+        self.flush()
+        if killed:
+            return
+        if isinstance(ended, WorkerFinished):
+            self._send(ended)
+        elif ended is not None:
+            self._send_failure(worker, ended)
 
     def workers_lost(self, why: str) -> None:
         for worker in self._workers.values():
-            if worker.alive:
-                self._tell_end(worker.lost(why))
+            if worker.alive and (failure := worker.lost(why)) is not None:
+                self._send_failure(worker, failure)
 
-    def _tell_end(self, ended: object | None) -> None:
-        """Also while it is stopped: a rank that failed first may be heard of last, and is the one to blame."""
+    def _send_failure(self, worker: WorkerHandle, failure: WorkerFailure) -> None:
+        """Also while the group is being stopped: the rank that failed first, the root cause, may be heard of last."""
         self.flush()
-        if ended is not None:
-            self._send(ended)
+        self._forwarder.flush()
+        whole = msgspec.structs.replace(failure, agent=self._agent, host=self._host, last_lines=tuple(worker.log.tail))
+        self._send(WorkerExited(generation=self.number, failure=whole))
 
     async def stop(self, dump_stacks: bool) -> None:
         """Returns when nothing of this generation is left."""
@@ -111,7 +109,7 @@ class WorkerGroup:
         self.release()
 
     def release(self) -> None:
-        """Its processes are gone: take what they left, and close everything."""
+        """Its processes are gone: read what is left in their pipes, and close everything."""
         self.stopping = True
         for worker in self._workers.values():
             worker.drain()
@@ -122,21 +120,17 @@ class WorkerGroup:
         self._logs.clear()
 
     async def _dump_stacks(self) -> None:
-        wards = [worker for worker in self._workers.values() if worker.alive]
-        texts = await asyncio.gather(*(worker.dump_stacks() for worker in wards))
-        for worker, text in zip(wards, texts, strict=True):
+        alive = [worker for worker in self._workers.values() if worker.alive]
+        texts = await asyncio.gather(*(worker.dump_stacks() for worker in alive))
+        for worker, text in zip(alive, texts, strict=True):
             if text:
                 self._send(Stacks(generation=self.number, rank=worker.rank, text=text))
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ messages
 
-    def settled(self, message: Settled) -> None:
+    def broadcast(self, message: ToWorker) -> None:
         for worker in self._workers.values():
-            worker.tell(message)
-
-    def collected(self, message: Collected) -> None:
-        for worker in self._workers.values():
-            worker.tell(message)
+            worker.send(message)
 
     def pause(self) -> None:
         """The controller lags: leave reports where they are until `resume`."""
@@ -147,22 +141,20 @@ class WorkerGroup:
         for worker in self._workers.values():
             worker.resume()
 
-    def _heard(self, worker: WorkerHandle, message: WorkerMessage) -> None:
+    def _received(self, worker: WorkerHandle, message: WorkerMessage) -> None:
         if isinstance(message, Imported):
-            self._spawner.learn(message.modules)
-        elif self.stopping and not isinstance(message, Exited | WorkerReport):
-            return  # but a `report` that has returned is kept, whatever happened meanwhile
-        elif isinstance(message, WorkerReport):
-            self._parts.take(self.number, worker.rank, message)
+            self._spawner.add_imports(message.modules)
+        elif isinstance(message, WorkerExited):
+            self._send_failure(worker, message.failure)
+        elif isinstance(message, WorkerReport):  # one that has returned is kept, whatever happened meanwhile
+            self._parts.add(self.number, worker.rank, message)
             self._reports.setdefault(worker.rank, []).append(message.report)
             if message.report.checkpoint:
                 self.flush()
             elif self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self.flush)
-        else:
+        elif not self.stopping:
             self.flush()
-            if isinstance(message, Exited):
-                self._forwarder.flush()
             self._send(message)
 
     def flush(self) -> None:
@@ -172,7 +164,4 @@ class WorkerGroup:
             self._timer = None
         gathered, self._reports = self._reports, {}
         for rank, reports in gathered.items():
-            self._send(Reports(generation=self.number, rank=rank, reports=reports))
-
-    def _send_logs(self, logs: Logs) -> None:
-        self._send(logs)
+            self._send(RankReported(generation=self.number, rank=rank, reports=tuple(reports)))

@@ -1,7 +1,7 @@
-"""One worker in the agent's care: its connection, its output, its last words, and how it ended.
+"""The agent's end of one worker: its connection, its output, its stack dumps, and how it ended.
 
-Reads are driven by the event loop and never block. A `Finished` counts only with the exit that follows it; an
-error that the worker told itself is passed on at once. `generation` keeps the wards of a generation together.
+Reads are driven by the event loop and never block. A `WorkerFinished` counts only with the exit code 0 that follows it;
+a failure that the worker reports itself is passed on at once. `worker_group` holds the workers of a generation.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import msgspec
 
 from holdfast.agent.output import RankLog
 from holdfast.core.decode_errors import DECODE_ERRORS
+from holdfast.core.events import WorkerExited, WorkerFinished
+from holdfast.core.records import WorkerFailure
 from holdfast.errors import WireError
 from holdfast.linux import signal_state
 from holdfast.linux.exit_status import exit_status_of
 from holdfast.wire.frames import Decoder, Splitter, encode
-from holdfast.wire.messages import Exited, Finished, ToWorker, WorkerMessage
+from holdfast.wire.messages import ToWorker, WorkerMessage
 from holdfast.worker.stdio import DUMP_SIGNAL, WorkerFds
 
 __all__ = ["WorkerHandle"]
@@ -47,8 +49,8 @@ class WorkerHandle:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._splitter = Splitter()
-        self._finished: Finished | None = None
-        self._told_error = False
+        self._finished: WorkerFinished | None = None
+        self._sent_failure = False
         self._dump = bytearray()
         self._dumped = asyncio.Event()
         self._unsent = bytearray()
@@ -62,20 +64,20 @@ class WorkerHandle:
             self._pipes[reading] = name
             ends.append(writing)
         self.worker_fds = WorkerFds.from_fds([*ends, *([] if listen_fd is None else [listen_fd])])
-        self._loop.add_reader(self._connection, self._listen)
+        self._loop.add_reader(self._connection, self._receive)
         for fd in self._pipes:
             self._loop.add_reader(fd, self._read, fd)
 
-    # ------------------------------------------------------------------ talking
+    # ------------------------------------------------------------------ sending
 
-    def tell(self, message: ToWorker) -> None:
+    def send(self, message: ToWorker) -> None:
         """Send to the worker; a dead one does not mind, a slow one is waited for without blocking."""
         if not self.alive:
             return
         empty = not self._unsent
         self._unsent += encode(message)
         if empty:
-            self._pump()
+            self._write()
 
     def pause(self) -> None:
         """Leave what it sends in the socket: the controller lags, and so the worker shall wait."""
@@ -84,7 +86,7 @@ class WorkerHandle:
 
     def resume(self) -> None:
         if self.alive:
-            self._loop.add_reader(self._connection, self._listen)
+            self._loop.add_reader(self._connection, self._receive)
 
     async def dump_stacks(self) -> str:
         """The Python stacks of all its threads, taken in C, whatever it is doing; "" if it gives none in time."""
@@ -115,26 +117,26 @@ class WorkerHandle:
 
     # ------------------------------------------------------------------ the end
 
-    def ended(self, status: int, *, out_of_memory: bool) -> Finished | Exited | None:
-        """The process is gone: what to tell the controller, or None where the worker told it itself."""
+    def ended(self, status: int, *, out_of_memory: bool) -> WorkerFinished | WorkerFailure | None:
+        """The process is gone: how it ended, or None where the worker has sent its failure itself."""
         self.drain()
-        if self._told_error:
+        if self._sent_failure:
             return None
         if self._finished is not None and status == 0:
             return self._finished
-        ending = exit_status_of(status, out_of_memory=out_of_memory)
-        return self._exited(ending.cause, ending.code, ending.signal)
+        ended = exit_status_of(status, out_of_memory=out_of_memory)
+        return self._failure(ended.cause, ended.signal)
 
-    def lost(self, why: str) -> Exited | None:
+    def lost(self, why: str) -> WorkerFailure | None:
         """The process is gone, and nobody can say how."""
         self.drain()
-        return None if self._told_error else self._exited(why, None, None)
+        return None if self._sent_failure else self._failure(why, None)
 
     def drain(self) -> None:
         """Read what the dead process left behind, and close everything."""
         if not self.alive:
             return
-        while self._listen():
+        while self._receive():
             continue
         for fd in list(self._pipes):
             while self._read(fd):
@@ -149,20 +151,13 @@ class WorkerHandle:
         if self._dump:
             self.log.note(self._dump.decode("utf-8", "replace"))
 
-    def _exited(self, cause: str, code: int | None, number: int | None) -> Exited:
-        return Exited(
-            generation=self.generation,
-            rank=self.rank,
-            cause=cause,
-            traceback=self._dump.decode("utf-8", "replace") or None,
-            code=code,
-            signal=number,
-            last_lines=list(self.log.tail),
-        )
+    def _failure(self, cause: str, number: int | None) -> WorkerFailure:
+        stacks = self._dump.decode("utf-8", "replace") or None
+        return WorkerFailure(rank=self.rank, cause=cause, traceback=stacks, signal=number)
 
-    # ------------------------------------------------------------------ listening
+    # ------------------------------------------------------------------ receiving
 
-    def _listen(self) -> bool:
+    def _receive(self) -> bool:
         """Read once from the connection; whether there was anything."""
         try:
             data = self._connection.recv(_RECEIVE_BYTES)
@@ -175,7 +170,7 @@ class WorkerHandle:
             return False
         try:
             for body in self._splitter.feed(data):
-                self._hear(_decoder.decode(body))
+                self._handle(_decoder.decode(body))
         except (WireError, *DECODE_ERRORS) as error:
             # Someone in that process wrote to our descriptor; what follows cannot be trusted.
             self.log.note(f"holdfast: rank {self.rank} broke its connection to the agent: {error}")
@@ -184,19 +179,18 @@ class WorkerHandle:
             return False
         return True
 
-    def _hear(self, message: WorkerMessage) -> None:
-        if isinstance(message, Finished):
+    def _handle(self, message: WorkerMessage) -> None:
+        if isinstance(message, WorkerFinished):
             self._finished = message
-        elif isinstance(message, Exited):
-            self._told_error = True
+            return
+        if isinstance(message, WorkerExited):
+            self._sent_failure = True
             for fd in list(self._pipes):
                 while self._read(fd):
                     continue
-            if message.traceback:
-                self.log.note(message.traceback)
-            self._on_message(self, msgspec.structs.replace(message, last_lines=list(self.log.tail)))
-        else:
-            self._on_message(self, message)
+            if message.failure.traceback:
+                self.log.note(message.failure.traceback)
+        self._on_message(self, message)
 
     def _read(self, fd: int) -> bool:
         """Read once from a pipe; whether there was anything."""
@@ -226,12 +220,12 @@ class WorkerHandle:
             self._loop.remove_reader(fd)
             os.close(fd)
 
-    def _pump(self) -> None:
+    def _write(self) -> None:
         try:
             while self._unsent:
                 del self._unsent[: self._connection.send(self._unsent)]
         except BlockingIOError:
-            self._loop.add_writer(self._connection, self._pump)
+            self._loop.add_writer(self._connection, self._write)
             return
         except OSError:
             self._unsent.clear()  # it died; the spawner will say so

@@ -119,7 +119,7 @@ class ZygoteSpawner:
             self._parent.spawner_said(f"The zygote did not clear generation {generation} in time and is replaced.")
             await self._zygote.end(0.0)
 
-    def learn(self, modules: list[str]) -> None:
+    def add_imports(self, modules: list[str]) -> None:
         if self._zygote is not None and self._load is not None and self._load.fork and not self._zygote.lost:
             self._zygote.say(Learn(modules=modules))
 

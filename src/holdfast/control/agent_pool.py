@@ -1,7 +1,7 @@
-"""The agents that are here: taking them in, talking to them, and noticing when one is gone.
+"""The connected agents: accepting them, sending to them, and noticing when one is gone.
 
-`agent_link` says what a message means as an event; what is no event (uploads, output, collectives) is passed on from
-here to whoever waits for it.
+What an agent sends is an event of the core, which is posted as it is, or an answer to an upload, output, or a
+collective, which goes to whoever handles that.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from holdfast.control.agent_link import AgentLink, translate
+import msgspec
+
+from holdfast.control.agent_link import AgentLink
 from holdfast.control.collectives import Answer, Collectives
 from holdfast.control.publisher import Publisher
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.state import Durable
 from holdfast.engines.engine import Engine
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
@@ -34,40 +35,37 @@ class AgentPool:
     def __init__(
         self,
         prepare: m.Prepare,
-        epoch: int,
         post: Callable[[e.Event], None],
         publisher: Publisher,
         answer: Answer,
     ) -> None:
         self.links: dict[str, AgentLink] = {}
         self.met: set[str] = set()
-        """Every agent that ever said hello."""
+        """Every agent that ever joined."""
         self.on_upload: OnUpload | None = None
         """Told of the answers to `Upload`; the persister's."""
         self._prepare = prepare
-        self._epoch = epoch
         self._post = post
         self._publisher = publisher
         self._collectives = Collectives(answer)
 
     async def serve(self, channel: Channel[m.AgentMessage]) -> None:
-        """One agent's connection, from its hello to its end."""
-        hello = await channel.recv()
-        if not isinstance(hello, m.AgentHello):
+        """One agent's connection, from its `AgentJoined` to its end."""
+        joined = await channel.recv()
+        if not isinstance(joined, e.AgentJoined):
             return
-        link = AgentLink(channel, hello)
+        link = AgentLink(channel, joined.agent)
         if (former := self.links.get(link.name)) is not None:
             # The end of that one may be noticed long after the agent has connected again.
             self.lose(former, "it connected anew")
         self.links[link.name] = link
         self.met.add(link.name)
-        link.send(m.Welcome(protocol=m.PROTOCOL, run=self._prepare.experiment, epoch=self._epoch))
-        self._post(e.AgentJoined(agent=link.name, host=link.host, slots=link.slots))
+        self._post(joined)
         sending = asyncio.ensure_future(link.send_job(self._prepare))
         try:
             while (message := await channel.recv()) is not None:
                 link.unanswered_pings = 0
-                self._take(message, link)
+                self.receive(link.name, message)
             with suppress(TimeoutError):  # where the engine knows how it died, it says so soon
                 async with asyncio.timeout(_LAST_WORD_S):
                     await link.gone.wait()
@@ -81,37 +79,20 @@ class AgentPool:
             if (link := self.links.get(agent)) is not None:
                 link.send(message)
 
-    def start(self, command: c.StartWorkers, durable: Durable, max_restarts: int) -> None:
-        """Tell each agent its share of a generation."""
+    def start_workers(self, command: c.StartWorkers) -> None:
+        """Send each agent the command with its own place."""
         self._collectives.begin(command.generation, command.world_size)
-        first = self.links.get(command.places[0].agent)
-        checkpoints = durable.resumable()
         for place in command.places:
-            link = self.links.get(place.agent)
-            if link is None or first is None:
-                continue  # its loss is on its way to the core
-            link.send(
-                m.Start(
-                    generation=command.generation,
-                    ranks=list(place.ranks),
-                    world_size=command.world_size,
-                    local_world_size=len(place.ranks),
-                    node_rank=place.node_rank,
-                    node_count=len(command.places),
-                    master_address=first.address,
-                    master_port=first.master_port,
-                    restart_count=command.restart_count,
-                    max_restarts=max_restarts,
-                    checkpoint=command.checkpoint,
-                    checkpoints=[(stored.name, stored.metrics) for stored in checkpoints],
-                    iteration=command.iteration,
-                )
-            )
+            self.send([place.agent], msgspec.structs.replace(command, places=(place,)))
+
+    def send_command(self, command: c.StopWorkers | c.AnnounceCheckpoint) -> None:
+        """Send a command to the agents that it names."""
+        self.send(command.agents, msgspec.structs.replace(command, agents=()))
 
     def lose(self, link: AgentLink, why: str) -> None:
         """End one connection. The agent is lost with it, unless another connection has taken its place."""
         link.gone.set()
-        link.cut()
+        link.abort()
         if self.links.get(link.name) is link:
             del self.links[link.name]
             self._post(e.AgentLost(agent=link.name, why=why))
@@ -141,13 +122,8 @@ class AgentPool:
         for link in self.links.values():
             link.unanswered_pings = 0
 
-    def _take(self, message: m.AgentMessage, link: AgentLink) -> None:
-        event = translate(message, link)
-        if event is not None:
-            if isinstance(message, m.Stopped):
-                link.master_port = message.master_port
-            self._post(event)
-            return
+    def receive(self, agent: str, message: m.AgentMessage) -> None:
+        """Handle one message of a connected agent."""
         match message:
             case m.Uploaded() | m.UploadFailed():
                 if self.on_upload is not None:
@@ -160,5 +136,7 @@ class AgentPool:
                 answer = self._collectives.arrive(message)
                 if answer is not None:
                     self.send(list(self.links), answer)
-            case _:
+            case m.Pong() | e.AgentJoined():
                 return
+            case _:
+                self._post(message)

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.wire.messages import Collect, Collected
+from holdfast.wire.messages import Collect, Collected, CollectiveKind
 
 __all__ = ["Answer", "Collectives"]
 
 
-Answer = Callable[[str, Any], Any]
+Answer = Callable[[CollectiveKind, Any], Any]
 """From a collective's kind and rank 0's data to what every rank gets."""
 
 
 @dataclass(slots=True)
 class _Gathering:
-    kind: str
+    kind: CollectiveKind
     ranks: set[int] = field(default_factory=set)
     data: Any = None
 

@@ -92,7 +92,6 @@ class ControllerSetup:
     fold_writer: FoldWriter
     observers: Sequence[Observer] = ()
     settings: Settings = field(default_factory=Settings)
-    max_restarts: int = 0
     listen: Listen = listen_on_loopback
     make_publisher: Callable[[Sequence[Observer], ReadBack], Publisher] = Publisher
 
@@ -110,12 +109,12 @@ class Controller:
         """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
         self._publisher = plan.make_publisher(plan.observers, self._read_back)
-        self._agents = AgentPool(plan.prepare, lease.epoch, self.post, self._publisher, self._answer)
+        self._agents = AgentPool(plan.prepare, self.post, self._publisher, self._answer)
         self._persister = Persister(plan.store, lease.epoch, self._agents, plan.settings.storage_patience_s)
         self._remover = Remover(plan.store, lease.check)
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None
-        self._status: str | None = None
+        self._status: c.RunStatus | None = None
         self._journal_lost: StorageError | None = None
         self._runtime = current()
         self._started = (self._runtime.now(), self._runtime.monotonic())
@@ -150,8 +149,8 @@ class Controller:
 
     # ------------------------------------------------------------ the loop
 
-    async def run(self) -> str:
-        """Until the core says `EndRun`: returns finished, failed, interrupted or fenced."""
+    async def run(self) -> c.RunStatus:
+        """Until the core says `EndRun`; returns its status."""
         token = secrets.token_urlsafe(32)
         server = await self._plan.listen(token, self._agents.serve)
         endpoint = ControllerEndpoint(f"127.0.0.1:{server.port}", token)
@@ -166,7 +165,7 @@ class Controller:
                 await self._turn()
         finally:
             await self._close(server)
-        if self._journal_lost is not None and self._status == "finished":
+        if self._journal_lost is not None and self._status is c.RunStatus.FINISHED:
             raise self._journal_lost  # nobody would ever learn that it was
         return self._status
 
@@ -210,10 +209,10 @@ class Controller:
         ends = [command.status for command in commands if isinstance(command, c.EndRun)]
         if ends and (why := await self._fenced_by()) is not None:
             self._state.fatal = (FailureKind.FENCED, why)
-            ends = ["fenced"]
-        if "fenced" in ends:
+            ends = [c.RunStatus.FENCED]
+        if c.RunStatus.FENCED in ends:
             self._publisher.forget()
-            self._status = "fenced"
+            self._status = c.RunStatus.FENCED
             return
         durable = await self._make_durable() if commands or self._loop.time() >= self._flush_at else True
         for command in commands:
@@ -261,13 +260,11 @@ class Controller:
             case c.RequestAgents(slots=slots):
                 self._request_agents(slots)
             case c.StartWorkers():
-                self._agents.start(command, self._state.durable, self._plan.max_restarts)
-            case c.StopWorkers(generation=generation, agents=agents, dump_stacks=dump_stacks):
-                self._agents.send(agents, m.Stop(generation=generation, dump_stacks=dump_stacks))
+                self._agents.start_workers(command)
+            case c.StopWorkers() | c.AnnounceCheckpoint():
+                self._agents.send_command(command)
             case c.PersistCheckpoint():
                 self._spawn(self._persist(command))
-            case c.SettleCheckpoint(ticket=ticket, name=name, agents=agents):
-                self._agents.send(agents, m.Settled(generation=ticket.generation, number=ticket.number, name=name))
             case c.FindPins():
                 self._spawn(self._post_outcome(self._remover.find_pins(command)))
             case c.DeleteCheckpoint():
@@ -293,9 +290,9 @@ class Controller:
     async def _post_outcome(self, work: Coroutine[Any, Any, e.Event]) -> None:
         self.post(await work)
 
-    def _answer(self, kind: str, data: Any) -> Any:
+    def _answer(self, kind: m.CollectiveKind, data: Any) -> Any:
         """What ranks get from a collective: rank 0's data, or the core's word on whether a checkpoint is due."""
-        if kind != "checkpoint_interval":
+        if kind is not m.CollectiveKind.CHECKPOINT_INTERVAL:
             return data
         return self._state.checkpoint_interval.ask(int(data), self._state.durable.failures, self._now())
 

@@ -88,8 +88,7 @@ class Persister:
 
     def deliver(self, answer: Uploaded | UploadFailed) -> None:
         """An agent's answer to an `Upload`."""
-        key = (e.Ticket(answer.generation, answer.number), answer.rank)
-        waiting = self._answers.get(key)
+        waiting = self._answers.get((answer.ticket, answer.rank))
         if waiting is None or waiting.done():
             return
         if isinstance(answer, Uploaded):
@@ -122,8 +121,7 @@ class Persister:
         try:
             link.send(
                 Upload(
-                    generation=ticket.generation,
-                    number=ticket.number,
+                    ticket=ticket,
                     rank=rank,
                     draft=draft,
                     parent_files=parent_files,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from holdfast.control.fingerprint import Fingerprint
+from holdfast.core.commands import RunStatus
 from holdfast.errors import HoldfastError
 from holdfast.storage.store import Store
 from holdfast.worker.job import Job
@@ -92,7 +93,7 @@ class TrainRequest:
 class TrainOutcome:
     """How the run ended, as far as this controller knows; everything else is read back from `store`."""
 
-    status: Literal["finished", "failed", "interrupted"]
+    status: RunStatus
     uri: str
     """The run's directory as a person would write it."""
     store: Store

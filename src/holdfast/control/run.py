@@ -27,6 +27,7 @@ from holdfast.control.setup import (
     make_setup,
 )
 from holdfast.core import records as r
+from holdfast.core.commands import RunStatus
 from holdfast.core.events import StopRequested
 from holdfast.errors import Fenced
 from holdfast.journal.writer import Journal
@@ -58,21 +59,21 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     finally:
         lease.release()
         driver_thread.close()
-    if status == "fenced":
+    if status is RunStatus.FENCED:
         assert plan.state.fatal is not None
         raise Fenced(plan.state.fatal[1])
     return _outcome(store, plan.state.durable.outcome)
 
 
-def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread) -> str:
+def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread) -> RunStatus:
     """Run the controller in its thread, and this one beside it."""
     journal = Journal(plan.store, lease.epoch, lease.id, plan.run_id)
     journal.on_loss = plan.fold_writer.ask
-    outcome: list[str | BaseException] = []
+    outcome: list[RunStatus | BaseException] = []
     controllers: list[Controller] = []
     ready = threading.Event()
 
-    async def main() -> str:
+    async def main() -> RunStatus:
         controllers.append(Controller(plan, lease, journal))
         ready.set()
         return await controllers[0].run()
@@ -109,8 +110,8 @@ def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread) -> 
 
 def _outcome(store: Store, ended: Any) -> TrainOutcome:
     if isinstance(ended, r.RunFinished):
-        return TrainOutcome(status="finished", uri=store.uri, store=store, return_value=ended.return_value)
+        return TrainOutcome(status=RunStatus.FINISHED, uri=store.uri, store=store, return_value=ended.return_value)
     if isinstance(ended, r.RunInterrupted):
-        return TrainOutcome(status="interrupted", uri=store.uri, store=store)
+        return TrainOutcome(status=RunStatus.INTERRUPTED, uri=store.uri, store=store)
     assert isinstance(ended, r.RunFailed), ended
-    return TrainOutcome(status="failed", uri=store.uri, store=store, error=run_error(ended, store.uri))
+    return TrainOutcome(status=RunStatus.FAILED, uri=store.uri, store=store, error=run_error(ended, store.uri))

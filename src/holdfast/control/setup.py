@@ -93,7 +93,6 @@ def make_setup(
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(),
-        max_restarts=request.max_failures,
     )
 
 
@@ -226,6 +225,7 @@ def make_prepare(request: TrainRequest) -> Prepare:
         sync_artifacts=request.sync_artifacts,
         sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
         sync_period_s=request.sync_period_s,
+        max_restarts=request.max_failures,
     )
 
 

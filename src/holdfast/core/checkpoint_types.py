@@ -12,10 +12,13 @@ import msgspec
 __all__ = [
     "CheckpointInfo",
     "Draft",
+    "ExistingPart",
     "FileEntry",
     "MemoryFile",
+    "Part",
     "Report",
     "Snapshot",
+    "StagedPart",
     "StoredCheckpoint",
     "VerifiedFile",
 ]
@@ -88,13 +91,30 @@ class MemoryFile(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of one rank's checkpoint in memory that the agent owns; see `worker.snapshot_buffer`."""
+class StagedPart(msgspec.Struct, frozen=True, tag=True):
+    """A part in a directory of the agent's staging area; the agent owns it."""
+
+    directory: str
+
+
+class ExistingPart(msgspec.Struct, frozen=True, tag=True):
+    """A part that lies in the run's storage already, under the checkpoint's name (`CheckpointUploadMode.NO_UPLOAD`)."""
+
+    name: str
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part in memory that the agent owns; see `worker.snapshot_buffer`. The worker leaves it as it is until the
+    checkpoint is committed or given up."""
 
     buffer: str
     """The buffer's path in /proc."""
     seal: int
     files: list[MemoryFile]
+
+
+Part = StagedPart | ExistingPart | Snapshot
+"""One rank's files of a checkpoint, as the worker hands them to its agent."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

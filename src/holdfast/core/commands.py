@@ -1,10 +1,12 @@
 """What must be done: everything that the machine can ask of its shell, in the imperative.
 
+Those for agents are sent to them as they are (`wire.messages.ControllerMessage`), each agent's own share of them.
 Commands run after the records of the same step are durable. All are idempotent: the shell may be asked twice.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ import msgspec
 from holdfast.core.events import Ticket
 
 __all__ = [
+    "AnnounceCheckpoint",
     "Command",
     "DeleteCheckpoint",
     "EndRun",
@@ -19,14 +22,26 @@ __all__ = [
     "PersistCheckpoint",
     "Place",
     "RequestAgents",
-    "SettleCheckpoint",
+    "RunStatus",
     "StartWorkers",
     "StopWorkers",
 ]
 
 
-class _Command(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+class RunStatus(enum.StrEnum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """Stopped on purpose; the same call continues it."""
+    FENCED = "fenced"
+    """Another controller took the run over; how it stands is that one's to say."""
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Tagged by class name."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,19 +59,28 @@ class RequestAgents(_Command, frozen=True, kw_only=True):
 
 
 class StartWorkers(_Command, frozen=True, kw_only=True):
+    """Start a generation. Each agent is sent this with its own place only, and answers `WorkersStarted` or
+    `DamageFound`."""
+
     generation: int
     world_size: int
     places: tuple[Place, ...]
+    node_count: int
     checkpoint: str | None
+    """Name of the committed checkpoint to resume from."""
     iteration: int
     restart_count: int
+    master_address: str = ""
+    """Where rank 0 listens."""
+    master_port: int = 0
 
 
 class StopWorkers(_Command, frozen=True, kw_only=True):
-    """Kill what is left of the generation on these agents; each answers `WorkersStopped`."""
+    """Kill what is left of the generation on these agents; each answers `WorkersStopped`. Parts that workers have
+    reported stay for their upload."""
 
     generation: int
-    agents: tuple[str, ...]
+    agents: tuple[str, ...] = ()
     dump_stacks: bool = False
 
 
@@ -69,18 +93,18 @@ class PersistCheckpoint(_Command, frozen=True, kw_only=True):
     name: str | None
     adopt: bool
     at_least_index: int
-    parent: str | None
     world_size: int
     iteration: int
     metrics: dict[str, Any]
 
 
-class SettleCheckpoint(_Command, frozen=True, kw_only=True):
-    """Tell the agents (and so the waiting workers) that the ticket is done with; None: it was given up."""
+class AnnounceCheckpoint(_Command, frozen=True, kw_only=True):
+    """Tell the agents, and so their workers, that the ticket's checkpoint is committed under `name`, or (None) given
+    up: its parts are not needed any more."""
 
     ticket: Ticket
     name: str | None
-    agents: tuple[str, ...]
+    agents: tuple[str, ...] = ()
 
 
 class FindPins(_Command, frozen=True, kw_only=True):
@@ -98,9 +122,9 @@ class DeleteCheckpoint(_Command, frozen=True, kw_only=True):
 
 
 class EndRun(_Command, frozen=True, kw_only=True):
-    """Shut the agents down and let `fit()` return. `status` is finished, failed, interrupted or fenced."""
+    """Shut the agents down and let `fit()` return."""
 
-    status: str
+    status: RunStatus
 
 
 Command = (
@@ -108,7 +132,7 @@ Command = (
     | StartWorkers
     | StopWorkers
     | PersistCheckpoint
-    | SettleCheckpoint
+    | AnnounceCheckpoint
     | FindPins
     | DeleteCheckpoint
     | EndRun

@@ -1,4 +1,8 @@
-"""What happened: everything that the machine can be told, in the past tense. The shell makes these out of messages."""
+"""What happened: everything that the machine can be told, in the past tense.
+
+Those that happen on a node are messages as well: the agent sends them, and the controller hands them to the machine as
+they are (`wire.messages.AgentMessage`). The controller makes the others itself.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +41,15 @@ __all__ = [
 ]
 
 
-class Ticket(msgspec.Struct, frozen=True, order=True):
+class Ticket(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Names a reported checkpoint before it has a name: the n-th report of a generation."""
 
     generation: int
     number: int
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Tagged by class name."""
 
 
 class ControllerBegan(_Event, frozen=True, kw_only=True):
@@ -67,18 +71,28 @@ class ControllerBegan(_Event, frozen=True, kw_only=True):
 
 
 class AgentJoined(_Event, frozen=True, kw_only=True):
+    """The first message of an agent: who it is, and how many workers it can hold."""
+
     agent: str
     host: str
     slots: int
+    address: str = ""
+    """At which other nodes reach this one."""
+    master_port: int = 0
+    """A port on which the agent listens already, for rank 0 of the next generation."""
+    pid: int = 0
 
 
 class AgentPrepared(_Event, frozen=True, kw_only=True):
-    """The agent can start workers now."""
+    """The agent can start workers now: forked from its zygote, or, with a reason, as fresh processes."""
 
     agent: str
+    cold_reason: str | None = None
 
 
 class AgentLost(_Event, frozen=True, kw_only=True):
+    """The agent's process or its connection is gone."""
+
     agent: str
     why: str
 
@@ -91,12 +105,17 @@ class AgentUnavailable(_Event, frozen=True, kw_only=True):
 
 
 class WorkersStarted(_Event, frozen=True, kw_only=True):
+    """All workers of the generation on this agent are running."""
+
     generation: int
     agent: str
+    pids: dict[int, int] = {}
+    """The process of each rank."""
 
 
 class DamageFound(_Event, frozen=True, kw_only=True):
-    """An agent verified the checkpoint that its workers were to start from, and it is not what was committed."""
+    """An agent verified the checkpoint that its workers were to start from, and it is not what was committed. No worker
+    was started there."""
 
     generation: int
     agent: str
@@ -105,13 +124,15 @@ class DamageFound(_Event, frozen=True, kw_only=True):
 
 
 class RankReported(_Event, frozen=True, kw_only=True):
+    """What one rank reported since the last such event, in order."""
+
     generation: int
     rank: int
-    items: tuple[Report, ...]
+    reports: tuple[Report, ...]
 
 
 class WorkerWaited(_Event, frozen=True, kw_only=True):
-    """A rank began or ceased to wait for storage inside `report`."""
+    """A rank began or ceased to wait for storage inside `report`; as long as it waits, it is not hung."""
 
     generation: int
     rank: int
@@ -119,6 +140,8 @@ class WorkerWaited(_Event, frozen=True, kw_only=True):
 
 
 class WorkerFinished(_Event, frozen=True, kw_only=True):
+    """The training function returned. `value` is plain data, or None with `value_error` saying why not."""
+
     generation: int
     rank: int
     value: Any = None
@@ -126,7 +149,7 @@ class WorkerFinished(_Event, frozen=True, kw_only=True):
 
 
 class WorkerExited(_Event, frozen=True, kw_only=True):
-    """A worker died without finishing."""
+    """A worker died without finishing, for whatever reason."""
 
     generation: int
     failure: WorkerFailure
@@ -137,6 +160,8 @@ class WorkersStopped(_Event, frozen=True, kw_only=True):
 
     generation: int
     agent: str
+    master_port: int = 0
+    """For the next generation, as in `AgentJoined`; 0: as it was."""
 
 
 class CheckpointStored(_Event, frozen=True, kw_only=True):

@@ -42,6 +42,11 @@ class FailureKind(enum.StrEnum):
     TRAINING_FAILED = "TrainingFailedError"
     WIRE = "WireError"
 
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same may succeed later: storage that did not answer, or was full."""
+        return self in (FailureKind.UNAVAILABLE, FailureKind.OUT_OF_SPACE)
+
     @classmethod
     def _missing_(cls, value: object) -> FailureKind:
         """A journal or peer of a newer version may name kinds that are unknown here."""

@@ -78,12 +78,13 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
                 pending_checkpoints.take_reports(state, generation, event, now, out)
         case e.ControllerBegan():
             if isinstance(state.durable.outcome, r.RunFinished) and not event.changes and not event.restart:
-                _end(state, "finished", out)  # complete already: nothing to add, not even a record
+                _end(state, c.RunStatus.FINISHED, out)  # complete already: nothing to add, not even a record
                 return
             pending_checkpoints.reconcile(state, event, now, out)
             state.began = True
         case e.AgentJoined():
-            state.agents[event.agent] = AgentState(event.agent, event.host, event.slots)
+            agent = AgentState(event.agent, event.host, event.slots, event.address, event.master_port)
+            state.agents[event.agent] = agent
             state.requested_slots = max(0, state.requested_slots - event.slots)
             state.failed_requests = 0
             out.record(r.AgentHere(at=now, agent=event.agent, host=event.host, slots=event.slots))
@@ -97,9 +98,9 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.CheckpointStored() | e.CheckpointFailed():
             lost = pending_checkpoints.take_outcome(state, event, now, out)
             if (generation := _current(state, event.ticket.generation)) is not None:
-                for rank, agent in lost.items():
+                for rank, holder in lost.items():
                     cause = "lost a checkpoint that it had reported with its node"
-                    _take_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=agent), now)
+                    _take_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=holder), now)
         case e.PinsFound():
             removal.take_pins(state, event, now, out)
         case e.CheckpointRemoved():
@@ -113,7 +114,7 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.ControllerFenced():
             state.ended = True
             state.fatal = (FailureKind.FENCED, event.why)
-            out.do(c.EndRun(status="fenced"))
+            out.do(c.EndRun(status=c.RunStatus.FENCED))
         case e.ControllerStalled():
             if state.generation is not None:
                 state.generation.saw_progress(now)
@@ -155,6 +156,8 @@ def _take_in_worker(state: State, event: e.Event, now: float) -> None:
             if (generation := _current(state, event.generation)) is not None:
                 _take_failure(generation, event.failure, now)
         case e.WorkersStopped():
+            if event.agent in state.agents and event.master_port:
+                state.agents[event.agent].master_port = event.master_port
             if (generation := _current(state, event.generation)) is not None:
                 generation.alive.discard(event.agent)
 
@@ -215,7 +218,7 @@ def _advance(state: State, now: float, out: Output) -> None:
                 at=now, return_value=generation.return_value, return_value_error=generation.return_value_error
             )
         )
-        _end(state, "finished", out)
+        _end(state, c.RunStatus.FINISHED, out)
 
 
 def _all_finished(state: State) -> bool:
@@ -316,10 +319,10 @@ def _settle(state: State, now: float, out: Output) -> None:
         else:
             error = f"an agent was lost while it prepared the training function ({durable.lost_agent})"
         out.record(r.RunFailed(at=now, error=error, failures=durable.last_failures))
-        _end(state, "failed", out)
+        _end(state, c.RunStatus.FAILED, out)
     elif state.stop is not None:
         out.record(r.RunInterrupted(at=now, why=state.stop))
-        _end(state, "interrupted", out)
+        _end(state, c.RunStatus.INTERRUPTED, out)
     else:
         placement.form(state, now, out)
         if state.fatal is not None:  # there is no way to form one, now or later
@@ -343,9 +346,9 @@ def _is_spent(state: State) -> bool:
 
 def _fail(state: State, fatal: tuple[FailureKind, str], now: float, out: Output) -> None:
     out.record(r.RunFailed(at=now, error_type=fatal[0], error=fatal[1]))
-    _end(state, "failed", out)
+    _end(state, c.RunStatus.FAILED, out)
 
 
-def _end(state: State, status: str, out: Output) -> None:
+def _end(state: State, status: c.RunStatus, out: Output) -> None:
     state.ended = True
     out.do(c.EndRun(status=status))

@@ -82,7 +82,7 @@ def take_reports(state: State, generation: Generation, event: e.RankReported, no
     """One rank's reports, in order. A report seen before is ignored."""
     rank = event.rank
     generation.progress_at[rank] = now
-    for item in event.items:
+    for item in event.reports:
         if item.number <= generation.counts[rank]:
             continue
         generation.counts[rank] = item.number
@@ -163,7 +163,6 @@ def persist_next(state: State, now: float, out: Output) -> None:
     if pending.persisting or not pending.complete or removal.holds_name(state, pending.name):
         return
     pending.persisting = True
-    newest = state.durable.newest()
     out.do(
         c.PersistCheckpoint(
             ticket=ticket,
@@ -171,7 +170,6 @@ def persist_next(state: State, now: float, out: Output) -> None:
             name=pending.name,
             adopt=bool(pending.adopted),
             at_least_index=state.durable.next_index,
-            parent=newest.name if newest else None,
             world_size=pending.world_size,
             iteration=pending.iteration,
             metrics=pending.metrics,
@@ -282,7 +280,7 @@ def _tell(state: State, pending: Pending, name: str | None, out: Output) -> None
         concerned.update(place.agent for place in generation.places)
     agents = tuple(sorted(concerned & state.agents.keys()))
     if agents:
-        out.do(c.SettleCheckpoint(ticket=pending.ticket, name=name, agents=agents))
+        out.do(c.AnnounceCheckpoint(ticket=pending.ticket, name=name, agents=agents))
 
 
 def _committed(

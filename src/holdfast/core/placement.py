@@ -51,6 +51,7 @@ def form(state: State, now: float, out: Output) -> None:
         return
     state.agents_wanted_since = None
     places = place(state)
+    first = state.agents[places[0].agent]
     world_size = sum(len(one.ranks) for one in places)
     newest = state.durable.resume_point()
     number = state.durable.generation + 1
@@ -81,9 +82,12 @@ def form(state: State, now: float, out: Output) -> None:
             generation=number,
             world_size=world_size,
             places=places,
+            node_count=len(places),
             checkpoint=newest.name if newest else None,
             iteration=iteration,
             restart_count=number - 1,
+            master_address=first.address,
+            master_port=first.master_port,
         )
     )
 

@@ -40,10 +40,13 @@ class _Record(msgspec.Struct, frozen=True, tag=True, tag_field="kind", omit_defa
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one rank died."""
+    """How one rank died: from the worker's exception, or from its wait status, to what users see.
+
+    The worker says what it knows (`worker.failure`), its agent adds the rest (`agent.worker_group`)."""
 
     rank: int
     cause: str
+    """One phrase: "raised ValueError: ...", "killed by SIGKILL (out of memory)", "called sys.exit(0)"."""
     agent: str = ""
     host: str = ""
     kind: FailureKind = FailureKind.OTHER

@@ -74,6 +74,9 @@ class AgentState:
     name: str
     host: str
     slots: int
+    address: str = ""
+    master_port: int = 0
+    """The port on which it listens for rank 0 of the next generation."""
     prepared: bool = False
 
 

@@ -1,31 +1,43 @@
 """Every message between controller, agent and worker, as msgspec structs.
 
-Two conversations, one vocabulary: controller <-> agent over TCP (`wire.channel`), agent <-> worker over
-a socket pair.
+Two conversations: controller <-> agent over TCP (`wire.channel`), agent <-> worker over a socket pair. What the core
+decides upon, or has decided, is sent as the core's own structs: the events of `core.events` that happen on a node, and
+the commands of `core.commands` that are for agents. The structs of this module are the rest, which nothing is decided
+by: uploads, output, collectives, pings.
 Messages carry plain data only; the one exception is `Prepare.function`, a cloudpickle that an authenticated
-controller sends to its own agents and that only the zygote opens. What a message *means* is decided in
-`holdfast.core`; this module only names the fields.
+controller sends to its own agents and that only the zygote opens.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
 
-from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry, Report, Snapshot
+from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry, Part, Report
+from holdfast.core.commands import AnnounceCheckpoint, StartWorkers, StopWorkers
+from holdfast.core.events import (
+    AgentJoined,
+    AgentPrepared,
+    DamageFound,
+    RankReported,
+    Ticket,
+    WorkerExited,
+    WorkerFinished,
+    WorkersStarted,
+    WorkersStopped,
+    WorkerWaited,
+)
 from holdfast.core.failure_kind import FailureKind
 
 __all__ = [
     "PROTOCOL",
-    "AgentHello",
     "AgentMessage",
     "Collect",
     "Collected",
+    "CollectiveKind",
     "ControllerMessage",
-    "DamageFound",
-    "Exited",
-    "Finished",
     "FunctionPiece",
     "Imported",
     "LogLine",
@@ -33,21 +45,12 @@ __all__ = [
     "Ping",
     "Pong",
     "Prepare",
-    "Prepared",
-    "Reports",
-    "Settled",
     "Shutdown",
     "Stacks",
-    "Start",
-    "Started",
-    "Stop",
-    "Stopped",
     "ToWorker",
     "Upload",
     "UploadFailed",
     "Uploaded",
-    "Waiting",
-    "Welcome",
     "WorkerMessage",
     "WorkerReport",
 ]
@@ -63,110 +66,22 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 # ---------------------------------------------------------------- agent -> controller
 
 
-class AgentHello(_Message, frozen=True, kw_only=True):
-    """First words after the handshake: who this agent is and what it can hold."""
-
-    protocol: int
-    agent: str
-    host: str
-    address: str
-    pid: int
-    slots: int
-    master_port: int
-    """A port that the agent keeps bound and listening for the next generation's rank 0."""
-
-
-class Prepared(_Message, frozen=True, kw_only=True):
-    """The zygote has imported the function and is ready to fork; or workers will be spawned cold, and why."""
-
-    cold_reason: str | None = None
-
-
-class Started(_Message, frozen=True, kw_only=True):
-    """All of this agent's workers of a generation are running."""
-
-    generation: int
-    pids: dict[int, int]
-
-
-class DamageFound(_Message, frozen=True, kw_only=True):
-    """The checkpoint that a generation was to start from is not what was committed; no worker was started here."""
-
-    generation: int
-    checkpoint: str
-    why: str
-
-
-class Reports(_Message, frozen=True, kw_only=True):
-    """What one rank reported since the last message, in order, batched by the agent."""
-
-    generation: int
-    rank: int
-    reports: list[Report]
-
-
-class Waiting(_Message, frozen=True, kw_only=True):
-    """A rank is inside `report`, waiting for an upload (so it is not hung)."""
-
-    generation: int
-    rank: int
-    waiting: bool
-
-
-class Finished(_Message, frozen=True, kw_only=True):
-    """The training function returned. `value` is plain data, or None with `value_error` saying why not."""
-
-    generation: int
-    rank: int
-    value: Any = None
-    value_error: str | None = None
-
-
-class Exited(_Message, frozen=True, kw_only=True):
-    """A worker died without finishing, for whatever reason. `signal` and `code` as the kernel gave them."""
-
-    generation: int
-    rank: int
-    cause: str
-    """One phrase: "raised ValueError: ...", "killed by SIGKILL (out of memory)", "called sys.exit(0)"."""
-    kind: FailureKind = FailureKind.OTHER
-    damaged_checkpoint: str | None = None
-    """With `kind` DAMAGED: the name of the run's checkpoint that could not be loaded, if it was one of the run's."""
-    error_type: str | None = None
-    error: str | None = None
-    traceback: str | None = None
-    code: int | None = None
-    signal: int | None = None
-    last_lines: list[str] = []
-
-
-class Stopped(_Message, frozen=True, kw_only=True):
-    """Nothing of this generation is alive on this agent any more; `master_port` is for the next one."""
-
-    generation: int
-    master_port: int
-
-
 class Uploaded(_Message, frozen=True, kw_only=True):
     """One rank's part is durable in the draft's directory."""
 
-    generation: int
-    number: int
+    ticket: Ticket
     rank: int
     files: list[FileEntry]
-    elapsed_s: float = 0.0
     uploaded_bytes: int = 0
 
 
 class UploadFailed(_Message, frozen=True, kw_only=True):
     """One rank's part could not be stored."""
 
-    generation: int
-    number: int
+    ticket: Ticket
     rank: int
     kind: FailureKind
     error: str
-    retryable: bool = False
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
@@ -196,25 +111,26 @@ class Pong(_Message, frozen=True, kw_only=True):
     """Still here."""
 
 
+class CollectiveKind(enum.StrEnum):
+    """What ranks meet for."""
+
+    BARRIER = "barrier"
+    BROADCAST = "broadcast"
+    CHECKPOINT_INTERVAL = "checkpoint_interval"
+    """`should_checkpoint`: the controller answers."""
+
+
 class Collect(_Message, frozen=True, kw_only=True):
     """A rank entered a collective (`barrier`, `broadcast_from_rank_zero`); the `sequence`-th of this generation."""
 
     generation: int
     rank: int
     sequence: int
-    kind: str
+    kind: CollectiveKind
     data: Any = None
 
 
 # ---------------------------------------------------------------- controller -> agent
-
-
-class Welcome(_Message, frozen=True, kw_only=True):
-    """The controller takes this agent in."""
-
-    protocol: int
-    run: str
-    epoch: int
 
 
 class Prepare(_Message, frozen=True, kw_only=True):
@@ -241,6 +157,7 @@ class Prepare(_Message, frozen=True, kw_only=True):
     change_directory: bool = True
     sync_artifacts: bool = False
     sync_artifacts_on_checkpoint: bool = True
+    max_restarts: int = 0
     sync_period_s: float = 300.0
     """How often artifacts are stored between checkpoints."""
     fork: bool = True
@@ -252,51 +169,15 @@ class FunctionPiece(_Message, frozen=True, kw_only=True):
     data: bytes
 
 
-class Start(_Message, frozen=True, kw_only=True):
-    """Form this agent's share of a generation."""
-
-    generation: int
-    ranks: list[int]
-    world_size: int
-    local_world_size: int
-    node_rank: int
-    node_count: int
-    master_address: str
-    master_port: int
-    restart_count: int
-    max_restarts: int
-    checkpoint: str | None = None
-    """Name of the committed checkpoint to resume from."""
-    checkpoints: list[tuple[str, dict[str, Any]]] = []
-    """All committed checkpoints with their metrics, oldest first."""
-    iteration: int = 0
-
-
-class Stop(_Message, frozen=True, kw_only=True):
-    """Kill this generation's workers and answer `Stopped`. Parts already staged stay for their upload."""
-
-    generation: int
-    dump_stacks: bool = False
-
-
 class Upload(_Message, frozen=True, kw_only=True):
-    """Store the part that `rank` staged with its report `number`."""
+    """Store the part of the ticket that `rank` gave; answered by `Uploaded` or `UploadFailed`."""
 
-    generation: int
-    number: int
+    ticket: Ticket
     rank: int
     draft: Draft
     parent_files: list[FileEntry] = []
     info: CheckpointInfo | None = None
     """What the agent must know to leave a part record, should this controller die before it can commit."""
-
-
-class Settled(_Message, frozen=True, kw_only=True):
-    """The checkpoint of report `number` is committed under `name`, or (None) was given up; staging may go."""
-
-    generation: int
-    number: int
-    name: str | None
 
 
 class Collected(_Message, frozen=True, kw_only=True):
@@ -328,28 +209,25 @@ class Imported(_Message, frozen=True, kw_only=True):
 
 
 class WorkerReport(_Message, frozen=True, kw_only=True):
-    """One `report` call as the worker sends it to its agent; `staged` is the directory the agent now owns."""
+    """One `report` call as the worker sends it to its agent, which owns the part from then on."""
 
     report: Report
-    staged: str | None = None
-    existing: str | None = None
-    """NO_UPLOAD: name of a directory that lies in the run's storage already."""
-    snapshot: Snapshot | None = None
-    """The files lie in memory; the worker leaves them alone until the checkpoint is settled."""
+    part: Part | None = None
+    """With `report.checkpoint`."""
 
 
-WorkerMessage = WorkerReport | Waiting | Finished | Exited | Imported | Collect
-ToWorker = Settled | Collected
+WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Collect
+ToWorker = AnnounceCheckpoint | Collected
 AgentMessage = (
-    AgentHello
-    | Prepared
-    | Started
+    AgentJoined
+    | AgentPrepared
+    | WorkersStarted
     | DamageFound
-    | Reports
-    | Waiting
-    | Finished
-    | Exited
-    | Stopped
+    | RankReported
+    | WorkerWaited
+    | WorkerFinished
+    | WorkerExited
+    | WorkersStopped
     | Uploaded
     | UploadFailed
     | Logs
@@ -357,4 +235,6 @@ AgentMessage = (
     | Collect
     | Pong
 )
-ControllerMessage = Welcome | Prepare | FunctionPiece | Start | Stop | Upload | Settled | Collected | Ping | Shutdown
+ControllerMessage = (
+    Prepare | FunctionPiece | StartWorkers | StopWorkers | Upload | AnnounceCheckpoint | Collected | Ping | Shutdown
+)

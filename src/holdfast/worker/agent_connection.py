@@ -1,7 +1,7 @@
-"""A worker's line to its agent: frames out, answers in, and which of this rank's checkpoints are still on their way.
+"""A worker's connection to its agent: frames out, answers in, and which of this rank's checkpoints are still pending.
 
-Synchronous and without a thread: what the agent says is read when there is a reason to. `session` speaks through it
-for the user; the agent is at the other end of the socket pair, and if it dies, so does this process.
+Synchronous and without a thread: what the agent sends is read when there is a reason to. `session` uses it; the agent
+is at the other end of the socket pair, and if it dies, so does this process.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import WorkerWaited
 from holdfast.errors import WireError
 from holdfast.wire.frames import receive, send
-from holdfast.wire.messages import Collect, Collected, Settled, ToWorker, Waiting, WorkerMessage
+from holdfast.wire.messages import Collect, Collected, CollectiveKind, ToWorker, WorkerMessage
 from holdfast.worker.job import Assignment
 
 __all__ = ["AgentConnection"]
@@ -36,8 +38,8 @@ class AgentConnection:
         """The newest committed checkpoint that this rank knows of."""
         self.pending: list[int] = []
         """The reports whose checkpoints, of this rank, are neither committed nor given up yet; oldest first."""
-        self.settled: Settled | None = None
-        """The last word on any checkpoint of this generation."""
+        self.announced: AnnounceCheckpoint | None = None
+        """The last checkpoint of this generation that was committed or given up."""
         self.committed = 0
         """The newest report whose checkpoint is known to be committed."""
 
@@ -50,30 +52,30 @@ class AgentConnection:
     def drain(self) -> None:
         """Read what has arrived, without waiting."""
         while self._has_arrived():
-            self._take(self._receive())
+            self._handle(self._receive())
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Until what the agent says makes `condition` true; the run is told that this rank waits."""
         self.drain()
         if condition():
             return
-        self.send(Waiting(generation=self._generation, rank=self._rank, waiting=True))
+        self.send(WorkerWaited(generation=self._generation, rank=self._rank, waiting=True))
         while not condition():
-            self._take(self._receive())
-        self.send(Waiting(generation=self._generation, rank=self._rank, waiting=False))
+            self._handle(self._receive())
+        self.send(WorkerWaited(generation=self._generation, rank=self._rank, waiting=False))
 
-    def await_settled(self) -> None:
-        """Until every checkpoint on its way is committed or given up."""
+    def wait_for_pending(self) -> None:
+        """Until every checkpoint of this rank is committed or given up."""
         self.wait_until(lambda: not self.pending)
 
-    def collect(self, kind: str, data: Any) -> Any:
+    def collect(self, kind: CollectiveKind, data: Any) -> Any:
         """Meet all ranks in a collective; what the controller answers."""
         self._sequence += 1
         self.send(
             Collect(generation=self._generation, rank=self._rank, sequence=self._sequence, kind=kind, data=data),
         )
         while self._collected is None or self._collected.sequence != self._sequence:
-            self._take(self._receive())
+            self._handle(self._receive())
         answer, self._collected = self._collected, None
         return answer.data
 
@@ -91,14 +93,16 @@ class AgentConnection:
             raise WireError(_AGENT_GONE)
         return message
 
-    def _take(self, message: ToWorker) -> None:
-        if message.generation != self._generation:
-            return
+    def _handle(self, message: ToWorker) -> None:
         if isinstance(message, Collected):
-            self._collected = message
+            if message.generation == self._generation:
+                self._collected = message
             return
-        self.settled = message
+        if message.ticket.generation != self._generation:
+            return
+        self.announced = message
+        number = message.ticket.number
         if message.name is not None:
             self.newest = message.name
-            self.committed = message.number
-        self.pending = [number for number in self.pending if number > message.number]
+            self.committed = number
+        self.pending = [one for one in self.pending if one > number]

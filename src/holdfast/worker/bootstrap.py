@@ -2,8 +2,9 @@
 function, the end.
 
 The zygote calls `run_worker` in a forked child, `cold_start` in a fresh process, and local mode `run_inline` in the
-user's own (`run_other_rank` in those of torchrun's that are not rank 0). How it ended is said over the connection
-(`Finished`, `Exited`) before the process ends; the agent believes a `Finished` only when the process then exits with 0.
+user's own (`run_other_rank` in those of torchrun's that are not rank 0). How it ended is sent over the connection
+(`WorkerFinished`, `WorkerExited`) before the process ends; a `WorkerFinished` counts only if the process then exits
+with 0.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
 
+from holdfast.core.events import WorkerExited, WorkerFinished
 from holdfast.core.failure_kind import FailureKind
+from holdfast.core.records import WorkerFailure
 from holdfast.errors import RunError, WireError
 from holdfast.linux.process import name_process, prefer_for_oom_kill
 from holdfast.wire import frames
-from holdfast.wire.messages import Finished, Prepare
+from holdfast.wire.messages import Prepare
 from holdfast.worker import session as sessions
 from holdfast.worker.environment import (
     SetThreads,
@@ -35,7 +38,7 @@ from holdfast.worker.environment import (
     set_thread_counts,
     use_temp_dir,
 )
-from holdfast.worker.failure import Failure, damage_behind, describe
+from holdfast.worker.failure import damage_behind, failure_of
 from holdfast.worker.import_tracking import ImportTrackingSession
 from holdfast.worker.job import Assignment, Job
 from holdfast.worker.job_loader import Loaded
@@ -60,25 +63,25 @@ class ForkContext:
 
 
 def run_worker(
-    loaded: Loaded, assignment: Assignment, worker_fds: WorkerFds, inheritance: ForkContext | None = None
+    loaded: Loaded, assignment: Assignment, worker_fds: WorkerFds, fork_context: ForkContext | None = None
 ) -> NoReturn:
     """Be the worker of `assignment`; standard output and error are set already."""
     code = 1
     try:
         name_process(f"hf-rank-{assignment.rank}")
-        if inheritance is not None:
+        if fork_context is not None:
             prefer_for_oom_kill()  # a cold worker did so before it opened the job
         watch_for_crashes(worker_fds.dump)
         connection = socket.socket(fileno=worker_fds.connection)
         set_environment(assignment)
         use_temp_dir(assignment)
         known = None
-        if inheritance is not None:
-            known = inheritance.modules
+        if fork_context is not None:
+            known = fork_context.modules
             refresh_randomness()
-            set_thread_counts(assignment, inheritance.openblas)
+            set_thread_counts(assignment, fork_context.openblas)
         session = _make_session(loaded, assignment, connection, known)
-        if session is not None and not isinstance(loaded.job, Failure):
+        if session is not None and not isinstance(loaded.job, WorkerFailure):
             send_main_by_value()
             code = _run_job(loaded.job, session, connection, worker_fds.listen)
             _exit_like_python(code)
@@ -119,7 +122,7 @@ def run_inline(
     try:
         torchrun.start(assignment)
     except RunError as error:
-        frames.send(connection, describe(error).as_exited(assignment.generation, assignment.rank))
+        _send_failure(connection, assignment, failure_of(error, assignment.rank))
         return 1
     session = RankZeroSession(torchrun, connection, assignment, filesystem)
     with _restored(session, prepare.environment):
@@ -165,7 +168,7 @@ def _run_job(job: Job, session: ImportTrackingSession, connection: socket.socket
         if os.getpid() != pid:
             raise  # a process that the function forked and let escape: its end is not the worker's
         # Told first: taking a framework down while its peers are stuck may take for ever.
-        frames.send(connection, _failure(error, session).as_exited(here.generation, here.rank))
+        _send_failure(connection, here, _failure(error, session))
         if job.framework is not None:
             with suppress(Exception):
                 job.framework.shutdown()
@@ -195,13 +198,17 @@ def release_port(listen_fd: int) -> None:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def _failure(error: BaseException, session: ImportTrackingSession) -> Failure:
+def _failure(error: BaseException, session: ImportTrackingSession) -> WorkerFailure:
     """What `error` was, and which of the run's checkpoints is damaged if it says that one is."""
-    failure = describe(error, _our_frames(error))
+    failure = failure_of(error, session.assignment.rank, _our_frames(error))
     if (damage := damage_behind(error)) is not None:
         name = session.checkpoint_at(damage.checkpoint)
-        failure = replace(failure, kind=FailureKind.DAMAGED, damaged_checkpoint=name)
+        failure = msgspec.structs.replace(failure, kind=FailureKind.DAMAGED, damaged_checkpoint=name)
     return failure
+
+
+def _send_failure(connection: socket.socket, assignment: Assignment, failure: WorkerFailure) -> None:
+    frames.send(connection, WorkerExited(generation=assignment.generation, failure=failure))
 
 
 def _our_frames(error: BaseException) -> int:
@@ -212,34 +219,36 @@ def _our_frames(error: BaseException) -> int:
     return count
 
 
-def _finished(assignment: Assignment, value: Any) -> Finished:
+def _finished(assignment: Assignment, value: Any) -> WorkerFinished:
     here: dict[str, Any] = {"generation": assignment.generation, "rank": assignment.rank}
     if assignment.rank != 0:
-        return Finished(**here)
+        return WorkerFinished(**here)
     try:
-        finished = Finished(**here, value=plain_data(value, "The return value", binary=True))
+        finished = WorkerFinished(**here, value=plain_data(value, "The return value", binary=True))
     except (TypeError, ValueError) as error:
-        return Finished(**here, value_error=str(error))
+        return WorkerFinished(**here, value_error=str(error))
     size_bytes = len(msgspec.msgpack.encode(finished))
     if size_bytes <= RETURN_VALUE_LIMIT_BYTES:
         return finished
     limit_mib = RETURN_VALUE_LIMIT_BYTES >> 20
     why = f"it has {size_bytes / (1 << 20):.1f} MiB, more than the {limit_mib} MiB that are kept"
-    return Finished(**here, value_error=f"The return value is None: {why}; report large results as a checkpoint.")
+    return WorkerFinished(**here, value_error=f"The return value is None: {why}; report large results as a checkpoint.")
 
 
 def _make_session(
     loaded: Loaded, assignment: Assignment, connection: socket.socket, known: Set[str] | None
 ) -> ImportTrackingSession | None:
-    """The session, or None when there can be none, which is told."""
-    failure = loaded.job
-    if not isinstance(failure, Failure):
+    """The session, or None when there can be none: the failure is sent then."""
+    rank = assignment.rank
+    if isinstance(loaded.job, WorkerFailure):
+        failure = msgspec.structs.replace(loaded.job, rank=rank)
+    else:
         try:
             enter_work_dir(assignment)
             return ImportTrackingSession(known, connection, assignment, _open_filesystem(loaded.filesystem))
         except BaseException as error:  # noqa: BLE001  a filesystem's own code may raise anything
-            failure = describe(error)
-    frames.send(connection, failure.as_exited(assignment.generation, assignment.rank))
+            failure = failure_of(error, rank)
+    _send_failure(connection, assignment, failure)
     return None
 
 

@@ -1,51 +1,26 @@
-"""From an exception to the words that travel: type, message, and the traceback without Holdfast's own frames.
+"""From an exception to a `WorkerFailure`: type, message, and the traceback without Holdfast's own frames.
 
-Made in the worker (`bootstrap`) or while the job is opened (`job_loader`); shown by the controller.
+Made in the worker (`bootstrap`) or while the job is unpickled (`job_loader`). It holds text: the exception itself may
+not be picklable, or be of a type that nobody else has.
 """
 
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
 from types import TracebackType
 
 from holdfast.core.failure_kind import FailureKind
+from holdfast.core.records import WorkerFailure
 from holdfast.errors import Damaged
-from holdfast.wire.messages import Exited
 
-__all__ = ["Failure", "damage_behind", "describe"]
+__all__ = ["damage_behind", "failure_of"]
 
 _ERROR_CHARACTERS_MAX = 10_000
 _TRACEBACK_CHARACTERS_MAX = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception as text; the exception itself may not be picklable, or be of a type that nobody else has."""
-
-    cause: str
-    error_type: str
-    error: str
-    traceback: str
-    kind: FailureKind = FailureKind.OTHER
-    damaged_checkpoint: str | None = None
-
-    def as_exited(self, generation: int, rank: int) -> Exited:
-        return Exited(
-            generation=generation,
-            rank=rank,
-            cause=self.cause,
-            kind=self.kind,
-            damaged_checkpoint=self.damaged_checkpoint,
-            error_type=self.error_type,
-            error=self.error,
-            traceback=self.traceback,
-            code=1,
-        )
-
-
-def describe(error: BaseException, hidden_frames: int = 0, hint: str = "") -> Failure:
-    """Say what `error` was. The first `hidden_frames` of its traceback are ours and tell the user nothing."""
+def failure_of(error: BaseException, rank: int, hidden_frames: int = 0, hint: str = "") -> WorkerFailure:
+    """The failure that `error` is. The first `hidden_frames` of its traceback are ours and tell the user nothing."""
     trace: TracebackType | None = error.__traceback__
     for _ in range(hidden_frames):
         trace = trace.tb_next if trace is not None else None
@@ -58,7 +33,8 @@ def describe(error: BaseException, hidden_frames: int = 0, hint: str = "") -> Fa
         first = text.strip().split("\n", 1)[0]
         cause = f"raised {kind.__qualname__}: {first}" if first else f"raised {kind.__qualname__}"
     lines = traceback.TracebackException(kind, error, trace, compact=True).format()
-    return Failure(
+    return WorkerFailure(
+        rank=rank,
         cause=_sound(cause),
         error_type=name,
         error=text,

@@ -1,6 +1,7 @@
 """What a worker is given: the job (the same for every worker of a run) and its assignment (its place in a generation).
 
-The agent makes assignments out of `wire.messages.Start`; the zygote holds the job; `bootstrap` brings both together.
+The agent makes assignments out of `core.commands.StartWorkers`; the zygote holds the job; `bootstrap` brings both
+together.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     restart_count: int
     max_restarts: int
     checkpoint: str | None
-    checkpoints: list[tuple[str, dict[str, Any]]]
-    iteration: int
     storage: str
     experiment: str
     trial_id: str

@@ -16,18 +16,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from holdfast.worker.failure import Failure, describe
+from holdfast.core.records import WorkerFailure
+from holdfast.worker.failure import failure_of
 from holdfast.worker.job import Job
 from holdfast.worker.main_module import show_main
 
-__all__ = ["Loaded", "import_quietly", "load_job", "set_up_imports"]
+__all__ = ["ANY_RANK", "Loaded", "import_quietly", "load_job", "set_up_imports"]
+
+
+ANY_RANK = -1
+"""In the failure of a job that could not be unpickled, which every rank reports as its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The job, or why there is none. `filesystem` stays closed: opening it may start threads."""
 
-    job: Job | Failure
+    job: Job | WorkerFailure
     filesystem: bytes | None
 
 
@@ -50,9 +55,9 @@ def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
         return Loaded(job, filesystem)
     except ModuleNotFoundError as error:
         hint = ": import it in the function, or install it on the node"
-        return Loaded(describe(error, 1, hint), filesystem)
+        return Loaded(failure_of(error, ANY_RANK, 1, hint), filesystem)
     except BaseException as error:  # noqa: BLE001  unpickling runs the user's code, which may raise or exit at will
-        return Loaded(describe(error, 1), filesystem)
+        return Loaded(failure_of(error, ANY_RANK, 1), filesystem)
 
 
 @contextmanager

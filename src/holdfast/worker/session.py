@@ -1,4 +1,4 @@
-"""The training function's line to its agent: what `train.report` and its companions do inside a worker.
+"""What `train.report` and the other functions of `holdfast.train` do inside a worker.
 
 Synchronous and without a thread: a report is one encoded frame and one `sendall` (`agent_connection`), some
 microseconds. A reported directory is staged (`staging`) before `report` returns, and at most one of this rank is on its
@@ -14,14 +14,15 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.layout import check_name
-from holdfast.core.checkpoint_types import Report, Snapshot
-from holdfast.errors import CheckpointError, ConfigError
-from holdfast.wire.messages import WorkerMessage, WorkerReport
+from holdfast.core.checkpoint_types import ExistingPart, Part, Report, StagedPart
+from holdfast.errors import CheckpointError, ConfigError, HoldfastError
+from holdfast.wire.messages import CollectiveKind, WorkerMessage, WorkerReport
 from holdfast.worker.agent_connection import AgentConnection
 from holdfast.worker.job import Assignment
 from holdfast.worker.plain_data import plain_data, plain_metrics
@@ -56,15 +57,6 @@ class ReportedCheckpoint:
     metrics: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """This rank's part of a checkpoint, as the agent gets it: one of these."""
-
-    staged: str | None = None
-    existing: str | None = None
-    snapshot: Snapshot | None = None
-
-
 class Session:
     """One worker's side of one generation."""
 
@@ -72,8 +64,8 @@ class Session:
         self.assignment = assignment
         self.initial_checkpoint: Checkpoint | None = None
         """What `get_checkpoint` gives as long as the run has committed nothing."""
-        self._line = AgentConnection(connection, assignment)
-        self._snapshots = Snapshots(assignment, self._line)
+        self._agent = AgentConnection(connection, assignment)
+        self._snapshots = Snapshots(assignment, self._agent)
         self._filesystem = filesystem
         self._store: Store | None = None
         self._pid = os.getpid()
@@ -107,7 +99,7 @@ class Session:
             if checkpoint is None:
                 self._send_report(plain, checkpoint_dir_name)
                 if not self._number & (_DRAIN_EVERY - 1):
-                    self._line.drain()
+                    self._agent.drain()
                 return
             mode, let_go = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
             self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, let_go)
@@ -131,14 +123,14 @@ class Session:
         part = self._make_part(checkpoint, mode, let_go)
         self._send_report(metrics, dir_name, part, time.monotonic() - began)
         number = self._number
-        self._line.pending.append(number)
+        self._agent.pending.append(number)
         if mode is CheckpointUploadMode.SYNC:
-            self._line.wait_until(lambda: number not in self._line.pending)
-            settled = self._line.settled
-            if settled is None or settled.number != number or settled.name is None:
+            self._agent.wait_until(lambda: number not in self._agent.pending)
+            last = self._agent.announced
+            if last is None or last.ticket.number != number or last.name is None:
                 raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
 
-    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, let_go: bool) -> _Part:
+    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, let_go: bool) -> Part:
         """Make the checkpoint the agent's: what happens in here is the stall."""
         from holdfast.checkpoint.state.handle import StateCheckpoint
 
@@ -146,16 +138,16 @@ class Session:
             return self._make_part_of_state(checkpoint, mode)
         if mode is CheckpointUploadMode.NO_UPLOAD:
             existing = self._name_in_run(checkpoint)
-            self._line.await_settled()
-            return _Part(existing=existing)
+            self._agent.wait_for_pending()
+            return ExistingPart(existing)
         source = self._directory_to_stage(checkpoint, let_go)
-        self._line.await_settled()
+        self._agent.wait_for_pending()
         target = self._staging_target()
         if source is None:
             checkpoint.to_directory(target)  # verified on the way: a damaged one must not become a new commit
         else:
             stage(source, target, let_go=let_go)
-        return _Part(staged=str(target))
+        return StagedPart(str(target))
 
     def _directory_to_stage(self, checkpoint: Checkpoint, let_go: bool) -> Path | None:
         """The local directory of a reported checkpoint; None if it is remote, or a committed one. Refuses what must
@@ -170,17 +162,17 @@ class Session:
         check_reported_directory(source, run, self.assignment, let_go=let_go and not committed)
         return None if committed else source
 
-    def _make_part_of_state(self, checkpoint: StateCheckpoint, mode: CheckpointUploadMode) -> _Part:
+    def _make_part_of_state(self, checkpoint: StateCheckpoint, mode: CheckpointUploadMode) -> Part:
         if mode is CheckpointUploadMode.NO_UPLOAD:
             raise ConfigError("A checkpoint made by from_state() is in memory, not in storage: use ASYNC or SYNC.")
         plan = checkpoint.plan()
-        snapshot = self._snapshots.take(plan, self._number + 1)
+        snapshot = self._snapshots.copy(plan, self._number + 1)
         if snapshot is not None:
-            return _Part(snapshot=snapshot)
-        self._line.await_settled()
+            return snapshot
+        self._agent.wait_for_pending()
         target = self._staging_target()
         plan.write_files(target)
-        return _Part(staged=str(target))
+        return StagedPart(str(target))
 
     def _staging_target(self) -> Path:
         here = self.assignment
@@ -190,22 +182,20 @@ class Session:
         self,
         metrics: dict[str, Any],
         dir_name: str | None,
-        part: _Part | None = None,
+        part: Part | None = None,
         stall_s: float = 0.0,
     ) -> None:
-        checkpoint, part = part is not None, part or _Part()
+        existing = part.name if isinstance(part, ExistingPart) else None
         report = Report(
             number=self._number + 1,
             at=time.time(),
             metrics=metrics if self.assignment.rank == 0 else None,
-            checkpoint=checkpoint,
-            checkpoint_dir_name=part.existing or dir_name,
-            adopt=part.existing is not None,
+            checkpoint=part is not None,
+            checkpoint_dir_name=existing or dir_name,
+            adopt=existing is not None,
             stall_s=stall_s,
         )
-        self._send(
-            WorkerReport(report=report, staged=part.staged, existing=part.existing, snapshot=part.snapshot),
-        )
+        self._send(WorkerReport(report=report, part=part))
         self._number += 1
 
     def _name_in_run(self, checkpoint: Checkpoint) -> str:
@@ -230,7 +220,7 @@ class Session:
         if self._asks < self._next_ask:
             return False
         self._check_process()
-        due, self._next_ask = self._collect("checkpoint_interval", self._asks)
+        due, self._next_ask = self._collect(CollectiveKind.CHECKPOINT_INTERVAL, self._asks)
         return bool(due)
 
     # ------------------------------------------------------------------ reading back
@@ -239,15 +229,15 @@ class Session:
         """The newest committed checkpoint that this rank knows of."""
         self._check_process()
         with self._lock:
-            self._line.drain()
-        newest = self._line.newest
+            self._agent.drain()
+        newest = self._agent.newest
         return self.initial_checkpoint if newest is None else self._handle(newest)
 
     def get_all_reported_checkpoints(self) -> list[ReportedCheckpoint]:
         """Every committed checkpoint of the run that retention has left, oldest first."""
         self._check_process()
         with self._lock:
-            self._line.await_settled()
+            self._agent.wait_for_pending()
         from holdfast.checkpoint.catalog import Catalog
 
         return [
@@ -287,13 +277,15 @@ class Session:
             process_wide.remember(self._open_store(), f"{name}/{file.path}", digest, file.version)
 
     def checkpoint_at(self, uri: str | None) -> str | None:
-        """The name of this run's checkpoint whose directory is at `uri`; None if that is not one of this run's."""
-        here = self.assignment
-        names = [*(name for name, _ in here.checkpoints), here.checkpoint, self._line.newest]
-        if uri is None or not any(names):
+        """The name of the checkpoint at `uri`; None if that is not in this run's directory."""
+        if uri is None:
             return None
-        store = self._open_store()
-        return next((name for name in names if name is not None and store.sub(name).uri == uri), None)
+        from holdfast.storage.uri import split
+
+        with suppress(HoldfastError):  # it cannot be the name of a checkpoint
+            name = check_name(split(uri)[1])
+            return name if self._open_store().sub(name).uri == uri else None
+        return None
 
     def _open_store(self) -> Store:
         if self._store is None:
@@ -307,20 +299,20 @@ class Session:
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         self._check_process()
-        self._collect("barrier", None)
+        self._collect(CollectiveKind.BARRIER, None)
 
     def broadcast_from_rank_zero(self, data: Any) -> Any:
         """Rank 0's `data`, on every rank; what others pass is ignored."""
         self._check_process()
         mine = plain_data(data, "The data of broadcast_from_rank_zero()", binary=True)
-        return self._collect("broadcast", mine if self.assignment.rank == 0 else None)
+        return self._collect(CollectiveKind.BROADCAST, mine if self.assignment.rank == 0 else None)
 
-    def _collect(self, kind: str, data: Any) -> Any:
+    def _collect(self, kind: CollectiveKind, data: Any) -> Any:
         with self._lock:
-            return self._line.collect(kind, data)
+            return self._agent.collect(kind, data)
 
     def _send(self, message: WorkerMessage) -> None:
-        self._line.send(message)
+        self._agent.send(message)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

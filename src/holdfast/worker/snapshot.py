@@ -2,7 +2,7 @@
 
 The agent gives each worker two buffers (`snapshot_buffer`). A snapshot goes into one that is free while the other may
 still be on its way to storage; when both are, the worker waits. A state that has no room twice uses one of them, and
-one that has no room at all is written to the staging directory as files, which `session` does when `take` says None.
+one that has no room at all is written to the staging directory as files, which `session` does when `copy` returns None.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class _Place:
 class Snapshots:
     """This worker's buffers."""
 
-    def __init__(self, assignment: Assignment, line: AgentConnection) -> None:
+    def __init__(self, assignment: Assignment, agent: AgentConnection) -> None:
         kept = {snapshot.buffer for snapshot in assignment.snapshots}
         self._places = [_Place(path, path in kept) for path in assignment.buffers]
         self._limit_bytes = assignment.snapshot_limit_bytes
-        self._line = line
+        self._agent = agent
         self._said = False
 
-    def take(self, plan: Plan, number: int) -> Snapshot | None:
+    def copy(self, plan: Plan, number: int) -> Snapshot | None:
         """Copy the planned state, for report `number`; waits for room. None if memory has none to give."""
         try:
             usable = self._usable(plan.size_bytes)
             if not usable:
                 return self._none(f"the agent gives each worker {self._limit_bytes >> 20} MiB of memory for that")
-            self._line.wait_until(lambda: len(self._line.pending) < IN_FLIGHT_MAX and any(map(self._is_free, usable)))
+            self._agent.wait_until(lambda: len(self._agent.pending) < IN_FLIGHT_MAX and any(map(self._is_free, usable)))
             place = min(filter(self._is_free, usable), key=self._worth)
             buffer = place.buffer
             buffer.seal = UNSEALED
@@ -90,19 +90,19 @@ class Snapshots:
         first, *others = self._places
         held = [place for place in others if place.buffer.size_bytes]
         if held:
-            self._line.wait_until(lambda: all(map(self._is_free, held)))
+            self._agent.wait_until(lambda: all(map(self._is_free, held)))
             for place in held:
                 place.buffer.release()
         return [first]
 
     def _is_free(self, place: _Place) -> bool:
-        return place.number not in self._line.pending
+        return place.number not in self._agent.pending
 
     def _worth(self, place: _Place) -> int:
         """How bad it were to lose what it holds: a worker that fails next restarts from the newest commit."""
-        if place.keeps and not self._line.committed:
+        if place.keeps and not self._agent.committed:
             return 1
-        return place.number if place.number and place.number == self._line.committed else 0
+        return place.number if place.number and place.number == self._agent.committed else 0
 
     def _none(self, why: str) -> Snapshot | None:
         """Say once why there is no snapshot."""

@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.checkpoint.layout import check_name
 from holdfast.errors import ConfigError, RunError
+from holdfast.wire.messages import CollectiveKind
 from holdfast.worker.import_tracking import ImportTrackingSession
 from holdfast.worker.job import Assignment, Job
 from holdfast.worker.plain_data import plain_metrics
@@ -214,10 +215,10 @@ class RankZeroSession(ImportTrackingSession):
         super().__init__(None, connection, torchrun.place(assignment), filesystem)
         self._torchrun = torchrun
 
-    def _collect(self, kind: str, data: Any) -> Any:
+    def _collect(self, kind: CollectiveKind, data: Any) -> Any:
         with self._lock:
-            if kind == "checkpoint_interval":
-                data = self._line.collect(kind, data)  # only the run knows; the others get its answer
+            if kind is CollectiveKind.CHECKPOINT_INTERVAL:
+                data = self._agent.collect(kind, data)  # only the run knows; the others get its answer
             return self._torchrun.collect(kind, data)
 
 
@@ -256,6 +257,6 @@ class OtherRankSession(Session):
             )
         self.metrics = dict(plain)
 
-    def _collect(self, kind: str, data: Any) -> Any:
+    def _collect(self, kind: CollectiveKind, data: Any) -> Any:
         with self._lock:
             return self._torchrun.collect(kind, data)

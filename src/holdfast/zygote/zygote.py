@@ -91,7 +91,7 @@ class Zygote:
         self._dismissed = False
         self._reading = False
         self._terminated = False
-        self.inheritance = ForkContext([], frozenset())
+        self.fork_context = ForkContext([], frozenset())
 
     def run(self) -> _ForkedWorker:
         """Serve the agent until it goes, which ends this process; or until this process is a newborn worker."""
@@ -198,7 +198,7 @@ class Zygote:
         """What is here stays: find what forked children will need, and keep the collector from touching their pages."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
-        self.inheritance = ForkContext(find_openblas(), frozenset(sys.modules))
+        self.fork_context = ForkContext(find_openblas(), frozenset(sys.modules))
         self._brood.keep_trackers()
         gc.collect()
         gc.freeze()
@@ -414,7 +414,7 @@ def main(control_fd: int, parent_pid: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = Zygote(socket.socket(fileno=control_fd))
     birth = zygote.run()
-    run_worker(birth.loaded, birth.assignment, birth.worker_fds, zygote.inheritance)
+    run_worker(birth.loaded, birth.assignment, birth.worker_fds, zygote.fork_context)
 
 
 if __name__ == "__main__":

@@ -228,6 +228,7 @@ def _die_while_staging(config: dict[str, Any]) -> None:
 
 def _die_after_report(config: dict[str, Any]) -> None:
     """The agents have the files when every rank's `report` is over; what follows is the upload."""
+    from holdfast.wire.messages import CollectiveKind
     from holdfast.worker.session import current
 
     session = current()
@@ -235,7 +236,7 @@ def _die_after_report(config: dict[str, Any]) -> None:
 
     def last(*arguments: Any, **options: Any) -> None:
         real(*arguments, **options)
-        session._line.collect("barrier", None)  # `report` holds the lock that `train.collective` takes
+        session._agent.collect(CollectiveKind.BARRIER, None)  # `report` holds the lock that `train.collective` takes
         os.kill(os.getpid(), signal.SIGKILL)
 
     session._send_report = last  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.agent.buffers import Buffers, limit_from_environment, warm_up
 from holdfast.core.checkpoint_types import MemoryFile, Snapshot
+from holdfast.core.events import Ticket
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.linux.memory import available_bytes
 from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, new_seal
@@ -48,27 +49,27 @@ def test_a_slot_reuses_its_two_buffers(buffers: Buffers) -> None:
 
 def test_a_snapshot_is_found_under_the_name_that_it_was_committed_as(buffers: Buffers) -> None:
     snapshot = _write(buffers.of_slot(0)[0], b"weights")
-    buffers.hold(1, 5, snapshot)
+    buffers.hold(Ticket(1, 5), snapshot)
     assert {path: bytes(view) for path, view in buffers.files(snapshot).items()} == {"model": b"weights"}
     assert buffers.snapshots("checkpoint_000000") == []
-    buffers.settle(1, 5, "checkpoint_000000")
+    buffers.release(Ticket(1, 5), "checkpoint_000000")
     assert buffers.snapshots("checkpoint_000000") == [snapshot]
     assert buffers.snapshots("checkpoint_000001") == buffers.snapshots(None) == []
 
 
 def test_an_abandoned_snapshot_is_not_found(buffers: Buffers) -> None:
     snapshot = _write(buffers.of_slot(0)[0], b"weights")
-    buffers.hold(1, 5, snapshot)
-    buffers.settle(1, 4, "checkpoint_000000")
-    buffers.settle(1, 5, None)
+    buffers.hold(Ticket(1, 5), snapshot)
+    buffers.release(Ticket(1, 4), "checkpoint_000000")
+    buffers.release(Ticket(1, 5), None)
     assert buffers.snapshots("checkpoint_000000") == []
 
 
 def test_a_buffer_being_written_is_not_listed(buffers: Buffers) -> None:
     path = buffers.of_slot(0)[0]
     snapshot = _write(path, b"weights")
-    buffers.hold(1, 5, snapshot)
-    buffers.settle(1, 5, "checkpoint_000000")
+    buffers.hold(Ticket(1, 5), snapshot)
+    buffers.release(Ticket(1, 5), "checkpoint_000000")
     assert buffers.is_intact(snapshot)
     _write(path, b"WEIGHTS and more" * 1000)  # it grew, too
     assert not buffers.is_intact(snapshot)
@@ -78,24 +79,24 @@ def test_a_buffer_being_written_is_not_listed(buffers: Buffers) -> None:
 def test_a_buffer_being_uploaded_is_not_given_to_the_next_worker(buffers: Buffers) -> None:
     old = buffers.of_slot(0)
     snapshot = _write(old[1], b"weights")
-    buffers.hold(1, 5, snapshot)
+    buffers.hold(Ticket(1, 5), snapshot)
     new = buffers.of_slot(0)
     assert new[0] == old[0] and new[1] != old[1]
     assert bytes(buffers.files(snapshot)["model"]) == b"weights"
     view = buffers.files(snapshot)["model"]
-    buffers.settle(1, 5, "checkpoint_000000")
+    buffers.release(Ticket(1, 5), "checkpoint_000000")
     assert not buffers.is_intact(snapshot)
     assert bytes(view) == b"weights"  # an upload that is still reading does no harm to itself
 
 
 def test_invalid_file_tables_are_refused(buffers: Buffers) -> None:
     snapshot = _write(buffers.of_slot(0)[0], b"weights")
-    buffers.hold(1, 1, snapshot)
+    buffers.hold(Ticket(1, 1), snapshot)
     beyond = Snapshot(buffer=snapshot.buffer, seal=snapshot.seal, files=[MemoryFile("model", 0, 1 << 40)])
     with pytest.raises(CheckpointError, match="beyond its buffer"):
         buffers.files(beyond)
     with pytest.raises(CheckpointError, match="no buffer"):
-        buffers.hold(1, 2, Snapshot(buffer="/dev/null", seal=1, files=[]))
+        buffers.hold(Ticket(1, 2), Snapshot(buffer="/dev/null", seal=1, files=[]))
 
 
 def test_the_second_buffer_is_pre_faulted_if_there_is_room(buffers: Buffers) -> None:

@@ -16,20 +16,11 @@ from holdfast import train
 from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawner
 from holdfast.agent.worker_group import WorkerGroup
+from holdfast.core.commands import Place, StartWorkers, StopWorkers
+from holdfast.core.events import AgentJoined, AgentPrepared, RankReported, WorkerExited, WorkerFinished, WorkersStopped
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, serve
-from holdfast.wire.messages import (
-    AgentHello,
-    AgentMessage,
-    Exited,
-    Finished,
-    Prepare,
-    Prepared,
-    Reports,
-    Shutdown,
-    Start,
-    Stop,
-)
+from holdfast.wire.messages import AgentMessage, Prepare, Shutdown
 from holdfast.worker.job import Job
 
 
@@ -56,16 +47,16 @@ def _run_locally(
     async def controller(channel: Channel[AgentMessage]) -> None:
         while (message := await channel.recv()) is not None:
             said.append(message)
-            if isinstance(message, AgentHello):
+            if isinstance(message, AgentJoined):
                 port = message.master_port
                 channel.send_nowait(prepare)
-            elif isinstance(message, Prepared):
+            elif isinstance(message, AgentPrepared):
                 await channel.send(_start(port))
                 if read_after is not None:
                     await asyncio.get_running_loop().run_in_executor(None, read_after.wait, 60)
-            elif isinstance(message, Reports) and stop_at_report:
-                channel.send_nowait(Stop(generation=1))
-            elif isinstance(message, Finished | Exited) or type(message).__name__ == "Stopped":
+            elif isinstance(message, RankReported) and stop_at_report:
+                channel.send_nowait(StopWorkers(generation=1))
+            elif isinstance(message, WorkerFinished | WorkerExited | WorkersStopped):
                 channel.send_nowait(Shutdown())
 
     async def run() -> None:
@@ -94,18 +85,17 @@ def _run_locally(
     return said
 
 
-def _start(port: int) -> Start:
-    return Start(
+def _start(port: int) -> StartWorkers:
+    return StartWorkers(
         generation=1,
-        ranks=[0],
         world_size=1,
-        local_world_size=1,
-        node_rank=0,
+        places=(Place(agent="inline", node_rank=0, ranks=(0,)),),
         node_count=1,
+        checkpoint=None,
+        iteration=0,
+        restart_count=0,
         master_address="127.0.0.1",
         master_port=port,
-        restart_count=0,
-        max_restarts=0,
     )
 
 
@@ -120,8 +110,8 @@ def test_an_inline_worker_restores_the_process_state(tmp_path: Path) -> None:
 
     said = _run_locally(function, tmp_path)
     assert marks == [(True, "0", "work")]
-    assert [message.value for message in said if isinstance(message, Finished)] == ["done"]
-    assert [message.reports[0].metrics for message in said if isinstance(message, Reports)] == [{"loss": 1.0}]
+    assert [message.value for message in said if isinstance(message, WorkerFinished)] == ["done"]
+    assert [message.reports[0].metrics for message in said if isinstance(message, RankReported)] == [{"loss": 1.0}]
     assert (dict(os.environ), Path.cwd()) == (environment, directory)
 
 
@@ -129,8 +119,8 @@ def test_an_error_of_an_inline_worker_is_reported(tmp_path: Path) -> None:
     def function() -> None:
         raise RuntimeError("no")
 
-    (exited,) = [message for message in _run_locally(function, tmp_path) if isinstance(message, Exited)]
-    assert exited.cause == "raised RuntimeError: no"
+    (exited,) = [message for message in _run_locally(function, tmp_path) if isinstance(message, WorkerExited)]
+    assert exited.failure.cause == "raised RuntimeError: no"
 
 
 def test_report_raises_after_an_inline_worker_was_stopped(tmp_path: Path) -> None:
@@ -146,7 +136,7 @@ def test_report_raises_after_an_inline_worker_was_stopped(tmp_path: Path) -> Non
 
     said = _run_locally(function, tmp_path, stop_at_report=True)
     assert raised == ["WireError"]
-    assert not [message for message in said if isinstance(message, Exited | Finished)]
+    assert not [message for message in said if isinstance(message, WorkerExited | WorkerFinished)]
 
 
 def test_report_blocks_while_the_controller_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +155,6 @@ def test_report_blocks_while_the_controller_does_not_read(tmp_path: Path, monkey
         return paused.is_set()
 
     said = _run_locally(function, tmp_path, read_after=paused)
-    steps = [report.number for message in said if isinstance(message, Reports) for report in message.reports]
+    steps = [report.number for message in said if isinstance(message, RankReported) for report in message.reports]
     assert steps == list(range(1, 201))
-    assert [message.value for message in said if isinstance(message, Finished)] == [True]
+    assert [message.value for message in said if isinstance(message, WorkerFinished)] == [True]

@@ -11,18 +11,13 @@ from holdfast.control.agent_link import FUNCTION_PIECE_BYTES
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.publisher import Publisher
 from holdfast.core import events as e
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import Ticket
 from holdfast.wire.channel import Channel, connect, serve
-from holdfast.wire.messages import (
-    PROTOCOL,
-    AgentHello,
-    ControllerMessage,
-    FunctionPiece,
-    Prepare,
-    Settled,
-    Welcome,
-)
+from holdfast.wire.messages import ControllerMessage, FunctionPiece, Prepare
 
 _TOKEN = "correct horse"
+_JOINED = e.AgentJoined(agent="a", host="h", slots=2, address="127.0.0.1", master_port=1)
 _PREPARE = Prepare(
     function=b"",
     storage="/nowhere",
@@ -41,7 +36,7 @@ class _Controller:
     def __init__(self) -> None:
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
-        self.roster = AgentPool(_PREPARE, 1, self.events.append, Publisher([]), lambda kind, data: data)
+        self.roster = AgentPool(_PREPARE, self.events.append, Publisher([]), lambda kind, data: data)
 
     async def serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
@@ -52,10 +47,7 @@ class _Controller:
     async def join(self, address: str) -> Channel[ControllerMessage]:
         """Connect as the agent `a`, and wait until the controller has answered."""
         channel = await connect(address, _TOKEN)
-        channel.send_nowait(
-            AgentHello(protocol=PROTOCOL, agent="a", host="h", address="127.0.0.1", pid=1, slots=2, master_port=1)
-        )
-        assert isinstance(await channel.recv(), Welcome)
+        channel.send_nowait(_JOINED)
         assert isinstance(await channel.recv(), Prepare)
         return channel
 
@@ -74,7 +66,7 @@ def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
 
 
 async def _is_reachable(controller: _Controller, agent: Channel[ControllerMessage]) -> bool:
-    message = Settled(generation=1, number=1, name=None)
+    message = AnnounceCheckpoint(ticket=Ticket(1, 1), name=None)
     controller.roster.send(["a"], message)
     return await agent.recv() == message
 
@@ -129,12 +121,9 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
     prepare = msgspec.structs.replace(_PREPARE, function=function, function_size_bytes=len(function))
 
     async def test(controller: _Controller, address: str) -> None:
-        controller.roster = AgentPool(prepare, 1, controller.events.append, Publisher([]), lambda kind, data: data)
+        controller.roster = AgentPool(prepare, controller.events.append, Publisher([]), lambda kind, data: data)
         channel = await connect(address, _TOKEN)
-        channel.send_nowait(
-            AgentHello(protocol=PROTOCOL, agent="a", host="h", address="127.0.0.1", pid=1, slots=2, master_port=1)
-        )
-        assert isinstance(await channel.recv(), Welcome)
+        channel.send_nowait(_JOINED)
         first = await channel.recv()
         assert isinstance(first, Prepare) and first.function_size_bytes == len(function)
         pieces = [first.function]

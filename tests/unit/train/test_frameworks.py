@@ -80,8 +80,6 @@ def _assignment(rank: int, world_size: int) -> Assignment:
         restart_count=0,
         max_restarts=0,
         checkpoint=None,
-        checkpoints=[],
-        iteration=0,
         storage="",
         experiment="",
         trial_id="",

@@ -12,11 +12,13 @@ import msgspec
 import pytest
 
 from holdfast.core.checkpoint_types import Report
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import RankReported, Ticket, WorkersStopped
 from holdfast.errors import WireError
 from holdfast.wire import auth, channel
 from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.frames import HEADER_BYTES, Splitter, encode
-from holdfast.wire.messages import AgentMessage, Collected, Reports, Settled, Shutdown, Stopped, Welcome
+from holdfast.wire.messages import AgentMessage, Collected, Ping, Shutdown
 from holdfast.wire.tls import make_identity
 
 TOKEN = "correct horse"
@@ -33,7 +35,7 @@ class Door:
         self.got: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
 
     async def __call__(self, agent: Channel[AgentMessage]) -> None:
-        agent.send_nowait(Welcome(protocol=1, run="r", epoch=1))
+        agent.send_nowait(Ping())
         while (message := await agent.recv()) is not None:
             self.got.put_nowait(message)
         self.got.put_nowait(None)
@@ -53,11 +55,11 @@ def test_messages_go_both_ways_and_close_ends_the_channel(with_tls: bool) -> Non
         door = Door()
         server = await serve("127.0.0.1", 0, TOKEN, door, identity)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, identity.fingerprint if identity else None)
-        assert await agent.recv() == Welcome(protocol=1, run="r", epoch=1)
+        assert await agent.recv() == Ping()
         for generation in range(1000):
-            await agent.send(Stopped(generation=generation, master_port=1))
+            await agent.send(WorkersStopped(generation=generation, agent="a", master_port=1))
         for generation in range(1000):
-            assert await door.got.get() == Stopped(generation=generation, master_port=1)
+            assert await door.got.get() == WorkersStopped(generation=generation, agent="a", master_port=1)
         await agent.close()
         assert await door.got.get() is None
         await server.close()
@@ -70,11 +72,11 @@ def test_large_messages_pass_and_a_limit_closes(caplog: pytest.LogCaptureFixture
         door = Door()
         server = await serve("127.0.0.1", 0, TOKEN, door, limit_bytes=3_000_000)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
-        large = Reports(generation=1, rank=0, reports=[Report(number=1, at=0.0, metrics={"x": "y" * 2_000_000})])
+        large = RankReported(generation=1, rank=0, reports=(Report(number=1, at=0.0, metrics={"x": "y" * 2_000_000}),))
         await agent.send(large)
         assert await door.got.get() == large
         await agent.send(
-            Reports(generation=1, rank=0, reports=[Report(number=1, at=0.0, metrics={"x": "y" * 4_000_000})])
+            RankReported(generation=1, rank=0, reports=(Report(number=1, at=0.0, metrics={"x": "y" * 4_000_000}),))
         )
         assert await door.got.get() is None
         await agent.recv()
@@ -164,8 +166,8 @@ def test_garbage_closes_that_connection_and_nothing_else(garbage: bytes, caplog:
         with suppress(ConnectionError):  # a reset is an end too
             assert await reader.read() == b""
         stranger.close()
-        await agent.send(Stopped(generation=7, master_port=1))
-        assert await door.got.get() == Stopped(generation=7, master_port=1)
+        await agent.send(WorkersStopped(generation=7, agent="a", master_port=1))
+        assert await door.got.get() == WorkersStopped(generation=7, agent="a", master_port=1)
         await agent.close()
         await server.close()
 
@@ -260,7 +262,7 @@ def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does
         text = "x" * 100_000
         for number in range(200):
             agent.send_nowait(
-                Reports(generation=1, rank=number, reports=[Report(number=1, at=0.0, metrics={"t": text})])
+                RankReported(generation=1, rank=number, reports=(Report(number=1, at=0.0, metrics={"t": text}),))
             )
         assert agent.backlog_bytes > 10_000_000
         reading.set()
@@ -279,7 +281,7 @@ def test_sending_on_a_closed_channel_is_ignored() -> None:
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
         await agent.close()
         await agent.send(Collected(generation=1, sequence=1))
-        agent.send_nowait(Settled(generation=1, number=1, name=None))
+        agent.send_nowait(AnnounceCheckpoint(ticket=Ticket(1, 1), name=None))
         assert await agent.recv() is None
         await agent.close()
         await server.close()
@@ -320,7 +322,7 @@ def test_loopback_needs_no_tls(host: str) -> None:
     async def test() -> None:
         server = await serve("127.8.9.1" if host == "127.8.9.1" else "127.0.0.1", 0, TOKEN, Door())
         agent = await connect(f"{host}:{server.port}", TOKEN)
-        assert await agent.recv() == Welcome(protocol=1, run="r", epoch=1)
+        assert await agent.recv() == Ping()
         await agent.close()
         await server.close()
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import Ticket
 from holdfast.errors import WireError
 from holdfast.wire import frames
-from holdfast.wire.messages import Collected, Settled, ToWorker
+from holdfast.wire.messages import Collected, ToWorker
 
 _decoder: frames.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
@@ -26,7 +28,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_messages_arrive_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
-    sent = [Settled(generation=1, number=n, name=f"checkpoint_{n}") for n in range(50)]
+    sent = [AnnounceCheckpoint(ticket=Ticket(1, n), name=f"checkpoint_{n}") for n in range(50)]
     for message in sent:
         frames.send(left, message)
     assert [frames.receive(right, _decoder) for _ in sent] == sent

@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import Ticket
 from holdfast.wire import frames
-from holdfast.wire.messages import Collect, Collected, Settled, ToWorker, WorkerMessage, WorkerReport
+from holdfast.wire.messages import Collect, Collected, ToWorker, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
 from holdfast.worker.session import Session
 
@@ -35,8 +37,6 @@ def make_assignment(**changes: Any) -> Assignment:
         "restart_count": 0,
         "max_restarts": 0,
         "checkpoint": None,
-        "checkpoints": [],
-        "iteration": 0,
         "storage": "/nowhere/run",
         "experiment": "run",
         "trial_id": "run",
@@ -51,16 +51,16 @@ def make_assignment(**changes: Any) -> Assignment:
 
 
 class FakeAgent:
-    """`settle_as` is the name that each reported checkpoint is committed under at once; without it nothing settles
+    """`announce_as` is the name that each reported checkpoint is committed under at once; without it nothing announces
     until `settle` is called. Collectives are answered at once with what was sent."""
 
-    def __init__(self, *, settle_as: str | None = None, settles: bool = False, **changes: Any) -> None:
+    def __init__(self, *, announce_as: str | None = None, announces: bool = False, **changes: Any) -> None:
         self.socket, theirs = socket.socketpair()
         self.assignment = make_assignment(**changes)
         self.session = Session(theirs, self.assignment)
         self._theirs = theirs
-        self._settles = settles or settle_as is not None
-        self._settle_as = settle_as
+        self._announces = announces or announce_as is not None
+        self._announce_as = announce_as
         self.heard: queue.Queue[Any] = queue.Queue()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -80,8 +80,8 @@ class FakeAgent:
             if isinstance(message, kind):
                 return message
 
-    def settle(self, number: int, name: str | None) -> None:
-        self.send(Settled(generation=self.assignment.generation, number=number, name=name))
+    def announce(self, number: int, name: str | None) -> None:
+        self.send(AnnounceCheckpoint(ticket=Ticket(self.assignment.generation, number), name=name))
 
     def send(self, message: ToWorker) -> None:
         frames.send(self.socket, message)
@@ -94,8 +94,8 @@ class FakeAgent:
     def _converse(self) -> None:
         decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
         while (message := frames.receive(self.socket, decoder)) is not None:
-            if isinstance(message, WorkerReport) and message.report.checkpoint and self._settles:
-                self.settle(message.report.number, self._settle_as)
+            if isinstance(message, WorkerReport) and message.report.checkpoint and self._announces:
+                self.announce(message.report.number, self._announce_as)
             if isinstance(message, Collect):
                 generation = self.assignment.generation
                 self.send(Collected(generation=generation, sequence=message.sequence, data=message.data))

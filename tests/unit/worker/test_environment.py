@@ -15,7 +15,7 @@ from holdfast.worker.job import Assignment
 
 def _assignment(temp_dir: Path) -> Assignment:
     counts = ("generation", "rank", "local_rank", "node_rank", "world_size", "local_world_size", "node_count")
-    numbers = (*counts, "master_port", "restart_count", "max_restarts", "iteration")
+    numbers = (*counts, "master_port", "restart_count", "max_restarts")
     texts = (
         "error_file",
         "master_address",
@@ -26,7 +26,7 @@ def _assignment(temp_dir: Path) -> Assignment:
         "work_dir",
         "staging_dir",
     )
-    others = {"temp_dir": str(temp_dir), "change_directory": False, "checkpoint": None, "checkpoints": []}
+    others = {"temp_dir": str(temp_dir), "change_directory": False, "checkpoint": None}
     return msgspec.convert(dict.fromkeys(numbers, 0) | dict.fromkeys(texts, "") | others, Assignment)
 
 

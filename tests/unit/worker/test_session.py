@@ -16,11 +16,13 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast import train
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.handle import Checkpoint
-from holdfast.core.checkpoint_types import Report
+from holdfast.core.checkpoint_types import ExistingPart, Report, StagedPart
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import Ticket, WorkerWaited
 from holdfast.errors import CheckpointError, ConfigError, WireError
 from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
-from holdfast.wire.messages import Collect, Collected, Settled, Waiting, WorkerReport
+from holdfast.wire.messages import Collect, Collected, WorkerReport
 from holdfast.worker import session as sessions
 
 
@@ -70,9 +72,9 @@ def test_a_directory_is_staged_before_report_returns(tmp_path: Path) -> None:
         agent.session.report({"loss": 1.0}, checkpoint=checkpoint, checkpoint_dir_name="best")
         (tmp_path / "mine" / "model.pt").write_text("next step")
         message = agent.next()
-    assert message.staged == str(tmp_path / "staging" / "g3-r0-n1")
-    assert Path(message.staged, "model.pt").read_text() == "weights"
-    assert message.existing is None
+    assert message.part.directory == str(tmp_path / "staging" / "g3-r0-n1")
+    assert Path(message.part.directory, "model.pt").read_text() == "weights"
+    assert isinstance(message.part, StagedPart)
     report: Report = message.report
     assert report.checkpoint and report.checkpoint_dir_name == "best" and report.stall_s > 0
 
@@ -83,11 +85,11 @@ def test_the_next_checkpoint_waits_for_the_last_one(tmp_path: Path) -> None:
         agent.session.report({}, checkpoint=checkpoint)
         agent.next()
         second = in_thread(agent.session.report, {}, checkpoint)
-        assert agent.next(Waiting) == Waiting(generation=3, rank=0, waiting=True)
+        assert agent.next(WorkerWaited) == WorkerWaited(generation=3, rank=0, waiting=True)
         assert agent.heard.empty()  # Nothing is staged or reported before the first is settled.
         assert not (tmp_path / "staging" / "g3-r0-n2").exists()
-        agent.settle(1, "checkpoint_000000")
-        assert agent.next(Waiting) == Waiting(generation=3, rank=0, waiting=False)
+        agent.announce(1, "checkpoint_000000")
+        assert agent.next(WorkerWaited) == WorkerWaited(generation=3, rank=0, waiting=False)
         assert agent.next().report.number == 2
         second.join(60)
         assert not second.is_alive()
@@ -103,7 +105,7 @@ def test_metric_reports_never_wait(tmp_path: Path) -> None:
 
 
 def test_report_does_not_wait_if_the_last_checkpoint_is_committed(tmp_path: Path) -> None:
-    with FakeAgent(settle_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
+    with FakeAgent(announce_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
         checkpoint = directory(tmp_path / "mine", model="weights")
         agent.session.report({}, checkpoint=checkpoint)
         agent.session.report({}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
@@ -116,9 +118,9 @@ def test_sync_upload_returns_after_the_commit(tmp_path: Path) -> None:
         checkpoint = directory(tmp_path / "mine", model="weights")
         done = in_thread(agent.session.report, {}, checkpoint, None, CheckpointUploadMode.SYNC)
         agent.next(WorkerReport)
-        assert agent.next(Waiting).waiting
+        assert agent.next(WorkerWaited).waiting
         assert done.is_alive()
-        agent.settle(1, "checkpoint_000000")
+        agent.announce(1, "checkpoint_000000")
         done.join(60)
         assert not done.is_alive()
         assert (tmp_path / "mine").is_dir()
@@ -126,7 +128,7 @@ def test_sync_upload_returns_after_the_commit(tmp_path: Path) -> None:
 
 def test_sync_upload_raises_when_the_checkpoint_was_given_up(tmp_path: Path) -> None:
     with (
-        FakeAgent(settles=True, staging_dir=str(tmp_path / "staging")) as agent,
+        FakeAgent(announces=True, staging_dir=str(tmp_path / "staging")) as agent,
         pytest.raises(CheckpointError, match="report 1 was not committed"),
     ):
         checkpoint = directory(tmp_path / "mine", model="weights")
@@ -147,7 +149,7 @@ def test_sync_upload_raises_when_the_checkpoint_was_given_up(tmp_path: Path) -> 
 def test_delete_local_checkpoint_decides_about_the_directory(
     tmp_path: Path, mode: CheckpointUploadMode | None, delete: bool | None, gone: bool
 ) -> None:
-    with FakeAgent(settle_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
+    with FakeAgent(announce_as="checkpoint_000000", staging_dir=str(tmp_path / "staging")) as agent:
         checkpoint = directory(tmp_path / "mine", model="weights")
         agent.session.report(
             {},
@@ -155,7 +157,7 @@ def test_delete_local_checkpoint_decides_about_the_directory(
             checkpoint_upload_mode=mode,
             delete_local_checkpoint_after_upload=delete,
         )
-        assert Path(agent.next().staged, "model").read_text() == "weights"
+        assert Path(agent.next().part.directory, "model").read_text() == "weights"
     assert (tmp_path / "mine").exists() is not gone
 
 
@@ -165,7 +167,7 @@ def test_no_upload_accepts_only_a_directory_directly_in_the_run(tmp_path: Path) 
         mode = CheckpointUploadMode.NO_UPLOAD
         agent.session.report({}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
         message = agent.next()
-        assert (message.existing, message.staged, message.report.checkpoint) == ("mine", None, True)
+        assert (message.part, message.report.checkpoint) == (ExistingPart("mine"), True)
         elsewhere = directory(tmp_path / "run" / "deeper" / "mine", model="weights")
         with pytest.raises(ConfigError, match="must lie directly in the run's directory"):
             agent.session.report({}, checkpoint=elsewhere, checkpoint_upload_mode=mode)
@@ -178,7 +180,7 @@ def test_a_committed_checkpoint_may_be_reported_again(tmp_path: Path) -> None:
     with FakeAgent(storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "staging")) as agent:
         own = Checkpoint(tmp_path / "run" / manifest.name)
         agent.session.report({}, checkpoint=own, delete_local_checkpoint_after_upload=True)
-        staged = Path(agent.next().staged)
+        staged = Path(agent.next().part.directory)
     assert sorted(path.name for path in staged.iterdir()) == ["model"]
     assert (tmp_path / "run" / manifest.name / "model").exists()
 
@@ -191,9 +193,9 @@ def test_get_checkpoint_returns_the_newest_commit_known_to_this_rank(tmp_path: P
         assert agent.session.get_checkpoint() == agent.session.initial_checkpoint
     with FakeAgent(storage=run, checkpoint="checkpoint_000004") as agent:
         assert agent.session.get_checkpoint() == Checkpoint(f"{run}/checkpoint_000004")
-        agent.send(Settled(generation=2, number=9, name="checkpoint_000009"))  # Another generation's.
-        agent.settle(1, "checkpoint_000005")
-        agent.settle(2, None)
+        agent.send(AnnounceCheckpoint(ticket=Ticket(2, 9), name="checkpoint_000009"))  # Another generation's.
+        agent.announce(1, "checkpoint_000005")
+        agent.announce(2, None)
         assert agent.session.get_checkpoint() == Checkpoint(f"{run}/checkpoint_000005")
 
 
@@ -201,7 +203,7 @@ def test_get_all_reported_checkpoints_includes_metrics(tmp_path: Path) -> None:
     store = open_store(tmp_path / "run")
     directory(tmp_path / "mine", model="weights")
     names = [commit_directory(store, tmp_path / "mine", metrics={"step": step}).name for step in (1, 2)]
-    with FakeAgent(settle_as=names[1], storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "s")) as agent:
+    with FakeAgent(announce_as=names[1], storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "s")) as agent:
         agent.session.report({"step": 2}, checkpoint=Checkpoint(tmp_path / "mine"))
         found = agent.session.get_all_reported_checkpoints()
     assert [(Path(one.checkpoint.path).name, one.metrics) for one in found] == [

@@ -16,11 +16,12 @@ from tests.unit.worker.fake_agent import FakeAgent
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.state.load import load_state
 from holdfast.checkpoint.state.plan import Plan
-from holdfast.core.checkpoint_types import Snapshot
+from holdfast.core.checkpoint_types import Snapshot, StagedPart
+from holdfast.core.events import WorkerWaited
 from holdfast.errors import CheckpointError, ConfigError, NotFound
 from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
-from holdfast.wire.messages import Waiting, WorkerReport
+from holdfast.wire.messages import WorkerReport
 from holdfast.worker.snapshot_buffer import HEADER_BYTES, UNSEALED, SnapshotBuffer, make_memory
 
 ROOMY = 1 << 30
@@ -79,12 +80,12 @@ def test_a_snapshot_is_complete_when_report_returns(buffers: list[str], tmp_path
         agent.session.report({}, Checkpoint.from_state(given), "best")
         given["weights"]["a"][:] = 5
         message = agent.next(WorkerReport)
-    assert message.staged is None and message.existing is None
+    assert isinstance(message.part, Snapshot)
     assert message.report.checkpoint and message.report.checkpoint_dir_name == "best" and message.report.stall_s > 0
-    assert message.snapshot.buffer in buffers
-    memory = SnapshotBuffer.open(message.snapshot.buffer)
-    assert memory.seal == message.snapshot.seal != UNSEALED
-    for file in message.snapshot.files:
+    assert message.part.buffer in buffers
+    memory = SnapshotBuffer.open(message.part.buffer)
+    assert memory.seal == message.part.seal != UNSEALED
+    for file in message.part.files:
         assert file.offset % 4096 == 0
         (tmp_path / file.path).write_bytes(memory.data[file.offset : file.offset + file.size_bytes])
     memory.close()
@@ -95,17 +96,17 @@ def test_a_third_snapshot_waits_while_two_are_uploaded(buffers: list[str]) -> No
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         report(agent, 1)
         report(agent, 2)
-        first, second = agent.next().snapshot, agent.next().snapshot
+        first, second = agent.next().part, agent.next().part
         assert {first.buffer, second.buffer} == set(buffers)
         third = in_thread(report, agent, 3)
-        assert agent.next(Waiting).waiting
+        assert agent.next(WorkerWaited).waiting
         assert seal_of(first.buffer) == first.seal
-        agent.settle(1, "checkpoint_000000")
-        assert not agent.next(Waiting).waiting
+        agent.announce(1, "checkpoint_000000")
+        assert not agent.next(WorkerWaited).waiting
         message = agent.next()
         third.join(60)
         assert not third.is_alive()
-    assert message.snapshot.buffer == first.buffer
+    assert message.part.buffer == first.buffer
     assert seal_of(second.buffer) == second.seal
 
 
@@ -117,23 +118,23 @@ def test_metrics_and_directories_are_reported_beside_snapshots(buffers: list[str
         agent.session.report({"loss": 1.0})
         assert [agent.next().report.number for _ in range(3)] == [1, 2, 3]
         waiting = in_thread(agent.session.report, {}, Checkpoint.from_directory(tmp_path / "mine"))
-        assert agent.next(Waiting).waiting
-        agent.settle(1, None)
-        agent.settle(2, None)
-        assert not agent.next(Waiting).waiting
+        assert agent.next(WorkerWaited).waiting
+        agent.announce(1, None)
+        agent.announce(2, None)
+        assert not agent.next(WorkerWaited).waiting
         waiting.join(60)
-        assert agent.next().staged is not None
+        assert isinstance(agent.next().part, StagedPart)
 
 
 def test_the_newest_commit_is_overwritten_last(buffers: list[str]) -> None:
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         report(agent, 1)
         report(agent, 2)
-        kept, given_up = agent.next().snapshot, agent.next().snapshot
-        agent.settle(1, "checkpoint_000000")
-        agent.settle(2, None)
+        kept, given_up = agent.next().part, agent.next().part
+        agent.announce(1, "checkpoint_000000")
+        agent.announce(2, None)
         report(agent, 3)
-        assert agent.next().snapshot.buffer == given_up.buffer
+        assert agent.next().part.buffer == given_up.buffer
     assert seal_of(kept.buffer) == kept.seal
 
 
@@ -141,19 +142,19 @@ def test_the_checkpoint_resumed_from_is_overwritten_last(buffers: list[str]) -> 
     held = Snapshot(buffer=buffers[0], seal=7, files=[])
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, checkpoint="c", snapshots=[held]) as agent:
         report(agent, 1)
-        assert agent.next().snapshot.buffer == buffers[1]
+        assert agent.next().part.buffer == buffers[1]
 
 
 def test_with_memory_for_one_buffer_there_is_one(buffers: list[str]) -> None:
     size = HEADER_BYTES + Checkpoint.from_state(state(1)).plan().size_bytes  # type: ignore[attr-defined]
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=2 * size - 1) as agent:
         report(agent, 1)
-        first = agent.next().snapshot
+        first = agent.next().part
         second = in_thread(report, agent, 2)
-        assert agent.next(Waiting).waiting
-        agent.settle(1, "checkpoint_000000")
+        assert agent.next(WorkerWaited).waiting
+        agent.announce(1, "checkpoint_000000")
         second.join(60)
-        assert agent.next().snapshot.buffer == first.buffer
+        assert agent.next().part.buffer == first.buffer
     other = next(path for path in buffers if path != first.buffer)
     assert os.stat(other).st_size == 0  # noqa: PTH116
 
@@ -162,9 +163,9 @@ def test_a_state_that_grows_beyond_two_gives_the_second_buffer_back(buffers: lis
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=150_000) as agent:
         for step in (1, 2):
             report(agent, step, count=2000)
-            agent.settle(step, None)
+            agent.announce(step, None)
         report(agent, 3, count=12_000)
-        snapshots = [agent.next().snapshot for _ in range(3)]
+        snapshots = [agent.next().part for _ in range(3)]
     assert snapshots[2].buffer == buffers[0]
     held = [os.stat(path).st_blocks * 512 for path in buffers]  # noqa: PTH116
     assert held[0] > 96_000 and held[1] == 0
@@ -175,11 +176,11 @@ def test_without_memory_for_a_buffer_the_state_is_written_as_files(
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, "holdfast"),
-        FakeAgent(buffers=buffers, snapshot_limit_bytes=4096, staging_dir=str(tmp_path), settle_as="c") as agent,
+        FakeAgent(buffers=buffers, snapshot_limit_bytes=4096, staging_dir=str(tmp_path), announce_as="c") as agent,
     ):
         report(agent, 1)
         report(agent, 2)
-        staged = [Path(agent.next().staged) for _ in range(2)]
+        staged = [Path(agent.next().part.directory) for _ in range(2)]
     assert [path.name for path in staged] == ["g3-r0-n1", "g3-r0-n2"]
     assert step_of(Checkpoint.from_directory(staged[1]).load_state()) == 2
     assert [text for text in caplog.messages if "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in text] == caplog.messages[:1]
@@ -192,7 +193,7 @@ def test_without_access_to_buffers_the_state_is_written_as_files(
         buffers=[str(tmp_path / "absent")] * 2, snapshot_limit_bytes=ROOMY, staging_dir=str(tmp_path)
     ) as agent:
         report(agent, 1)
-        assert agent.next().staged is not None
+        assert isinstance(agent.next().part, StagedPart)
     assert "cannot be had" in caplog.text
 
 
@@ -203,8 +204,8 @@ def test_an_interrupted_copy_is_not_marked_complete(buffers: list[str], monkeypa
 
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         report(agent, 1)
-        agent.settle(1, None)
-        snapshot = agent.next().snapshot
+        agent.announce(1, None)
+        snapshot = agent.next().part
         monkeypatch.setattr(Plan, "write_into", broken)
         with pytest.raises(RuntimeError, match="device"):
             report(agent, 2)
@@ -218,12 +219,12 @@ def test_sync_upload_of_a_snapshot_waits_for_its_commit(buffers: list[str]) -> N
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         report(agent, 1)
         second = in_thread(report, agent, 2, CheckpointUploadMode.SYNC)
-        assert agent.next(Waiting).waiting
-        agent.settle(1, "checkpoint_000000")
-        agent.settle(2, "checkpoint_000001")
+        assert agent.next(WorkerWaited).waiting
+        agent.announce(1, "checkpoint_000000")
+        agent.announce(2, "checkpoint_000001")
         second.join(60)
         assert not second.is_alive()
-    with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, settles=True) as agent:
+    with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, announces=True) as agent:
         with pytest.raises(CheckpointError, match="report 1 was not committed"):
             report(agent, 1, CheckpointUploadMode.SYNC)
         with pytest.raises(ConfigError, match="in memory"):
@@ -233,7 +234,7 @@ def test_sync_upload_of_a_snapshot_waits_for_its_commit(buffers: list[str]) -> N
 def snapshot_of(buffers: list[str], step: int) -> Snapshot:
     with FakeAgent(buffers=buffers[:1], snapshot_limit_bytes=ROOMY) as agent:
         report(agent, step)
-        found: Snapshot = agent.next().snapshot
+        found: Snapshot = agent.next().part
         return found
 
 
