@@ -8,12 +8,13 @@ pinned.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
 from holdfast.core.checkpoint_types import StoredCheckpoint
+from holdfast.core.metrics import find_metric
 from holdfast.errors import ConfigError
 
 __all__ = ["RetentionRule", "ranked", "to_delete"]
@@ -56,18 +57,7 @@ def _merit(checkpoint: StoredCheckpoint, rule: RetentionRule) -> tuple[int, Any]
     """Something that sorts better scores higher, and whatever is not a number below every number."""
     if rule.score_attribute is None:
         return 0, 0
-    score = _find(checkpoint.metrics, rule.score_attribute)
+    score = find_metric(checkpoint.metrics, rule.score_attribute)
     if isinstance(score, bool) or not isinstance(score, Real) or score != score:  # NaN alone differs from itself
         return 0, 0
     return 1, score if rule.score_order == "max" else -score
-
-
-def _find(metrics: Mapping[str, Any], key: str) -> Any:
-    """The value at `a/b`: the literal key first, then the nested one, None where there is neither."""
-    if key in metrics:
-        return metrics[key]
-    for at in (position for position, letter in enumerate(key) if letter == "/"):
-        inner = metrics.get(key[:at])
-        if isinstance(inner, Mapping) and (found := _find(inner, key[at + 1 :])) is not None:
-            return found
-    return None

@@ -8,14 +8,13 @@ record, or has lost it. It is never trusted over the journal: whatever is wrong 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from blake3 import blake3
 
+from holdfast.checkpoint.manifest import has_valid_seal, sealed
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.json_floats import tag_floats, untag_floats
 from holdfast.core.records import CheckpointCommitted, Record
@@ -32,7 +31,6 @@ __all__ = ["Fold", "FoldWriter", "decode_sealed", "encode_sealed", "newest_summa
 _FORMAT = "holdfast.fold/2.0"
 _LEAST_BYTES = 64 * 1024
 _MOST_BYTES = 4 * 1024 * 1024
-_SEAL = re.compile(rb',"self":"([0-9a-f]{64})"\}\n\Z')
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -48,14 +46,12 @@ class Fold(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_sealed(value: Any) -> bytes:
     """One line of JSON that ends in the BLAKE3 of what comes before it, as manifests do."""
-    body = msgspec.json.encode(tag_floats(msgspec.to_builtins(value)))[:-1]
-    return b'%b,"self":"%b"}\n' % (body, blake3(body + b"}").hexdigest().encode())
+    return sealed(msgspec.json.encode(tag_floats(msgspec.to_builtins(value))))
 
 
 def decode_sealed(data: bytes, kind: type[_T]) -> _T | None:
     """None if it is torn, altered, or something else."""
-    sealed = _SEAL.search(data)
-    if sealed is None or blake3(data[: sealed.start()] + b"}").hexdigest().encode() != sealed[1]:
+    if not has_valid_seal(data):
         return None
     try:
         return msgspec.convert(untag_floats(msgspec.json.decode(data)), kind)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.view import RunView
+from holdfast.core.metrics import flatten_metrics
 from holdfast.core.retention import RetentionRule, ranked
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.storage.uri import join
@@ -72,7 +73,7 @@ class Result:
         import pandas
 
         return pandas.DataFrame(
-            [{"training_iteration": row.iteration, "timestamp": row.at, **_flat(row.metrics)} for row in rows]
+            [{"training_iteration": row.iteration, "timestamp": row.at, **flatten_metrics(row.metrics)} for row in rows]
         )
 
     @property
@@ -103,8 +104,8 @@ class Result:
             raise ValueError(f'Unsupported mode: {mode!r}. Please choose from "max" and "min".')
         if not self._view.checkpoints:
             raise RuntimeError("No checkpoint exists in the run directory!")
-        names = sorted({name for one in self._view.checkpoints for name in _flat(one.metrics)})
-        if not any(metric in _flat(one.metrics) or metric in one.metrics for one in self._view.checkpoints):
+        names = sorted({name for one in self._view.checkpoints for name in flatten_metrics(one.metrics)})
+        if not any(metric in flatten_metrics(one.metrics) or metric in one.metrics for one in self._view.checkpoints):
             raise RuntimeError(f"Invalid metric name {metric!r}! You may choose from: {names}.")
         return self._ranked(metric, mode)[-1][0]
 
@@ -136,13 +137,3 @@ class Result:
         if self.error is not None:
             parts.append(f"error={self.error!r}")
         return "Result(\n  " + ",\n  ".join(parts) + "\n)"
-
-
-def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in metrics.items():
-        if isinstance(value, dict) and value:
-            flat.update(_flat(value, f"{prefix}{key}/"))
-        else:
-            flat[prefix + key] = value
-    return flat

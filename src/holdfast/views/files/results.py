@@ -21,13 +21,14 @@ import msgspec
 
 from holdfast.core import records as r
 from holdfast.core.curve import Change, Curve, Row
+from holdfast.core.metrics import flatten_metrics
 from holdfast.errors import Fenced, NotFound, StorageError
 from holdfast.journal.fold import decode_sealed, encode_sealed, newest_summaries
 from holdfast.journal.format import fold_key
 from holdfast.journal.reader import START, JournalReader, Mark
 from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
-from holdfast.views.files.rows import CsvTable, flatten, json_line
+from holdfast.views.files.rows import CsvTable, json_line
 from holdfast.views.files.sinks import MirrorSink, SavedFile, Sink, open_sink
 from holdfast.views.files.small_files import error_text, params_text
 from holdfast.views.files.tfevents import scalars_event, session_event, version_event
@@ -301,7 +302,7 @@ class ResultFiles:
         self._written += len(rows)
 
     def _append(self, sinks: _Sinks, rows: list[Row]) -> None:
-        flats = [flatten(row.metrics) for row in rows]
+        flats = [flatten_metrics(row.metrics) for row in rows]
         new_columns = sum(self._table.widen(flat) for flat in flats)
         if new_columns:
             sinks.progress.rewrite(self._table.widened())

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core.curve import Row
 
-__all__ = ["CsvTable", "flatten", "json_line", "parse_line"]
+__all__ = ["CsvTable", "json_line", "parse_line"]
 
 _encode = msgspec.json.Encoder().encode
 _FIXED = (
@@ -30,22 +30,6 @@ _FIXED = (
 )
 _FIXED_NAMES = frozenset(_FIXED)
 _NEEDS_QUOTES = frozenset(',"')
-
-
-def flatten(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Nested dicts as `a/b` keys; the dict itself where nothing is nested."""
-    for value in metrics.values():
-        if type(value) is dict:
-            break
-    else:
-        return metrics
-    flat: dict[str, Any] = {}
-    for key, value in metrics.items():
-        if type(value) is dict:
-            flat.update((f"{key}/{inner}", item) for inner, item in flatten(value).items())
-        else:
-            flat[key] = value
-    return flat
 
 
 def json_line(row: Row, flat: dict[str, Any]) -> bytes:

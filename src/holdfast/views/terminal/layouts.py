@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.curve import Row
+from holdfast.core.metrics import flatten_metrics
 from holdfast.core.records import GenerationEnded, GenerationStarted, WorkerFailure
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.printable import printable
-from holdfast.views.files.rows import flatten
 from holdfast.views.formatting import (
     brief_duration,
     cell,
@@ -48,7 +48,7 @@ def result(row: Row, began: float, skipped: int, *, fine: bool) -> str:
         ("time_total_s", cell(row.total_s)),
         ("training_iteration", str(row.iteration)),
     ]
-    flat = sorted(flatten(row.metrics).items())
+    flat = sorted(flatten_metrics(row.metrics).items())
     rows += [(trim(printable(key), 40), cell(value)) for key, value in flat[:_METRICS_MAX]]
     if len(flat) > _METRICS_MAX:
         rows.append((f"... {count_text(len(flat) - _METRICS_MAX, 'metric')} more", ""))
