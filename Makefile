@@ -68,11 +68,11 @@ test-hosts: $(VENV)/.dev
 
 ## test-frameworks  real Lightning, Transformers, Accelerate, XGBoost, LightGBM and JAX, in .venv-frameworks
 test-frameworks: $(FRAMEWORKS)/.installed
-	$(FRAMEWORKS)/bin/python -m pytest -m "frameworks and not slow" $(OR_NONE)
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -m "frameworks and not slow" $(OR_NONE)
 
 ## test-ray      our public names against those of an installed ray, in .venv-ray
 test-ray: $(RAY)/.installed
-	$(RAY)/bin/python -m pytest -m "ray and not slow" $(OR_NONE)
+	$(RAY)/bin/python -m pytest tests/compat -m "ray and not slow" $(OR_NONE)
 
 ## test-as-user  the same in a fresh clone, as an ordinary user with a home directory of 60 characters (needs root)
 test-as-user:
