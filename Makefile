@@ -15,7 +15,7 @@ RAY := .venv-ray
 # The tests start thousands of processes: none of them should compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint types imports unit test-slow test-hosts test-frameworks test-ray test-as-user sim \
+.PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-as-user sim \
 	bench-store bench-train bench-checkpoint bench-journal counts clean
 
 help:
@@ -61,6 +61,10 @@ test: lint types imports unit
 ## test-slow     long soaks: thousands of kills, hundreds of drivers
 test-slow: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) -m slow
+
+## test-bench    every benchmark once, in small
+test-bench: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/e2e/test_bench_*.py
 
 ## test-hosts    what needs root: mounts, control groups, other users, network namespaces
 test-hosts: $(VENV)/.dev

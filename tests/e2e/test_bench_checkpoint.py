@@ -8,6 +8,7 @@ import pytest
 from bench import checkpoint
 
 
+@pytest.mark.slow
 def test_every_comparison_is_printed_and_cleaned_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # At this size fixed costs decide, so whether aims are met says nothing.
     size = ["--size", "8MiB", "--rounds", "1", "--loop-seconds", "0.2"]

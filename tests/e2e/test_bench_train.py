@@ -9,6 +9,7 @@ from bench import train as bench_train
 from bench.contenders import OURS
 
 
+@pytest.mark.slow
 def test_a_start_and_a_recovery_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(bench_train, "_SETTLING_S", 0.1)

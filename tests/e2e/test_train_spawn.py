@@ -53,8 +53,8 @@ _SCRIPT = """
             batch, = loader
             assert type(batch) is Batch
             found[context] = batch.values
-        torch.multiprocessing.spawn(in_child, ("spawned",), nprocs=2)
-        found["children"] = [open(f"spawned.{rank}").read() for rank in (0, 1)]
+        torch.multiprocessing.spawn(in_child, ("spawned",), nprocs=1)
+        found["children"] = [open(f"spawned.{rank}").read() for rank in (0,)]
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             found["pool"] = pool.map(doubled, [1, 2])
             found["local"] = pool.apply(lambda: "a lambda")
@@ -87,7 +87,7 @@ def test_spawned_processes_get_what_the_script_defines(place: Place, monkeypatch
     assert json.loads(last) == {
         "spawn": [0, 10, 20],
         "forkserver": [0, 10, 20],
-        "children": ["0", "20"],
+        "children": ["0"],
         "pool": [20, 40],
         "local": "a lambda",
         "module": True,

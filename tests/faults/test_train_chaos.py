@@ -1,4 +1,4 @@
-"""Hundreds of random kills in one run: what comes out is, to the last bit, what an undisturbed run gives."""
+"""Many random kills in one run: the result is bit for bit that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNLIMITED = {"max_failures": -1}
 
 @pytest.fixture(autouse=True)
 def no_patience(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same death again and again is the point here, and nobody shall wait for it; `place` sets a pause."""
+    """No back-off: workers are killed again and again on purpose."""
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0")
 
 
@@ -46,16 +46,16 @@ def _survive(place: Place, kills: int, agents_every: int) -> None:
     assert killer.kills == kills
     check_exact(place, 3 * kills)
     counted = [end for end in ends(place) if end.counted]
-    assert kills / 3 < len(counted) <= kills  # a second kill may hit a generation that is dying already
+    assert kills / 3 < len(counted) <= kills  # a second kill may hit a generation that is ending already
     assert len(starts(place)) == len(counted) + 1
 
 
-def test_hundreds_of_killed_workers(place: Place) -> None:
-    _survive(place, 200, agents_every=0)
+def test_many_killed_workers(place: Place) -> None:
+    _survive(place, 80, agents_every=0)
 
 
 def test_killed_workers_and_agents(place: Place) -> None:
-    _survive(place, 60, agents_every=6)
+    _survive(place, 30, agents_every=6)
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_thousands_of_kills(place: Place) -> None:
 def _survive_drivers(place: Place, drivers: int, seed: int) -> None:
     """Each driver is killed at a random moment, together with whatever it was doing."""
     dice = random.Random(seed)
-    steps = 50 * drivers  # more than they can come to before they are killed
+    steps = 50 * drivers  # more than they can reach before they are killed
     with _killing(place, 10**9, seed=seed, agents_every=25) as killer:
         for _ in range(drivers):
             driver = place.drive(_config(steps, killer), failure=_UNLIMITED)
@@ -83,7 +83,7 @@ def _survive_drivers(place: Place, drivers: int, seed: int) -> None:
 
 
 def test_killed_drivers_workers_and_agents(place: Place) -> None:
-    _survive_drivers(place, 8, seed=1)
+    _survive_drivers(place, 5, seed=1)
 
 
 @pytest.mark.slow
