@@ -1,1 +1,1 @@
-"""Suites that every implementation of a protocol runs, for real."""
+"""Contract suites that every backend runs, against real servers."""

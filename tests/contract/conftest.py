@@ -1,4 +1,4 @@
-"""One server of each kind for all tests of a process: started when a test first asks for it, stopped at the end."""
+"""One server of each kind for all tests of a process: started by the first test that needs it, stopped at the end."""
 
 from __future__ import annotations
 

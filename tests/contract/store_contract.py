@@ -1,4 +1,4 @@
-"""What every store owes, as tests: one class that each backend's test module inherits.
+"""The contract of stores as tests: one class that each backend's test module inherits.
 
     class TestMine(StoreContract):
         supports_exclusive = False          # flags, where the backend differs; see the class

@@ -1,4 +1,4 @@
-"""Object stores against real servers: S3 of both kinds, Azure, Google; and what is said when all is not well."""
+"""Object stores against real servers: S3 with and without put-if-absent, Azure, Google; and their error messages."""
 
 from __future__ import annotations
 

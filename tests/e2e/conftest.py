@@ -1,4 +1,4 @@
-"""The fixture that every test of whole runs asks for."""
+"""The fixture of all tests that run whole training runs."""
 
 from __future__ import annotations
 

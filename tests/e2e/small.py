@@ -1,4 +1,4 @@
-"""What the end-to-end tests of the training API share: a small trainer in a test's own place, and one-number states."""
+"""Helpers of the end-to-end tests: a small trainer on a test's own storage, and checkpoints of one number."""
 
 from __future__ import annotations
 

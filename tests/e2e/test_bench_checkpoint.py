@@ -1,4 +1,4 @@
-"""`make bench-checkpoint` in small: every comparison runs, and nothing is left behind."""
+"""`make bench-checkpoint` with a small state: every comparison runs, and nothing is left behind."""
 
 from __future__ import annotations
 

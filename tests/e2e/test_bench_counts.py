@@ -1,4 +1,4 @@
-"""The counting benchmark reads strace's log as it is, and counts a real run."""
+"""The counting benchmark parses strace's log, and counts a real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench-store` in small: every comparison runs, nothing is left behind, and missed aims are told."""
+"""`make bench-store` with small files: every comparison runs, nothing is left behind, missed aims are reported."""
 
 from __future__ import annotations
 

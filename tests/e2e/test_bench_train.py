@@ -1,4 +1,4 @@
-"""The training benchmark's own machinery, on us alone: a start and a recovery are measured, and nothing is left."""
+"""`make bench-train` without peers: a start and a recovery are measured, and nothing is left behind."""
 
 from __future__ import annotations
 

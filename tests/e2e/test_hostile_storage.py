@@ -1,4 +1,4 @@
-"""Whatever lies in a run's directory, readers answer with data or with one of our errors, never with a traceback."""
+"""Whatever a run's directory contains, readers return data or raise one of our errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Escape sequences in a stranger's files are shown, and never reach the terminal."""
+"""Escape sequences in files of others are printed escaped, and never reach the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints through the training API: names, modes, who wins, and what is kept."""
+"""Checkpoints through the training API: names, upload modes, conflicts between ranks, retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script under odd environments: it comes to the right result, and leaves nothing behind."""
+"""A script in unusual environments gives the right result and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves in storage for people and tools, and that it can be read back from anywhere."""
+"""The files that a run writes for people and tools, and reading them back from anywhere."""
 
 from __future__ import annotations
 

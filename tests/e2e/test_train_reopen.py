@@ -1,4 +1,4 @@
-"""What `fit()` does with a run that is complete: nothing where the script is the same, more where it is not."""
+"""`fit()` on a complete run: it returns at once if the script is the same, and trains on if it changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories that `train.report` must not take: the storage, what holds it, and what the agent works in."""
+"""Directories that `train.report` refuses: the storage, its parents, and the agent's own directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts as people write them: without a guard, in a notebook, with the function in `__main__`, twice in a row."""
+"""Scripts without a main guard, in a notebook, with the function in `__main__`, called twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other users and other processes of the machine can see of a run."""
+"""What other users and processes of the machine can see of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that the training function starts itself: what the script defines reaches them, without a main guard."""
+"""Processes that the training function spawns get what the script defines, without a main guard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real model on two workers: killed on the way, it ends with the very same weights."""
+"""A real model on two workers: with workers killed, the final weights are bit for bit the same."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Real kills: processes that die in the middle of what they do, and what others find afterwards."""
+"""Faults in real processes: kills at every moment, and what other processes find afterwards."""

@@ -1,4 +1,4 @@
-"""The fixture that every test of the training runtime asks for."""
+"""The fixture of all tests of the training runtime."""
 
 from __future__ import annotations
 

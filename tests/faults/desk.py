@@ -1,4 +1,4 @@
-"""A controller small enough for a test: it starts a real agent, gives it orders, and writes down its answers."""
+"""A minimal controller for tests: it starts a real agent, sends it messages, and records the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever is killed, nothing is left: no process, no file, no descriptor."""
+"""Whichever process is killed, no process, file or descriptor is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that stalls under the agent's log files: the agent goes on, workers wait, and not a byte is lost."""
+"""A stalled disk under the agent's log files: the agent continues, workers wait, and no output is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent whose controller changes its mind, or asks whether it is still there."""
+"""Orders of the controller that overlap: stop while preparing, a new generation, a second job, pings."""
 
 from __future__ import annotations
 

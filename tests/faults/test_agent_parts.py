@@ -1,4 +1,4 @@
-"""Parts of checkpoints on their way through an agent: staged by workers, stored on request, gone when settled."""
+"""Parts of checkpoints in an agent: staged by workers, uploaded on request, removed after the commit."""
 
 from __future__ import annotations
 

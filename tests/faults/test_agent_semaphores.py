@@ -1,4 +1,4 @@
-"""Named semaphores of processes that a worker started by spawn or forkserver are gone when their worker is.
+"""Named semaphores of processes that a worker started by spawn or forkserver are unlinked when the worker ends.
 
 multiprocessing gives each worker that uses them a resource tracker, a process that unlinks them when the last
 holder of its pipe has ended.

@@ -1,4 +1,4 @@
-"""A worker's stacks before it is killed as hung: whole, however long the machine keeps it from writing them."""
+"""The stack dump of a hung worker is complete, even if the worker gets no CPU time for a while."""
 
 from __future__ import annotations
 

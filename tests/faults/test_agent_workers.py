@@ -1,4 +1,4 @@
-"""Workers that a real agent forks: how they begin, what they say, and each way in which they can end."""
+"""Workers of a real agent: start, reports, output, and every way in which they can end."""
 
 from __future__ import annotations
 

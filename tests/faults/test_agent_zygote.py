@@ -1,4 +1,4 @@
-"""What the zygote imports, learns, refuses, and hands on to the workers that it forks."""
+"""The zygote: imports, pre-imports for the next generation, fork safety, and what workers inherit."""
 
 from __future__ import annotations
 

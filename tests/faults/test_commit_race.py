@@ -1,6 +1,6 @@
-"""Eight processes commit to one run at once: every commit is whole, indices are unique, nothing is lost.
+"""Eight processes commit to one run at once: every commit is complete, indices are unique, nothing is lost.
 
-Also where the server ignores put-if-absent, and writers have to announce and look.
+Also where the server ignores put-if-absent, so that writers use claims.
 """
 
 from __future__ import annotations

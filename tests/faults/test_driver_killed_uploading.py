@@ -1,4 +1,4 @@
-"""The driver is killed while a checkpoint that `report` accepted is on its way to storage: its agents finish the
+"""The driver is killed while a checkpoint that `report` accepted is being uploaded: its agents finish the
 uploads, the next driver commits the checkpoint, and nothing is left behind."""
 
 from __future__ import annotations

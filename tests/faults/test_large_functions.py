@@ -1,4 +1,4 @@
-"""Functions that capture large objects, and large return values: sent once, refused in one sentence, or left out."""
+"""Functions that capture large objects are sent once or refused; large return values are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory runs out inside a control group: a worker dies for it, never the agent, which holds what was accepted."""
+"""Memory runs out inside a control group: a worker is killed, never the agent, which holds accepted snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent dies, or the process that forks its workers: the run goes on with another. Agents stand in for nodes."""
+"""An agent or its zygote is killed: the run continues with another. Agents stand in for nodes."""
 
 from __future__ import annotations
 

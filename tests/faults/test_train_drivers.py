@@ -1,4 +1,5 @@
-"""The driver dies, or is stopped, or has a rival: nothing of it is left, and the same call goes on."""
+"""The driver is killed, stopped, or meets a second driver: nothing is left behind, and the same call resumes the
+run."""
 
 from __future__ import annotations
 

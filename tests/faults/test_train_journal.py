@@ -1,4 +1,4 @@
-"""Whatever becomes of the journal's files, the run goes on, its result is right, and people are told."""
+"""Damaged or removed journal files: the run continues, its result is right, and a warning is printed."""
 
 from __future__ import annotations
 

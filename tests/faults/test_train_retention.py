@@ -1,4 +1,4 @@
-"""Retention while users, rivals and full disks interfere: no run ends of it, and nothing goes that must stay."""
+"""Retention during user commands, takeovers and full disks: no run fails, and nothing is removed that must stay."""
 
 from __future__ import annotations
 

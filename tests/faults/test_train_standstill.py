@@ -1,4 +1,4 @@
-"""The driver's process, or its disk, stands still for longer than agents may be silent: the same generation goes on."""
+"""The driver's process or disk stalls for longer than the agents' timeout: the same generation continues."""
 
 from __future__ import annotations
 

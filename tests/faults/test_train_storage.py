@@ -1,4 +1,4 @@
-"""Storage that fills up: training goes on while it may, the error is clear, and what was committed is not harmed."""
+"""Full storage: training continues while it can, the error is clear, and committed checkpoints stay intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker dies, in every way and at every moment: the run goes on from the last commit, and its result is exact."""
+"""A worker fails in every way and at every moment: the run resumes from the last commit, and its result is exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be printed of text that others wrote."""
+"""Escaping of text that others wrote."""
 
 from __future__ import annotations
 

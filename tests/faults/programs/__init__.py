@@ -1,1 +1,1 @@
-"""Programs that the training tests run and kill, and what watches over them."""
+"""Programs that the training tests run and kill, and helpers that watch them."""

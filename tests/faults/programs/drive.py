@@ -1,4 +1,4 @@
-"""A driver to be killed: `python -m tests.faults.programs.drive JSON` calls `fit()` on a function of `jobs`.
+"""A driver that tests can kill: `python -m tests.faults.programs.drive JSON` calls `fit()` on a function of `jobs`.
 
 Its standard output is one line of JSON for each record of the run (HOLDFAST_JSON) and a last one for what `fit()` came
 to; `driver` reads them.

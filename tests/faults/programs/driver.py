@@ -1,4 +1,4 @@
-"""A driver in a process of its own, and everything that it has said so far."""
+"""A driver in its own process, and all records that it has printed so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of a run of `jobs.steps`, whatever was done to it: all of it is as if nothing had happened."""
+"""Checks of a run of `jobs.steps`: whatever was killed, its results are those of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills workers and agents of a run at random moments, and remembers how many."""
+"""Kills workers and agents of a run at random moments, and counts the kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who descends from whom, and who is gone: as the kernel tells it."""
+"""Process trees in /proc: parents, children, and waiting for processes to end."""
 
 from __future__ import annotations
 

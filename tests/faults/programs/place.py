@@ -1,4 +1,4 @@
-"""Where a test's runs live, and the check that nothing of them is left when the test is over.
+"""A test's storage and cache, and the check that no process, file, port or memory is left at its end.
 
 Every test of the training runtime asks for the fixture `place`. Its processes are known by the cache directory in their
 environment, which no other test shares.

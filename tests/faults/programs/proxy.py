@@ -1,4 +1,4 @@
-"""A line to a server that can be cut and mended."""
+"""A TCP proxy whose connections a test can cut, hold and restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training function whose checkpoints are states in memory, and deaths at every moment of a snapshot's life.
+"""A training function whose checkpoints are states in memory, with kills at every step of a snapshot.
 
 Each array holds the number of its step in every element, so that a mixture of two snapshots shows. `config["fates"]`
 maps "generation:step" to what happens at that step's report, see `_FATES`; with "agent" in `config`, the agent is

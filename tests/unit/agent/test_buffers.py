@@ -1,4 +1,4 @@
-"""The agent's shared memory: who may use which buffer, what lies in it, and that nothing of it is left."""
+"""The agent's snapshot buffers: which worker may use which, what they hold, and that no memory is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and streams that stall: whoever writes to them does not wait, and everything arrives in order."""
+"""Stalled files and streams: writers do not block, and everything is written in order."""
 
 from __future__ import annotations
 

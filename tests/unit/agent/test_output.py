@@ -1,4 +1,4 @@
-"""Logs: the file is complete, the way to the controller is bounded."""
+"""Worker output: the log file is complete, what is sent to the controller is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that are settled, unreported or abandoned, with the real upload into a real directory."""
+"""Parts that are committed, unreported or abandoned, with real uploads into a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's cache: one download, however many ask; gone when the last leaves; nothing left after a crash."""
+"""The node's cache: one download for all readers, removed after the last one, nothing left after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed, what is void, and what a new controller shuts."""
+"""Which checkpoints are committed, void or damaged, and which drafts a new controller voids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creation once, on storage that refuses nothing: any order of events, writers that crash, claims left behind."""
+"""Creating a key once on storage without put-if-absent: any order of events, crashed writers, stale claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reserve, upload, commit: what is taken, what is copied, what is refused."""
+"""Reserve, upload and commit: names, copies of unchanged files, refusals, lost answers, full disks."""
 
 from __future__ import annotations
 

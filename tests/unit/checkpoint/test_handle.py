@@ -1,4 +1,4 @@
-"""`Checkpoint`, as users hold it."""
+"""The public class `Checkpoint`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest's codec: what goes in comes out, and whatever is altered is noticed."""
+"""The manifest's codec: round trips, and every alteration is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A draft whose controller died is committed from the part records of all its ranks, or shut if anything is missing."""
+"""A draft whose controller died is committed from the part records of all its ranks, or voided if anything is
+missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is alive, who is dead, and who can tell."""
+"""Whether a process is alive, dead or unknown from here."""
 
 from __future__ import annotations
 

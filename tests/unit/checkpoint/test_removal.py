@@ -1,4 +1,4 @@
-"""Removing a checkpoint: only the one that was meant, by whoever may still decide, also where no byte is free."""
+"""Removing a checkpoint: only the one with the right token, only by the lease holder, also on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading back: verified, whole or not at all, and from the newest that is intact."""
+"""Downloading checkpoints: verified, complete or not at all; finding the newest intact one."""
 
 from __future__ import annotations
 

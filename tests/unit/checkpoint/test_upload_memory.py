@@ -1,4 +1,4 @@
-"""Files from memory: what the parent has is neither written nor sent, and everything else is what was there."""
+"""Uploading from memory: files that the parent has are copied in storage, all others are sent unchanged."""
 
 from __future__ import annotations
 

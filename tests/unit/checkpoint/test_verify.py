@@ -1,4 +1,4 @@
-"""Checking everything, repairing only what the dead left, expiring in the right order."""
+"""Verifying a run, repairing only what dead writers left, deleting in the right order."""
 
 from __future__ import annotations
 

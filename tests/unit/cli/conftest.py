@@ -1,4 +1,4 @@
-"""One width and one environment for everything that is compared word for word."""
+"""A fixed width and environment for output that is compared exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast events`: the journal, told for people or handed to programs."""
+"""`holdfast events`: the journal as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands by name: each is where the table says, says of itself what the table says, and is imported only then."""
+"""The table of commands: it matches the commands' own help, and each is imported only when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors become one sentence and a code; `HOLDFAST_DEBUG` shows what is behind the sentence."""
+"""Errors become one sentence and an exit code; `HOLDFAST_DEBUG` shows the traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress line: silent for a second, silent off a terminal, gone at the end, and the place where Ctrl-C stops."""
+"""The progress line: none in the first second or without a terminal, erased at the end; Ctrl-C stops transfers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a URI names: a run, a checkpoint, somebody's copy of one, or nothing."""
+"""What a URI argument names: a run, a checkpoint, a copy of one, or nothing."""
 
 from __future__ import annotations
 

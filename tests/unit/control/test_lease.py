@@ -1,4 +1,4 @@
-"""At most one controller counts: who holds a run is found out, waited for, or fenced off."""
+"""The lease: at most one controller counts; a second one is refused, waits, or fences the first."""
 
 from __future__ import annotations
 

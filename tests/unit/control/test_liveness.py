@@ -1,4 +1,4 @@
-"""Whose silence counts: pings that go unanswered while the event loop runs on time, and no gap of one's own."""
+"""Liveness: unanswered pings count only while the controller's own event loop runs on time."""
 
 from __future__ import annotations
 

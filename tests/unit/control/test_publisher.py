@@ -1,4 +1,4 @@
-"""Observers are told every record once and in order, however slow they are, and none of them fills the memory."""
+"""Observers get every record once and in order, however slow they are, with bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a removal is an event for the core, whatever storage, users and rivals did."""
+"""Every outcome of a removal becomes an event of the core."""
 
 from __future__ import annotations
 

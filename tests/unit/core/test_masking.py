@@ -1,4 +1,4 @@
-"""Secrets in a configuration are masked by name and by look; what training needs to be read stays readable."""
+"""Secrets in a configuration are masked by key and by pattern; ordinary values stay readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention: by example, and against a model that is too simple to be wrong."""
+"""Retention: by example, and compared with a simple model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short ways to make records, and a store that is no directory, for the tests of what people see."""
+"""Helpers that make records, and a store that is no directory, for tests of result files."""
 
 from __future__ import annotations
 

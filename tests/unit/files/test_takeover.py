@@ -1,4 +1,5 @@
-"""Result files over several controllers: each goes on where the last one stopped, and a fenced one harms nothing."""
+"""Result files over several controllers: each continues where the last one stopped, and a fenced one changes
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait statuses in words."""
+"""Descriptions of wait statuses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""States: taken apart, written, read back."""
+"""Tests of states: flattened, written, read back."""

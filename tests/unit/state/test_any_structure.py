@@ -1,4 +1,4 @@
-"""Whatever nested structure there can be: it comes back, planned for the first time or not."""
+"""Any nested structure round-trips, with a new plan or a cached one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way from a device through pinned chunks, with a stand-in for the device: no machine of ours has a real one."""
+"""Copies from a device through pinned chunks, with a stand-in for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Checkpoint.from_state` outside of a run: it can be written and read, and says what it cannot do."""
+"""`Checkpoint.from_state` outside of a run: writing, reading, and clear errors."""
 
 from __future__ import annotations
 

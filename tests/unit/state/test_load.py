@@ -1,4 +1,4 @@
-"""Reading with care: into tensors that are there, and from files that are not what they should be."""
+"""Loading a state: into existing tensors, and from damaged or forged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of memory arrive whole, whatever their number and size, and the copier uses that for what is large."""
+"""Parallel copies are complete for any number and size of blocks, and are used for large tensors."""
 
 from __future__ import annotations
 

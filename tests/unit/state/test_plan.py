@@ -1,4 +1,4 @@
-"""Files and offsets: the same structure gives the same ones, and what did not change keeps its bytes."""
+"""Plans: the same structure gives the same files and offsets, and unchanged tensors keep their bytes."""
 
 from __future__ import annotations
 

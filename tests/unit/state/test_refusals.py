@@ -1,4 +1,4 @@
-"""What cannot be saved is refused where it is, by its path, and never pickled."""
+"""Values that cannot be saved are refused with their path, and never pickled."""
 
 from __future__ import annotations
 

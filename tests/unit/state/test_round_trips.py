@@ -1,4 +1,4 @@
-"""What goes in comes out, to the bit: every dtype and every shape of memory."""
+"""States round-trip bit for bit: every dtype and memory layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format is the library's format, both ways; and no file, however made, gets more out of us than an error."""
+"""Our safetensors files and those of the library are compatible; damaged and forged files give an error."""
 
 from __future__ import annotations
 

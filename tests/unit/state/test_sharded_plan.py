@@ -1,4 +1,4 @@
-"""DTensors: saved by four ranks together, loaded by one, two or three, with torch's own planners in between."""
+"""DTensors saved by four ranks and loaded by one, two or three, with torch's own planners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real optimizers: training that goes on from a state is the training that never stopped, to the bit."""
+"""Real optimizers: training resumed from a state is bit for bit the same as uninterrupted training."""
 
 from __future__ import annotations
 

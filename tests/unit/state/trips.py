@@ -1,4 +1,4 @@
-"""There and back: a state through a directory or through memory, and what makes two of them the same to the bit."""
+"""Round trips of a state through a directory or memory, and a bit-exact comparison."""
 
 from __future__ import annotations
 

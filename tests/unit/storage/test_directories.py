@@ -1,4 +1,4 @@
-"""Directories come, go and come again, whoever removes them."""
+"""Directories are created, pruned and created again, also while other processes remove them."""
 
 from __future__ import annotations
 

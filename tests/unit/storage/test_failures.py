@@ -1,4 +1,4 @@
-"""What the operating system says, in our words."""
+"""Translation of OS errors."""
 
 from __future__ import annotations
 

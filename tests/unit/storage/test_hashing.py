@@ -1,4 +1,4 @@
-"""Digests are of the bytes that went through."""
+"""Digests are of the bytes that were transferred."""
 
 from __future__ import annotations
 

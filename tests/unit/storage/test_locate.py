@@ -1,4 +1,4 @@
-"""What a user may write as a storage path, and what comes of it."""
+"""Storage paths and URIs, and the stores that they open."""
 
 from __future__ import annotations
 

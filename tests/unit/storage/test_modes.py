@@ -1,4 +1,4 @@
-"""Who may read what: private directories, and files that keep the restrictions of their modes."""
+"""Permissions: private directories, and files that keep the restrictions of their modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What object stores' URIs and variables mean."""
+"""URIs and environment variables of object stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a crash finds: nothing half done, and everything that was promised."""
+"""After a crash: no partial files, and everything durable that was reported as stored."""
 
 from __future__ import annotations
 

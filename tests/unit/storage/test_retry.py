@@ -1,4 +1,4 @@
-"""Patience: bounded, growing, random; and never blind where an answer was lost."""
+"""Retries: bounded, with growing random pauses, and never blind after a lost answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes on their way to a disk: from which memory they are written, and by which threads."""
+"""Direct writes to disk: their buffers and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One timezone and one environment for everything that is compared word for word."""
+"""A fixed timezone and environment for output that is compared exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that needs nothing more says so."""
+"""The terminal output of a run that is already complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A terminal that takes nothing, or goes away, holds nothing up."""
+"""A terminal that stalls or closes does not block the run."""
 
 from __future__ import annotations
 

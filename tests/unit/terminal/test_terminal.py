@@ -1,4 +1,4 @@
-"""The terminal word for word: records in, exact text out, at times that are set by hand."""
+"""The terminal view: records in, exact text out, on a fake clock."""
 
 from __future__ import annotations
 

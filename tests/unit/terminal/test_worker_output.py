@@ -1,4 +1,4 @@
-"""Worker output on one terminal: who said it, said once, and nothing that moves the cursor."""
+"""Worker output on the terminal: rank prefixes, folding of equal lines, no cursor movement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a script is the same in every process that runs it, and differs where what it does differs."""
+"""The fingerprint of a script is the same in every process that runs it, and differs if its behaviour may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong setting is one sentence at the user's own line: it names the field and the way out."""
+"""A wrong setting raises one sentence that names the field and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of every configuration does something: it is read, refused, or warned of by its name."""
+"""Every field of every configuration is read, refused, or warned about by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer hands to the controller: defaults filled in, and the function's signature understood."""
+"""The request of a trainer to the controller: defaults, the function's signature, run paths."""
 
 from __future__ import annotations
 

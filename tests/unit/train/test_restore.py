@@ -1,4 +1,4 @@
-"""`can_restore` and `restore`: a run found by its path, as in the first seed's script."""
+"""`can_restore` and `restore`: a run found by its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A result is what the run's directory says, shaped as users of Ray Train expect."""
+"""`Result` is read from the run's directory, with the attributes of Ray Train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process group, the wrapped model and the shared-out loader, with real processes."""
+"""`prepare_model`, `prepare_data_loader` and the process group, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The channel over real sockets: honest peers talk; strangers lose their connection and harm nobody."""
+"""The channel over real sockets: authenticated peers talk; others lose their connection and disturb nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames over a real socket pair: whole messages in, the same messages out, whatever the cuts."""
+"""Frames over a real socket pair: messages arrive unchanged, however the stream is cut."""
 
 from __future__ import annotations
 

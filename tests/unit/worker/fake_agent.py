@@ -1,4 +1,4 @@
-"""The agent's end of a worker's socket pair, in a thread: keeps what it hears, and answers when told to."""
+"""The agent's end of a worker's socket pair, in a thread: records messages, and answers as a test says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zygote and the process that will be the next one never wait for each other, however much there is to import."""
+"""The zygote and its successor never deadlock, however many modules there are to import."""
 
 from __future__ import annotations
 

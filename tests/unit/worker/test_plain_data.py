@@ -1,4 +1,4 @@
-"""What may be reported, and the words about what may not."""
+"""Values that may be reported, and the errors about others."""
 
 from __future__ import annotations
 

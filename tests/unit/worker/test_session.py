@@ -1,4 +1,4 @@
-"""What `train.report` and its companions say to the agent, and when they wait for it."""
+"""The messages of `train.report` and related functions to the agent, and when they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States in the agent's memory: whole when `report` returns, left alone until they are settled, found again later."""
+"""Snapshots in the agent's memory: complete when `report` returns, kept until the commit, loaded after a restart."""
 
 from __future__ import annotations
 

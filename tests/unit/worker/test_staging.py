@@ -1,4 +1,4 @@
-"""A staged directory is the agent's own: whole, apart from the user's, and never a hard link."""
+"""A staged directory is complete, independent of the user's files, and never a hard link."""
 
 from __future__ import annotations
 

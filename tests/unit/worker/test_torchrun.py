@@ -1,4 +1,4 @@
-"""What processes of torchrun say to each other over their store, where it goes wrong."""
+"""Errors between torchrun's processes, which talk over torchrun's store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that start threads at import do not when the zygote imports them."""
+"""Libraries that start threads at import do not start them in the zygote."""
 
 from __future__ import annotations
 
