@@ -54,8 +54,8 @@ def put(directory: Path, uri: str, name: str | None, metrics: tuple[str, ...], a
         print_json(shape)
         return
     unchanged = f", {size_text(reused)} of it unchanged" if reused else ""
-    told = f"{count_text(len(manifest.files), 'file', grouped=True)}, {size_text(manifest.size_bytes)}{unchanged}"
-    print_line(f"Committed {where} ({told}) in {rough_duration(elapsed_s)}.")
+    details = f"{count_text(len(manifest.files), 'file', grouped=True)}, {size_text(manifest.size_bytes)}{unchanged}"
+    print_line(f"Committed {where} ({details}) in {rough_duration(elapsed_s)}.")
 
 
 @click.command(short_help="Fetch a checkpoint into a directory, verified.")
@@ -87,8 +87,8 @@ def get(uri: str, target: Path, force: bool, as_json: bool) -> None:
         }
         print_json(shape)
         return
-    told = f"{count_text(len(manifest.files), 'file', grouped=True)}, {size_text(manifest.size_bytes)}, verified"
-    print_line(f"Fetched {chosen.name} to {target} ({told}) in {rough_duration(elapsed_s)}.")
+    details = f"{count_text(len(manifest.files), 'file', grouped=True)}, {size_text(manifest.size_bytes)}, verified"
+    print_line(f"Fetched {chosen.name} to {target} ({details}) in {rough_duration(elapsed_s)}.")
 
 
 def _metric(text: str) -> tuple[str, Any]:

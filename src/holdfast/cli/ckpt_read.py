@@ -29,7 +29,7 @@ def ls(uri: str, as_json: bool) -> None:
     """List the committed checkpoints of RUN, oldest first.
 
     The newest is marked: it is the one from which training would go on. Unfinished and removed checkpoints are not
-    there to any reader; `holdfast ckpt verify` tells of what crashed writers left.
+    there to any reader; `holdfast ckpt verify` lists what crashed writers left.
     """
     store = find_run(uri)
     committed, damaged = _look(store)
@@ -76,7 +76,7 @@ def show(uri: str, as_json: bool) -> None:
         ]
         print_json({"uri": where, **_details(manifest), "pinned": pinned, "files": files})
         return
-    told = {
+    shown = {
         "checkpoint": where,
         "index": str(manifest.index),
         "created": f"{iso_time(manifest.created_at)} by {manifest.writer}",
@@ -87,7 +87,7 @@ def show(uri: str, as_json: bool) -> None:
         "pinned": "yes" if pinned else "no",
         "size": f"{size_text(manifest.size_bytes)} in {count_text(len(manifest.files), 'file', grouped=True)}",
     }
-    for key, value in told.items():
+    for key, value in shown.items():
         print_line(f"{key + ':':12}{value}")
     if manifest.files:
         print_line()
@@ -153,7 +153,7 @@ def _pinned(store: Store, committed: list[Manifest]) -> set[str]:
 
 
 def _check_exists(store: Store) -> None:
-    """An empty run and a mistyped path both have no checkpoints: tell the second."""
+    """An empty run and a mistyped path both have no checkpoints: raise `NotFound` for the second."""
     there = bool(store.list()) if store.local_root is None else store.local_root.is_dir()
     if not there:
         raise NotFound(f"{store.uri} does not exist, or is empty: check the path.")

@@ -66,10 +66,10 @@ def verify(uri: str, shallow: bool, repair: bool, older_than_s: float, as_json: 
         elapsed_s = meter.elapsed_s
     removed = repair_run(store, report, older_than_s) if repair else []
     if as_json:
-        print_json({"uri": store.uri, "deep": not shallow, **_shape(report), "removed": removed})
+        print_json({"uri": store.uri, "deep": not shallow, **_as_json(report), "removed": removed})
     else:
-        _tell(report, removed, repair)
-        _sum_up(report, meter.done_bytes, elapsed_s, shallow)
+        _print_findings(report, removed, repair)
+        _print_summary(report, meter.done_bytes, elapsed_s, shallow)
     return exit_codes.OK if report.intact else exit_codes.FAILED
 
 
@@ -86,7 +86,7 @@ def _total_bytes(store: Store, name: str | None) -> int:
     return sum(one.size_bytes for one in Catalog(store).committed() if name in (None, one.name))
 
 
-def _shape(report: VerifyReport) -> dict[str, Any]:
+def _as_json(report: VerifyReport) -> dict[str, Any]:
     return {
         "intact": report.intact,
         "ok": [{"name": one.name, "size_bytes": one.size_bytes, "file_count": len(one.files)} for one in report.ok],
@@ -105,7 +105,7 @@ def _shape(report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def _tell(report: VerifyReport, removed: list[str], repair: bool) -> None:
+def _print_findings(report: VerifyReport, removed: list[str], repair: bool) -> None:
     lines: list[tuple[str, str, str]] = []
     for one in report.ok:
         lines.append(
@@ -121,8 +121,8 @@ def _tell(report: VerifyReport, removed: list[str], repair: bool) -> None:
             lines.append(("void", void.name, "shut before it was committed; no reader sees it"))
     lines += [("removed", name, "") for name in removed]
     width = max((len(name) for _, name, _ in lines), default=0)
-    for state, name, told in lines:
-        print_line(f"{state:10}{name:{width}}  {told}".rstrip())
+    for state, name, details in lines:
+        print_line(f"{state:10}{name:{width}}  {details}".rstrip())
 
 
 def _leftover_text(leftover: Leftover, repair: bool) -> str:
@@ -141,7 +141,7 @@ def _leftover_text(leftover: Leftover, repair: bool) -> str:
     return f"{who}; {states[is_dead(owner.writer)]}"
 
 
-def _sum_up(report: VerifyReport, read_bytes: int, elapsed_s: float, shallow: bool) -> None:
+def _print_summary(report: VerifyReport, read_bytes: int, elapsed_s: float, shallow: bool) -> None:
     how = "sizes only" if shallow else f"{size_text(read_bytes)} hashed in {rough_duration(elapsed_s)}"
     parts = [f"{len(report.ok)} ok", f"{len(report.damaged)} damaged"]
     if report.leftovers:

@@ -1,4 +1,4 @@
-"""`holdfast events`: the story of a run, as its journal tells it. Reads only, so it works while the run goes on."""
+"""`holdfast events`: what happened in a run, from its journal. Reads only, so it works while the run goes on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.views.narrative import narrate
 __all__ = ["events"]
 
 
-@click.command(short_help="Tell the story of a run.")
+@click.command(short_help="Show what happened in a run.")
 @click.argument("uri", metavar="RUN")
 @json_option
 def events(uri: str, as_json: bool) -> None:
-    """Tell what happened in RUN: who started it, what failed, from where it went on, what was committed.
+    """Show what happened in RUN: who started it, what failed, from where it went on, what was committed.
 
     What the journal holds that cannot be read is named at the end. --json prints the journal's records themselves,
     each with its `kind` and `at` (seconds since 1970), and what is damaged.
@@ -31,8 +31,8 @@ def events(uri: str, as_json: bool) -> None:
         raise NotFound(f"{store.uri} is no training run (it has no run.json): check the path.") from None
     records = (line.record for _, line in reader.read())
     if as_json:
-        told = [msgspec.to_builtins(record) for record in records]
-        print_json({"uri": store.uri, "records": told, "damage": damage})
+        records_json = [msgspec.to_builtins(record) for record in records]
+        print_json({"uri": store.uri, "records": records_json, "damage": damage})
         return
     for line in narrate(records):
         print_line(line)

@@ -1,7 +1,7 @@
 """The entry point of `holdfast`: runs a command, and turns whatever goes wrong into one sentence and an exit code.
 
-Nothing heavy is imported here, so that importing this module costs nothing; `root` has the commands, `exit_codes` the
-codes. `HOLDFAST_DEBUG=1` shows the traceback behind a sentence.
+Nothing heavy is imported here, so that importing this module costs nothing; `commands` has the commands, `exit_codes`
+the codes. `HOLDFAST_DEBUG=1` shows the traceback behind a sentence.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return exit_codes.INTERRUPTED
         except Exception as error:  # noqa: BLE001  the outermost boundary: a person gets a sentence, not a traceback
-            return _tell(error)
+            return _report(error)
 
 
 def _run(arguments: list[str]) -> int:
     import click
 
-    from holdfast.cli.root import root
+    from holdfast.cli.commands import root
 
     try:
         answer = root.main(arguments, prog_name="holdfast", standalone_mode=False)
@@ -45,13 +45,16 @@ def _run(arguments: list[str]) -> int:
     except click.exceptions.Exit as stop:
         return int(stop.exit_code)
     except click.exceptions.ClickException as error:
-        return _tell_usage(error)
+        return _report_usage(error)
     return answer if isinstance(answer, int) else exit_codes.OK
 
 
-def _tell_usage(error: click.ClickException) -> int:
+def _report_usage(error: click.ClickException) -> int:
     import click
 
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
+        print(error.format_message(), file=sys.stderr)
+        return exit_codes.USAGE
     print(f"error: {printable(error.format_message())}", file=sys.stderr)
     context = getattr(error, "ctx", None)
     if isinstance(context, click.Context):
@@ -59,7 +62,7 @@ def _tell_usage(error: click.ClickException) -> int:
     return exit_codes.USAGE
 
 
-def _tell(error: Exception) -> int:
+def _report(error: Exception) -> int:
     if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
     print(f"error: {printable(exit_codes.sentence(error))}", file=sys.stderr)

@@ -80,10 +80,10 @@ class Meter:
         share = min(1.0, self.done_bytes / self._total_bytes)
         left_s = max(0, self._total_bytes - self.done_bytes) / max(rate, 1e-9)
         amount = f"{size_text(self.done_bytes)} of {size_text(self._total_bytes)}"
-        told = f"{share:4.0%}  {amount}  {size_text(rate)}/s  {rough_duration(left_s)} left"
-        width = min(_BAR_WIDTH, columns - len(self._label) - len(told) - 3)
+        shown = f"{share:4.0%}  {amount}  {size_text(rate)}/s  {rough_duration(left_s)} left"
+        width = min(_BAR_WIDTH, columns - len(self._label) - len(shown) - 3)
         bar = ("█" * round(share * width)).ljust(width, "░") + " " if width >= _LEAST_BAR_WIDTH else ""
-        return f"{self._label}  {bar}{told}"[:columns]
+        return f"{self._label}  {bar}{shown}"[:columns]
 
     def _draw(self) -> None:
         self._visible = True

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class CallbackObserver:
-    """A report without a checkpoint is told at once; one with a checkpoint when that is committed or given up."""
+    """`after_report` comes at once for a report without a checkpoint, otherwise when that is committed or given up."""
 
     def __init__(self, callbacks: Sequence[Any], context: RunContext, store: Store) -> None:
         self._callbacks = callbacks
@@ -51,7 +51,7 @@ class CallbackObserver:
                 return
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
-        """Callbacks are not told of output."""
+        """No hook gets output."""
 
     def flush(self, final: bool = False) -> None:
         """Nothing is buffered."""

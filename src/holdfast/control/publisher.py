@@ -1,8 +1,8 @@
-"""Showing records and worker output to the observers: after they are durable, and off the controller's loop.
+"""Passing records and worker output to the observers: after they are durable, and off the controller's loop.
 
 Each observer has a thread of its own: result files live in storage and may be slow, callbacks are the user's and may do
 anything, and neither must delay a decision, the terminal, or each other. Reports may come faster than files can be
-written: an observer that is far behind is not told from memory any more, but reads the records from the journal.
+written: an observer that is far behind reads the records from the journal instead of a queue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLUSH_RECORDS = 1_000
 _BACKLOG_RECORDS = 2_000
 """So many records may wait in memory for one observer."""
 _TRIES = 5
-"""When the run is over, the journal is asked so often before a view is left as it is."""
+"""When the run is over, the journal is read so often before a view is left as it is."""
 _log = logging.getLogger(__name__)
 
 ReadBack = Callable[[int], Iterable[tuple[int, Record]]]
@@ -34,7 +34,7 @@ ReadBack = Callable[[int], Iterable[tuple[int, Record]]]
 
 
 class Publisher:
-    """`hold` what was decided, `release` it once it is durable."""
+    """`hold` the records of a decision, `release` them once they are durable."""
 
     def __init__(self, observers: Sequence[Observer], read_back: ReadBack | None = None) -> None:
         self._threads = [_ObserverThread(observer, read_back) for observer in observers]
@@ -44,7 +44,7 @@ class Publisher:
         self._held.extend(records)
 
     def forget(self) -> None:
-        """What was held is void."""
+        """Drop what is held: this controller is fenced."""
         self._held.clear()
 
     def release(self) -> None:
@@ -58,7 +58,7 @@ class Publisher:
             one.put_logs(generation, lines)
 
     def close(self) -> None:
-        """Show what is left and wait until it is written."""
+        """Pass on what is left and wait until every observer has written it."""
         self.release()
         for one in self._threads:
             one.put_end()
@@ -72,12 +72,12 @@ class _ObserverThread:
     def __init__(self, observer: Observer, read_back: ReadBack | None) -> None:
         self._observer = observer
         self._read_back = read_back
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._queue: deque[list[Record] | tuple[int, Sequence[LogLine]]] = deque()
         self._waiting = 0
         """How many records are queued."""
-        self._put = self._given = 0
-        """Numbers of the last record that was released, and of the last that the observer was told."""
+        self._put = self._passed = 0
+        """Numbers of the last record that was released, and of the last that the observer got."""
         self._behind = False
         """Records are not queued any more, but read back from the journal when the queue is empty."""
         self._ended = False
@@ -90,24 +90,24 @@ class _ObserverThread:
         self.thread.start()
 
     def put_records(self, records: list[Record]) -> None:
-        with self._news:
+        with self._changed:
             self._put += len(records)
             if self._read_back is not None and self._waiting > _BACKLOG_RECORDS:
                 self._behind = True
             if not self._behind:
                 self._queue.append(records)
                 self._waiting += len(records)
-            self._news.notify()
+            self._changed.notify()
 
     def put_logs(self, generation: int, lines: Sequence[LogLine]) -> None:
-        with self._news:
+        with self._changed:
             self._queue.append((generation, lines))
-            self._news.notify()
+            self._changed.notify()
 
     def put_end(self) -> None:
-        with self._news:
+        with self._changed:
             self._ended = True
-            self._news.notify()
+            self._changed.notify()
 
     def _work(self) -> None:
         try:
@@ -117,56 +117,56 @@ class _ObserverThread:
             self._observer.close()
         except Exception:  # noqa: BLE001  the run outlives its views
             _log.exception("%s failed and is switched off for the rest of this run.", type(self._observer).__name__)
-            with self._news:  # nobody takes anything from here any more
+            with self._changed:  # nothing is read from the queue any more
                 self._queue.clear()
                 self._behind, self._read_back = True, None
 
     def _serve_next(self) -> bool:
-        """Tell the observer what is next; False if nothing ever is."""
-        with self._news:
+        """Pass the next item to the observer; False at the end."""
+        with self._changed:
             if not self._queue and not self._behind and not self._ended:
-                self._news.wait(max(0.0, self._flush_at - time.monotonic()))
-            news = self._queue.popleft() if self._queue else None
-            if isinstance(news, list):
-                self._waiting -= len(news)
-            behind = news is None and self._behind
-            ended = news is None and not behind and self._ended
-        if isinstance(news, list):
-            for record in news:
-                self._tell(record)
-        elif news is not None:
-            self._observer.logs(*news)
+                self._changed.wait(max(0.0, self._flush_at - time.monotonic()))
+            item = self._queue.popleft() if self._queue else None
+            if isinstance(item, list):
+                self._waiting -= len(item)
+            behind = item is None and self._behind
+            ended = item is None and not behind and self._ended
+        if isinstance(item, list):
+            for record in item:
+                self._pass_on(record)
+        elif item is not None:
+            self._observer.logs(*item)
         elif behind:
             self._catch_up()
         self._flush_if_due()
         return not ended
 
     def _catch_up(self) -> None:
-        """Tell what is in the journal; from there on records are queued again once nothing is missing."""
+        """Pass on what is in the journal; once nothing is missing, records are queued again."""
         assert self._read_back is not None
-        with self._news:
+        with self._changed:
             end = self._put
         try:
-            for n, record in self._read_back(self._given):
+            for n, record in self._read_back(self._passed):
                 if n > end:
                     break
-                self._given = n - 1
-                self._tell(record)
+                self._passed = n - 1
+                self._pass_on(record)
                 self._flush_if_due()
         except StorageError as error:
             _log.info("%s cannot read the journal now: %s", type(self._observer).__name__, error)
-            with self._news:
+            with self._changed:
                 self._failures += 1
                 if not self._ended or self._failures < _TRIES:
-                    self._news.wait(_FLUSH_S)
+                    self._changed.wait(_FLUSH_S)
                     return
         self._failures = 0
-        self._given = end  # also where the journal has lost some
-        with self._news:
+        self._passed = end  # also where the journal has lost some
+        with self._changed:
             self._behind = self._put > end
 
-    def _tell(self, record: Record) -> None:
-        self._given += 1
+    def _pass_on(self, record: Record) -> None:
+        self._passed += 1
         self._unflushed += 1
         self._observer.record(record)
 

@@ -33,7 +33,7 @@ from holdfast.errors import Fenced
 from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
-from holdfast.views.terminal.terminal import say_complete
+from holdfast.views.terminal.terminal import print_complete
 
 __all__ = ["run_training"]
 
@@ -46,7 +46,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     is_same = request.resume != "restart" and not changes_of(request, history)
     if isinstance(history.durable.outcome, r.RunFinished) and is_same:
         if request.verbose > 0:
-            say_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
+            print_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)
     lease = acquire(store, takeover=request.takeover)

@@ -1,4 +1,4 @@
-"""A run as its directory tells it: what `Result` and the command line show.
+"""A run as its directory has it: what `Result` shows.
 
 `read_run` folds the journal without writing anything, so it works on read-only storage, on a run that is
 going on, and on one whose controller died.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,18 @@ def test_a_traceback_is_shown_on_request_only(
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
     assert main(["ckpt", "ls", gone]) == 3
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["ckpt"]])
+def test_without_arguments_the_help_is_shown_once(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("Usage: holdfast") and shown.err.count("Usage:") == 1
+    assert "\nCommands:\n" in shown.err
+
+
+def test_python_m_holdfast_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "holdfast", "--version"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert answer.stdout == f"holdfast {__version__}\n"

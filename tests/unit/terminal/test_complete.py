@@ -6,13 +6,13 @@ import io
 
 import pytest
 
-from holdfast.views.terminal.terminal import say_complete
+from holdfast.views.terminal.terminal import print_complete
 
 
 def test_a_complete_run_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    say_complete(stream, "first", "/runs/first", 20)
+    print_complete(stream, "first", "/runs/first", 20)
     assert stream.getvalue() == "Run first is complete already, with 20 iterations and 0 left: /runs/first\n"
     monkeypatch.setenv("HOLDFAST_QUIET", "1")
-    say_complete(stream, "first", "/runs/first", 20)
+    print_complete(stream, "first", "/runs/first", 20)
     assert stream.getvalue().count("\n") == 1

@@ -166,7 +166,7 @@ class ResultFiles:
         change = self._curve.apply(record)
         row = change.row
         if row is None:
-            self._settle(record)
+            self._settle_checkpoint(record)
         if change.kept_rows < self._written + len(self._waiting):
             self._roll_back(sinks, record.at, change)
         if row is not None:
@@ -174,7 +174,7 @@ class ResultFiles:
             if isinstance(record, r.Reported) and record.checkpoint:
                 self._unsettled[row.iteration] = row
 
-    def _settle(self, record: r.Record) -> None:
+    def _settle_checkpoint(self, record: r.Record) -> None:
         if isinstance(record, r.CheckpointCommitted):
             settled = self._unsettled.pop(record.iteration, None)
             if settled is not None:
@@ -242,8 +242,8 @@ class ResultFiles:
                     if row.iteration in unsettled:
                         self._unsettled[row.iteration] = row
                 self._written = self._saved_rows = len(self._curve) - len(self._waiting)
-                told = saved.waiting[0].iteration - 1 if saved.waiting else saved.curve.last.iteration
-                sinks.events.append(session_event(started.at, told + 1))
+                last_shown = saved.waiting[0].iteration - 1 if saved.waiting else saved.curve.last.iteration
+                sinks.events.append(session_event(started.at, last_shown + 1))
                 return True
             return False
         return False

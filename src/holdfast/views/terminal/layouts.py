@@ -1,6 +1,6 @@
 """The blocks that the terminal shows: a result, a death, a recovery, the end. Pure text from records.
 
-`terminal` decides when to show which; `box` draws, `formatting` says.
+`terminal` decides when to show which; `box` draws.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["death", "recovery", "result", "resume_command", "short_traceback", "
 _METRICS_MAX = 40
 _TRACEBACK_LINES = 60
 _STALL_SHARE = 0.02
-"""Of the wall time: more than this is worth a word."""
+"""Of the wall time: more than this gets advice."""
 
 
 def result(row: Row, began: float, skipped: int, *, fine: bool) -> str:
-    """One report: when, and the boxed table of what it said."""
+    """One report: when, and a boxed table of its metrics."""
     head = (
         f"Training finished iteration {row.iteration} at {local_time(row.at)}. "
         f"Total running time: {running_time(row.at - began)}"
@@ -61,7 +61,7 @@ def death(ended: GenerationEnded, hosts: Mapping[int, str]) -> str:
     if not ended.failures:
         return f"The workers stopped {where}: {ended.why}"
     cause = root_cause(ended.failures)
-    text = f"{_who(cause, hosts)} {_did(cause.cause)}, {where}"
+    text = f"{_rank_and_host(cause, hosts)} {_verb_phrase(cause.cause)}, {where}"
     same = [other.rank for other in ended.failures if other is not cause and signature(other) == signature(cause)]
     others = [other.rank for other in ended.failures if other is not cause and other.rank not in same]
     if same:
@@ -86,19 +86,19 @@ def recovery(
     """The workers run again: what died, what that cost."""
     if ended.failures:
         cause = root_cause(ended.failures)
-        what = trim(f"{_who(cause, hosts, first='rank')} {_did(cause.cause)}", 70)
+        what = trim(f"{_rank_and_host(cause, hosts, first='rank')} {_verb_phrase(cause.cause)}", 70)
     else:
         what = trim(printable(ended.why), 70)
     lost = ended.iteration - started.iteration
     if lost <= 0:
-        said = "nothing"
+        lost_text = "nothing"
     else:
         span = f"{ended.iteration}" if lost == 1 else f"{started.iteration + 1} to {ended.iteration}"
-        said = f"{count_text(lost, 'iteration')} ({span})"
+        lost_text = f"{count_text(lost, 'iteration')} ({span})"
     source = f"{started.checkpoint}, iteration {started.iteration}" if started.checkpoint else "the beginning"
     rows = [
         ("what died" if ended.failures else "why", what),
-        ("lost", said),
+        ("lost", lost_text),
         ("goes on from", source),
         ("workers", f"{started.world_size}, generation {started.generation}"),
         ("took", f"{brief_duration(running_at - ended.detected_at)} from detection until all workers ran"),
@@ -165,12 +165,12 @@ def _goodput(run: Summary) -> str:
     return "unknown" if goodput is None else f"{100 * goodput:.1f} %"
 
 
-def _who(failure: WorkerFailure, hosts: Mapping[int, str], first: str = "Rank") -> str:
+def _rank_and_host(failure: WorkerFailure, hosts: Mapping[int, str], first: str = "Rank") -> str:
     host = failure.host or hosts.get(failure.rank, "")
     return f"{first} {failure.rank} on {host}" if host else f"{first} {failure.rank}"
 
 
-def _did(cause: str) -> str:
+def _verb_phrase(cause: str) -> str:
     """The cause as the rest of a sentence."""
-    said = trim(printable(cause), 300)
-    return f"was {said}" if said.startswith("killed") else said
+    text = trim(printable(cause), 300)
+    return f"was {text}" if text.startswith("killed") else text

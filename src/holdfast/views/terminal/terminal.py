@@ -1,4 +1,4 @@
-"""`Terminal`: the observer that tells a person how the run goes, at a pace that can be read.
+"""`Terminal`: the observer that shows the progress of a run, at a rate that a person can read.
 
 Reports that come faster than that are counted and the latest is shown; nothing that needs attention is ever left out.
 HOLDFAST_QUIET=1 leaves warnings and the last line; HOLDFAST_JSON=1 prints every record as a line of JSON instead.
@@ -28,7 +28,7 @@ from holdfast.views.terminal.throttle import Due, Throttle
 from holdfast.views.terminal.worker_output import WorkerOutput
 from holdfast.wire.messages import LogLine
 
-__all__ = ["Terminal", "say_complete"]
+__all__ = ["Terminal", "print_complete"]
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM = "31", "33", "32", "1", "2"
 _encode = msgspec.json.Encoder().encode
@@ -52,9 +52,9 @@ class Terminal:
         json_stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._json = _wanted("HOLDFAST_JSON") if json_lines is None else json_lines
-        self._quiet = _wanted("HOLDFAST_QUIET") if quiet is None else quiet
-        self._outlet = NonblockingStream((json_stream or sys.stdout) if self._json else stream, interactive)
+        self._json = _is_set("HOLDFAST_JSON") if json_lines is None else json_lines
+        self._quiet = _is_set("HOLDFAST_QUIET") if quiet is None else quiet
+        self._stream = NonblockingStream((json_stream or sys.stdout) if self._json else stream, interactive)
         self._name, self._uri, self._total_workers = name, uri, total_workers
         self._command = sys.orig_argv if command is None else command
         self._clock = clock
@@ -62,8 +62,8 @@ class Terminal:
         """The run so far, over all of its controllers."""
         self._hosts_of_agents: dict[str, tuple[str, int]] = {}
         self._hosts: dict[int, str] = {}
-        self._chatter = WorkerOutput(self._outlet, self._hosts, clock)
-        self._pace = Throttle(self._outlet.interactive, clock)
+        self._worker_output = WorkerOutput(self._stream, self._hosts, clock)
+        self._throttle = Throttle(self._stream.interactive, clock)
         self._epoch = 0
         self._restored = False
         """Whether it was shown where this controller's first generation starts from."""
@@ -73,33 +73,33 @@ class Terminal:
 
     def record(self, record: r.Record) -> None:
         if self._json:
-            self._outlet.line(encode_record(record).decode())
+            self._stream.line(encode_record(record).decode())
         else:
             row = self._run.apply(record).row
             if row is None:
                 self._show_record(record)
             elif not self._quiet:
-                self._pace.report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
-            self._show(self._pace.due())
+                self._throttle.report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
+            self._show(self._throttle.due())
         if not self._json or not isinstance(record, r.Reported):
-            self._outlet.drain()
+            self._stream.drain()
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         if self._json:
             for line in lines:
-                told = {"kind": "WorkerOutput", "generation": generation, "rank": line.rank, "stream": line.stream}
-                self._outlet.line(_encode(told | {"text": line.text}).decode())
+                entry = {"kind": "WorkerOutput", "generation": generation, "rank": line.rank, "stream": line.stream}
+                self._stream.line(_encode(entry | {"text": line.text}).decode())
         elif not self._quiet:
-            self._chatter.lines(lines)
-        self._outlet.drain()
+            self._worker_output.lines(lines)
+        self._stream.drain()
 
     def flush(self, final: bool = False) -> None:
-        self._chatter.flush(everything=final)
-        self._show(self._pace.due(everything=final))
-        self._outlet.drain()
+        self._worker_output.flush(everything=final)
+        self._show(self._throttle.due(everything=final))
+        self._stream.drain()
 
     def close(self) -> None:
-        self._outlet.drain(wait=True)
+        self._stream.drain(wait=True)
 
     # ------------------------------------------------------------ one method a kind of record
 
@@ -109,7 +109,7 @@ class Terminal:
                 self._show_start(record)
             case r.RunRestarted():
                 self._restored = True
-                self._say("Training starts over; the checkpoints from before are kept and not restored")
+                self._print("Training starts over; the checkpoints from before are kept and not restored")
             case r.AgentHere():
                 self._hosts_of_agents[record.agent] = (record.host, record.slots)
             case r.AgentGone():
@@ -122,14 +122,14 @@ class Terminal:
                 self._show_failure(record)
             case r.CheckpointCommitted():
                 if not self._quiet:
-                    self._pace.commit(record)
+                    self._throttle.commit(record)
             case r.CheckpointAbandoned():
-                self._pace.settle(record.iteration, None)
+                self._throttle.set_checkpoint(record.iteration, None)
                 self._warn(f"the checkpoint of iteration {record.iteration} was not kept: {record.why}")
             case r.CheckpointDamaged():
                 where = place(self._uri, record.name)
                 text = f"WARNING: the checkpoint {where} is DAMAGED and is no longer used: {printable(record.why)}"
-                self._outlet.line(text, f"{_BOLD};{_RED}")
+                self._stream.line(text, f"{_BOLD};{_RED}")
             case r.RemovalFailed():
                 self._warn(f"{record.name} could not be removed, which is tried again later: {record.why}")
             case r.RanksLagging():
@@ -142,50 +142,52 @@ class Terminal:
         self._epoch = record.epoch
         verb = "started" if record.epoch <= 1 else "continues"
         workers = count_text(self._total_workers, "worker")
-        self._say(f"Run {printable(self._name)} {verb} at {local_time(record.at)} with {workers} in {place(self._uri)}")
+        self._print(
+            f"Run {printable(self._name)} {verb} at {local_time(record.at)} with {workers} in {place(self._uri)}"
+        )
 
     def _show_generation(self, record: r.GenerationStarted) -> None:
         self._started = record
-        self._place_ranks(record)
+        self._find_hosts(record)
         if self._restored:
             return
         self._restored = True
         if record.checkpoint is not None:
             where = place(self._uri, record.checkpoint)
-            self._say(f"Restored from checkpoint: {where} (iteration {record.iteration})")
+            self._print(f"Restored from checkpoint: {where} (iteration {record.iteration})")
         elif self._epoch > 1:
-            self._say("There was no checkpoint to restore: training starts from the beginning")
+            self._print("There was no checkpoint to restore: training starts from the beginning")
 
     def _show_failure(self, record: r.GenerationEnded) -> None:
-        self._chatter.flush(everything=True)  # the next generation's lines are not repetitions of this one's
-        self._show(self._pace.due(everything=True))
+        self._worker_output.flush(everything=True)  # the next generation's lines are not repetitions of this one's
+        self._show(self._throttle.due(everything=True))
         self._ended = self._ended or record
         if not record.counted:
             return
         if self._quiet:
             self._warn(layouts.death(record, self._hosts))
             return
-        self._outlet.line("")
-        self._outlet.line(layouts.death(record, self._hosts), _RED)
+        self._stream.line("")
+        self._stream.line(layouts.death(record, self._hosts), _RED)
         cause = root_cause(record.failures) if record.failures else None
         if cause is None or not (cause.traceback or cause.last_lines):
             return
         kind, times = signature(cause), self._last_error[1] + 1
         if kind == self._last_error[0]:
-            self._outlet.line(f"  (the same error as above, {times} times now)")
+            self._stream.line(f"  (the same error as above, {times} times now)")
         else:
             times = 1
-            self._outlet.line(layouts.short_traceback(cause), _DIM)
+            self._stream.line(layouts.short_traceback(cause), _DIM)
         self._last_error = (kind, times)
 
     def _show_recovery(self, record: r.GenerationRunning) -> None:
         ended, self._ended = self._ended, None
         if ended is not None and self._started is not None:
-            self._say(layouts.recovery(ended, self._started, record.at, self._hosts, fine=self._outlet.fine))
+            self._print(layouts.recovery(ended, self._started, record.at, self._hosts, fine=self._stream.fine))
 
     def _show_end(self, record: r.RunFinished | r.RunFailed | r.RunInterrupted) -> None:
-        self._chatter.flush(everything=True)
-        self._show(self._pace.due(everything=True))
+        self._worker_output.flush(everything=True)
+        self._show(self._throttle.due(everything=True))
         done = f"after {count_text(self._run.iteration, 'iteration')} at {local_time(record.at)}"
         match record:
             case r.RunFinished():
@@ -195,55 +197,55 @@ class Terminal:
             case r.RunInterrupted():
                 status, colour, head = "interrupted", _YELLOW, f"Training was stopped {done} ({printable(record.why)})"
         if self._quiet:
-            self._outlet.line(layouts.summary_line(self._name, self._uri, status, self._run))
+            self._stream.line(layouts.summary_line(self._name, self._uri, status, self._run))
         else:
             total = running_time(record.at - self._started_at)
-            self._outlet.line("")
-            self._outlet.line(head, colour, f". Total running time: {total}")
-            width = shutil.get_terminal_size().columns if self._outlet.interactive else 160
-            self._outlet.line(
-                layouts.summary(self._name, self._uri, status, self._run, width=width, fine=self._outlet.fine)
+            self._stream.line("")
+            self._stream.line(head, colour, f". Total running time: {total}")
+            width = shutil.get_terminal_size().columns if self._stream.interactive else 160
+            self._stream.line(
+                layouts.summary(self._name, self._uri, status, self._run, width=width, fine=self._stream.fine)
             )
         if isinstance(record, r.RunFinished) and record.return_value_error:
-            self._outlet.line(f"Warning: {printable(record.return_value_error)}", _YELLOW)
+            self._stream.line(f"Warning: {printable(record.return_value_error)}", _YELLOW)
         if isinstance(record, r.RunFailed):
-            self._outlet.line(f"Error: {printable(record.error)}", _RED)
+            self._stream.line(f"Error: {printable(record.error)}", _RED)
         if not isinstance(record, r.RunFinished):
-            self._outlet.line(self._way_on())
+            self._stream.line(self._how_to_continue())
 
-    # ------------------------------------------------------------ saying it
+    # ------------------------------------------------------------ printing
 
     def _show(self, due: Due | None) -> None:
         if due is None:
             return
         if due.row is not None:
-            block = layouts.result(due.row, self._started_at, due.rows_skipped, fine=self._outlet.fine)
-            self._outlet.line(f"\n{block}")
+            block = layouts.result(due.row, self._started_at, due.rows_skipped, fine=self._stream.fine)
+            self._stream.line(f"\n{block}")
         if due.commit is not None:
             more = f" (+{due.commits_skipped} not shown)" if due.commits_skipped else ""
             where = place(self._uri, due.commit.name)
-            self._outlet.line(f"Training saved a checkpoint for iteration {due.commit.iteration} at: {where}{more}")
+            self._stream.line(f"Training saved a checkpoint for iteration {due.commit.iteration} at: {where}{more}")
 
     @property
     def _started_at(self) -> float:
         """When the present controller started."""
         return self._run.started.at if self._run.started is not None else 0.0
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._quiet:
-            self._outlet.line(text)
+            self._stream.line(text)
 
     def _warn(self, text: str) -> None:
-        self._outlet.line(f"Warning: {printable(text)}", _YELLOW)
+        self._stream.line(f"Warning: {printable(text)}", _YELLOW)
 
-    def _way_on(self) -> str:
+    def _how_to_continue(self) -> str:
         newest = self._run.newest_checkpoint
         source = f"from {newest}" if newest else "from the beginning"
         command = layouts.resume_command(self._command)
         how = f"run this again:\n  {command}" if command else "call fit() again with the same name and storage path."
         return f"To continue {source}, {how}"
 
-    def _place_ranks(self, record: r.GenerationStarted) -> None:
+    def _find_hosts(self, record: r.GenerationStarted) -> None:
         """Ranks fill the agents in their order, as `core.placement` places them."""
         self._hosts.clear()
         for agent in record.agents:
@@ -253,12 +255,12 @@ class Terminal:
                 self._hosts[rank] = host
 
 
-def say_complete(stream: TextIO, name: str, uri: str, iterations: int) -> None:
-    """The run that was asked for needs nothing more: say so, in one line."""
-    if not (_wanted("HOLDFAST_QUIET") or _wanted("HOLDFAST_JSON")):
+def print_complete(stream: TextIO, name: str, uri: str, iterations: int) -> None:
+    """Print one line: the run that was asked for is complete already."""
+    if not (_is_set("HOLDFAST_QUIET") or _is_set("HOLDFAST_JSON")):
         done = f"Run {name} is complete already, with {iterations} iterations and 0 left: {uri}"
         print(printable(done), file=stream, flush=True)
 
 
-def _wanted(variable: str) -> bool:
+def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")

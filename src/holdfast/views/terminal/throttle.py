@@ -1,7 +1,7 @@
 """How often results and commits are shown: each one while they come slowly, the latest of many when they do not.
 
-A result waits a moment for the name of its checkpoint, so that the table can say it; a commit waits for its result, so
-that it is told after it. `terminal` asks after every record and every second what is due.
+A result waits a moment for the name of its checkpoint, which its table shows; a commit is shown after its result.
+`terminal` asks after every record and every second what is due.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Throttle:
         self._row = row
         self._name_until = self._clock() + _NAME_WAIT_S if waits else float("-inf")
 
-    def settle(self, iteration: int, name: str | None) -> None:
+    def set_checkpoint(self, iteration: int, name: str | None) -> None:
         """The checkpoint of that iteration has this name, or will have none."""
         if self._row is not None and self._row.iteration == iteration:
             self._row.checkpoint = name
             self._name_until = float("-inf")
 
     def commit(self, record: CheckpointCommitted) -> None:
-        self.settle(record.iteration, record.name)
+        self.set_checkpoint(record.iteration, record.name)
         if self._commit is not None:
             self._commit_skipped += 1
         self._commit = record

@@ -1,4 +1,4 @@
-"""What workers print, made fit for one terminal: who said it, said once.
+"""What workers print, for one terminal: each line with its rank, equal lines of several ranks once.
 
 A line that several ranks print is shown for the first of them at once, and for the others as one line with a count, a
 second later. Of a progress bar (carriage returns) only the last state is shown. `terminal` feeds it.
@@ -35,10 +35,10 @@ class _Fold:
 
 
 class WorkerOutput:
-    """Prints to `nonblocking_stream`; `hosts` maps ranks to hosts and is looked at for every line."""
+    """Prints to `stream`; `hosts` maps ranks to hosts and is read for every line."""
 
-    def __init__(self, outlet: NonblockingStream, hosts: Mapping[int, str], clock: Callable[[], float]) -> None:
-        self._outlet = outlet
+    def __init__(self, stream: NonblockingStream, hosts: Mapping[int, str], clock: Callable[[], float]) -> None:
+        self._stream = stream
         self._hosts = hosts
         self._clock = clock
         self._folds: dict[str, _Fold] = {}
@@ -59,7 +59,7 @@ class WorkerOutput:
             self.flush(everything=True)
 
     def flush(self, everything: bool = False) -> None:
-        """Tell what others repeated, once its time is over."""
+        """Print how often other ranks repeated a line, once the time for that is over."""
         now = self._clock()
         for text, fold in list(self._folds.items()):
             if everything or now - fold.since >= _WINDOW_S:
@@ -70,8 +70,8 @@ class WorkerOutput:
     def _print(self, rank: int, text: str) -> None:
         host = self._hosts.get(rank)
         prefix = f"(rank {rank}, {host})" if host else f"(rank {rank})"
-        styled = self._outlet.style(prefix, f"2;{_COLOURS[rank % len(_COLOURS)]}")
-        self._outlet.raw(f"{styled} {text}")
+        styled = self._stream.style(prefix, f"2;{_COLOURS[rank % len(_COLOURS)]}")
+        self._stream.raw(f"{styled} {text}")
 
     def _clean(self, text: str) -> str:
         """One line without anything that moves the cursor; the worker's colours stay where colours are shown."""
@@ -81,7 +81,7 @@ class WorkerOutput:
         if left_out > 0:
             text = f"{text[:_LINE_MAX_CHARS]}... [{left_out} more characters]"
         if "\x1b" in text:
-            keep = self._outlet.colour
+            keep = self._stream.colour
             text = _ESCAPE.sub(lambda found: found[0] if keep and _STYLE.fullmatch(found[0]) else "", text)
             if keep and "\x1b[" in text:
                 text += "\x1b[0m"

@@ -10,9 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from holdfast.cli.lazy import LazyGroup
+from holdfast.cli.commands import LazyGroup, root
 from holdfast.cli.main import main
-from holdfast.cli.root import root
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, click.Command]]:
@@ -56,7 +55,7 @@ def test_an_unknown_command_suggests_a_near_one(
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [
-        (["--help"], "click.testing msgspec holdfast.checkpoint holdfast.cli.ckpt"),
+        (["--help"], "click.testing msgspec holdfast.checkpoint holdfast.cli.ckpt_read"),
         (["ckpt", "ls", "."], "torch numpy pyarrow obstore ray asyncio holdfast.control holdfast.train"),
     ],
 )
