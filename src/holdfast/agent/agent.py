@@ -108,7 +108,7 @@ class Agent:
         self._storage = RunStorage(self._session.path, self._buffers)
         self._spawner = self._make_spawner(self, self._session)
         try:
-            channel = await connect(self._connect_to, self._token, self._tls_fingerprint)
+            channel = await connect(self._connect_to, self._token, self._tls_fingerprint, agent=self._id)
             self._channel = channel
             try:
                 await self._serve(channel)

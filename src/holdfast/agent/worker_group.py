@@ -1,4 +1,4 @@
-"""The workers of one generation on this node, from `StartWorkers` to `WorkersStopped`.
+"""The worker group: the workers of one generation on this node, from `StartWorkers` to `WorkersStopped`.
 
 Reports are gathered for a moment and sent together, at once when a checkpoint is among them. While the group is being
 stopped only reports and failures are passed on, and nothing once `stop` has returned; the parts that its workers

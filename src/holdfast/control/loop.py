@@ -57,12 +57,12 @@ class Listener(Protocol):
     async def close(self) -> None: ...
 
 
-Listen = Callable[[str, OnAgent], Awaitable[Listener]]
-"""From the token that agents must prove, and what is awaited for each of them, to a listener."""
+Listen = Callable[[str, str, OnAgent], Awaitable[Listener]]
+"""From the token that agents must prove, the run's id, and what is awaited for each agent, to a listener."""
 
 
-async def listen_on_loopback(token: str, on_agent: OnAgent) -> Listener:
-    return await serve("127.0.0.1", 0, token, on_agent)
+async def listen_on_loopback(token: str, run: str, on_agent: OnAgent) -> Listener:
+    return await serve("127.0.0.1", 0, token, on_agent, run=run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Controller:
     async def run(self) -> c.RunStatus:
         """Until the core says `EndRun`; returns its status."""
         token = secrets.token_urlsafe(32)
-        server = await self._plan.listen(token, self._agents.serve)
+        server = await self._plan.listen(token, self._plan.run_id, self._agents.serve)
         endpoint = ControllerEndpoint(f"127.0.0.1:{server.port}", token)
         self._engine = self._plan.make_engine(endpoint, self._agent_process_gone)
         self._spawn(self._keep_lease())

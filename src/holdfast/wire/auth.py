@@ -1,8 +1,8 @@
 """Both peers prove that they know the run's token, before either listens to anything else.
 
     server -> client   Challenge(protocol, nonce)
-    client -> server   Proof(protocol, nonce, mac over both nonces)
-    server -> client   Accepted(mac over both nonces) or Rejected(reason)
+    client -> server   Proof(protocol, nonce, agent, mac over both nonces and agent)
+    server -> client   Accepted(run, mac over both nonces and run) or Rejected(reason)
 
 The token itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing;
 the MACs name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's
@@ -51,10 +51,14 @@ class Challenge(_Handshake, frozen=True, kw_only=True):
 class Proof(_Handshake, frozen=True, kw_only=True):
     protocol: int
     nonce: bytes
+    agent: str
+    """The agent's name."""
     mac: bytes
 
 
 class Accepted(_Handshake, frozen=True, kw_only=True):
+    run: str
+    """The run's id."""
     mac: bytes
 
 
@@ -71,32 +75,33 @@ def make_challenge() -> Challenge:
     return Challenge(protocol=PROTOCOL, nonce=secrets.token_bytes(_NONCE_BYTES))
 
 
-def prove(challenge: Challenge, token: str, fingerprint: str) -> Proof:
+def prove(challenge: Challenge, token: str, fingerprint: str, agent: str) -> Proof:
     """The client's answer; `fingerprint` is the certificate that it sees, or "" without TLS."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    return Proof(protocol=PROTOCOL, nonce=nonce, mac=_mac(token, b"client", challenge.nonce, nonce, fingerprint))
+    mac = _mac(token, b"client", challenge.nonce, nonce, fingerprint, agent)
+    return Proof(protocol=PROTOCOL, nonce=nonce, agent=agent, mac=mac)
 
 
-def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str) -> Accepted | Rejected:
+def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str, run: str) -> Accepted | Rejected:
     """The server's verdict. The protocol comes first: it needs no secret, and its reason is the more useful one."""
     if proof.protocol != PROTOCOL:
         return Rejected(
             reason=f"This controller speaks protocol {PROTOCOL} and the agent protocol {proof.protocol}:"
             " install the same version of holdfast on both."
         )
-    expected = _mac(token, b"client", challenge.nonce, proof.nonce, fingerprint)
+    expected = _mac(token, b"client", challenge.nonce, proof.nonce, fingerprint, proof.agent)
     if len(proof.nonce) != _NONCE_BYTES or not hmac.compare_digest(expected, proof.mac):
         return Rejected(reason="The agent's token is not this run's: start it with the token that the run gave out.")
-    return Accepted(mac=_mac(token, b"server", challenge.nonce, proof.nonce, fingerprint))
+    return Accepted(run=run, mac=_mac(token, b"server", challenge.nonce, proof.nonce, fingerprint, run))
 
 
 def check_accepted(challenge: Challenge, proof: Proof, accepted: Accepted, token: str, fingerprint: str) -> bool:
     """Whether the server knows the token too."""
-    expected = _mac(token, b"server", challenge.nonce, proof.nonce, fingerprint)
+    expected = _mac(token, b"server", challenge.nonce, proof.nonce, fingerprint, accepted.run)
     return hmac.compare_digest(expected, accepted.mac)
 
 
-def _mac(token: str, side: bytes, server_nonce: bytes, client_nonce: bytes, fingerprint: str) -> bytes:
-    parts = [b"holdfast", side, server_nonce, client_nonce, fingerprint.encode()]
+def _mac(token: str, side: bytes, server_nonce: bytes, client_nonce: bytes, fingerprint: str, name: str) -> bytes:
+    parts = [b"holdfast", side, server_nonce, client_nonce, fingerprint.encode(), name.encode()]
     text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(token.encode(), text, hashlib.sha256).digest()

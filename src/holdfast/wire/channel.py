@@ -1,11 +1,11 @@
 """One connection between controller and agent, after both proved themselves; and how it comes about at either
 end.
 
-`serve` is the controller's door and `connect` the agent's way in. A `Channel` decodes only the messages of its
-own direction. A peer that sends garbage, too much, or nothing during the handshake loses its connection and is
-logged once; nobody else notices. `frames` cuts the stream, `auth` judges the peer, `tls` hides the talk where
-it leaves the machine: without TLS neither end uses an address that is not loopback, since the training function
-would cross the network in the clear, and could be replaced on its way.
+The controller calls `serve`, the agent `connect`. A `Channel` decodes only the messages of its own direction. A peer
+that sends garbage, too much, another run's message, or nothing during the handshake loses its connection and is
+logged once; nobody else notices. `frames` splits the stream, `auth` authenticates the peer, `envelope` numbers the
+messages, `tls` encrypts them where they leave the machine: without TLS neither end uses an address that is not
+loopback, since the training function would cross the network in the clear, and could be replaced on its way.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import WireError
 from holdfast.printable import printable
 from holdfast.wire import auth
+from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
 from holdfast.wire.tls import Identity, client_context, fingerprint_of, server_context
@@ -38,8 +39,8 @@ _DRAIN_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 _In = TypeVar("_In")
-_agent_messages: Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)
-_controller_messages: Decoder[ControllerMessage] = msgspec.msgpack.Decoder(ControllerMessage)
+_agent_messages: Decoder[Envelope[AgentMessage]] = msgspec.msgpack.Decoder(Envelope[AgentMessage])
+_controller_messages: Decoder[Envelope[ControllerMessage]] = msgspec.msgpack.Decoder(Envelope[ControllerMessage])
 _client_handshake: Decoder[auth.Proof] = msgspec.msgpack.Decoder(auth.Proof)
 _server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Rejected] = msgspec.msgpack.Decoder(
     auth.Challenge | auth.Accepted | auth.Rejected
@@ -50,11 +51,13 @@ class Channel(Generic[_In]):
     """Receives messages of the type `_In`, sends any. Used from one event loop, read by one task."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[_In], limit_bytes: int
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[Any], limit_bytes: int
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._decoder = decoder
+        self._stamp: Stamp | None = None
+        """None during the handshake, whose messages have no envelope."""
         self._splitter = Splitter(limit_bytes)
         self._bodies: deque[bytes] = deque()
         self._unsent: list[bytes] = []
@@ -74,7 +77,8 @@ class Channel(Generic[_In]):
             return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        data = encode(message)
+        enveloped = message if self._stamp is None else self._stamp.wrap(message)
+        data = encode(enveloped, type(message).__name__)
         self._unsent.append(data)
         self._unsent_bytes += len(data)
 
@@ -103,10 +107,15 @@ class Channel(Generic[_In]):
             if not await self._fill():
                 return None
         try:
-            return self._decoder.decode(self._bodies.popleft())
+            found = self._decoder.decode(self._bodies.popleft())
+            message: _In = found if self._stamp is None else self._stamp.unwrap(found)
         except DECODE_ERRORS as error:
             self._give_up(f"It sent a message that is none of those expected ({error}).")
             return None
+        except WireError as error:
+            self._give_up(str(error))
+            return None
+        return message
 
     async def close(self) -> None:
         """Send what is queued, then end the connection. Closing twice is fine."""
@@ -154,9 +163,10 @@ class Channel(Generic[_In]):
             _log.warning("The connection of %s is closed: %s", self.peer, printable(reason))
         self.abort()
 
-    def _upgrade(self, decoder: Decoder[Any], limit_bytes: int) -> None:
-        """The peer proved itself: from here on it may say more, and other things."""
+    def _upgrade(self, decoder: Decoder[Any], stamp: Stamp, limit_bytes: int) -> None:
+        """The peer is authenticated: from here on it may send more, and other messages, in envelopes."""
         self._decoder = decoder
+        self._stamp = stamp
         self._splitter.limit_bytes = limit_bytes
 
 
@@ -167,8 +177,9 @@ OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 class Server:
     """The controller's door: accepts agents until closed."""
 
-    def __init__(self, token: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
+    def __init__(self, token: str, run: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
         self._token = token
+        self._run = run
         self._on_agent = on_agent
         self._fingerprint = tls.fingerprint if tls else ""
         self._limit_bytes = limit_bytes
@@ -201,17 +212,17 @@ class Server:
         await self._listener.start_serving()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._welcome(reader, writer))
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A task that was cancelled before its first step closes nothing itself.
         task.add_done_callback(lambda _: writer.transport.abort())
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = Channel[Any](reader, writer, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                if not await self._judge(channel):
+                if not await self._authenticate(channel):
                     return
             await self._on_agent(channel)
         except TimeoutError:
@@ -219,19 +230,19 @@ class Server:
         finally:
             await channel.close()
 
-    async def _judge(self, channel: Channel[Any]) -> bool:
+    async def _authenticate(self, channel: Channel[Any]) -> bool:
         challenge = auth.make_challenge()
         channel.send_nowait(challenge)
         proof = await channel.recv()
         if proof is None:
             return False
-        verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint)
+        verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint, self._run)
         if isinstance(verdict, auth.Rejected):
             _log.warning("The agent at %s is refused: %s", channel.peer, verdict.reason)
             await channel.send(verdict)
             return False
-        channel._upgrade(_agent_messages, self._limit_bytes)
         await channel.send(verdict)
+        channel._upgrade(_agent_messages, Stamp(self._run, proof.agent), self._limit_bytes)
         return True
 
 
@@ -242,17 +253,21 @@ async def serve(
     on_agent: OnAgent,
     tls: Identity | None = None,
     limit_bytes: int = MAX_FRAME_BYTES,
+    *,
+    run: str,
 ) -> Server:
-    """Listen for agents; `on_agent` is awaited for each that proved itself, and its connection ends with it."""
-    server = Server(token, on_agent, tls, limit_bytes)
+    """Listen for the agents of the run with the id `run`; `on_agent` is awaited for each that is authenticated, and its
+    connection ends with it."""
+    server = Server(token, run, on_agent, tls, limit_bytes)
     await server._listen(host, port, server_context(tls) if tls else None)
     return server
 
 
 async def connect(
-    address: str, token: str, tls_fingerprint: str | None = None, limit_bytes: int = MAX_FRAME_BYTES
+    address: str, token: str, tls_fingerprint: str | None = None, limit_bytes: int = MAX_FRAME_BYTES, *, agent: str
 ) -> Channel[ControllerMessage]:
-    """Dial a controller at `host:port`. Raises `WireError` with the one sentence that says why not."""
+    """Connect to a controller at `host:port` as the agent of this name, and learn from it which run it drives. Raises
+    `WireError` with the one sentence that says why not."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise WireError(f"The controller's address {address!r} is not of the form host:port.")
@@ -263,7 +278,7 @@ async def connect(
             channel = Channel[Any](reader, writer, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
             try:
                 _check_fingerprint(writer, tls_fingerprint)
-                await _introduce(channel, token, tls_fingerprint or "")
+                run = await _introduce(channel, token, tls_fingerprint or "", agent)
             except BaseException:
                 channel.abort()
                 raise
@@ -271,7 +286,7 @@ async def connect(
         raise WireError(f"The controller at {address} did not answer within {HANDSHAKE_TIMEOUT_S:g} s.") from None
     except (OSError, ssl.SSLError) as error:
         raise WireError(f"The controller at {address} cannot be reached: {error}.") from error
-    channel._upgrade(_controller_messages, limit_bytes)
+    channel._upgrade(_controller_messages, Stamp(run, agent), limit_bytes)
     return channel
 
 
@@ -322,11 +337,12 @@ def _check_fingerprint(writer: asyncio.StreamWriter, expected: str | None) -> No
         )
 
 
-async def _introduce(channel: Channel[Any], token: str, fingerprint: str) -> None:
+async def _introduce(channel: Channel[Any], token: str, fingerprint: str, agent: str) -> str:
+    """Authenticate both ends; gives the run's id."""
     challenge = await channel.recv()
     if not isinstance(challenge, auth.Challenge):
         raise WireError("The controller hung up before the handshake: it may want TLS, or be no controller at all.")
-    proof = auth.prove(challenge, token, fingerprint)
+    proof = auth.prove(challenge, token, fingerprint, agent)
     await channel.send(proof)
     answer = await channel.recv()
     if isinstance(answer, auth.Rejected):
@@ -335,3 +351,4 @@ async def _introduce(channel: Channel[Any], token: str, fingerprint: str) -> Non
         raise WireError(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
     if not auth.check_accepted(challenge, proof, answer, token, fingerprint):
         raise WireError("The controller does not know this agent's token: it is not the run that was meant.")
+    return answer.run

@@ -36,15 +36,15 @@ class Decoder(Protocol[_M_co]):
     def decode(self, buf: Any, /) -> _M_co: ...
 
 
-def encode(message: Any) -> bytes:
-    """The whole frame of one message, header included."""
+def encode(message: Any, name: str | None = None) -> bytes:
+    """The whole frame of one message, header included; `name` is its name in the error if it is too large."""
     buffer = bytearray(HEADER_BYTES)
     _encoder.encode_into(message, buffer, HEADER_BYTES)
     size_bytes = len(buffer) - HEADER_BYTES
     if size_bytes > MAX_FRAME_BYTES:
         raise WireError(
-            f"A {type(message).__name__} of {size_bytes} bytes is more than the {MAX_FRAME_BYTES} that are allowed:"
-            " put large data into a checkpoint or into storage, not into metrics or a configuration."
+            f"A {name or type(message).__name__} of {size_bytes} bytes is more than the {MAX_FRAME_BYTES} that are"
+            " allowed: put large data into a checkpoint or into storage, not into metrics or a configuration."
         )
     _LENGTH.pack_into(buffer, 0, size_bytes)
     return bytes(buffer)

@@ -46,7 +46,7 @@ class _Controller:
 
     async def join(self, address: str) -> Channel[ControllerMessage]:
         """Connect as the agent `a`, and wait until the controller has answered."""
-        channel = await connect(address, _TOKEN)
+        channel = await connect(address, _TOKEN, agent="a")
         channel.send_nowait(_JOINED)
         assert isinstance(await channel.recv(), Prepare)
         return channel
@@ -55,7 +55,7 @@ class _Controller:
 def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
     async def bounded() -> None:
         controller = _Controller()
-        server = await serve("127.0.0.1", 0, _TOKEN, controller.serve)  # type: ignore[arg-type]
+        server = await serve("127.0.0.1", 0, _TOKEN, controller.serve, run="run-1")  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(60):
                 await test(controller, f"127.0.0.1:{server.port}")
@@ -122,7 +122,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
 
     async def test(controller: _Controller, address: str) -> None:
         controller.roster = AgentPool(prepare, controller.events.append, Publisher([]), lambda kind, data: data)
-        channel = await connect(address, _TOKEN)
+        channel = await connect(address, _TOKEN, agent="a")
         channel.send_nowait(_JOINED)
         first = await channel.recv()
         assert isinstance(first, Prepare) and first.function_size_bytes == len(function)

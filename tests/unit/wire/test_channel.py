@@ -17,8 +17,9 @@ from holdfast.core.events import RankReported, Ticket, WorkersStopped
 from holdfast.errors import WireError
 from holdfast.wire import auth, channel
 from holdfast.wire.channel import Channel, connect, serve
+from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import HEADER_BYTES, Splitter, encode
-from holdfast.wire.messages import AgentMessage, Collected, Ping, Shutdown
+from holdfast.wire.messages import AgentMessage, Collected, Ping, Pong, Shutdown
 from holdfast.wire.tls import make_identity
 
 TOKEN = "correct horse"
@@ -53,8 +54,8 @@ def test_messages_go_both_ways_and_close_ends_the_channel(with_tls: bool) -> Non
     async def test() -> None:
         identity = make_identity() if with_tls else None
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door, identity)
-        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, identity.fingerprint if identity else None)
+        server = await serve("127.0.0.1", 0, TOKEN, door, identity, run="run-1")
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, identity.fingerprint if identity else None, agent="a")
         assert await agent.recv() == Ping()
         for generation in range(1000):
             await agent.send(WorkersStopped(generation=generation, agent="a", master_port=1))
@@ -70,8 +71,8 @@ def test_messages_go_both_ways_and_close_ends_the_channel(with_tls: bool) -> Non
 def test_large_messages_pass_and_a_limit_closes(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door, limit_bytes=3_000_000)
-        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        server = await serve("127.0.0.1", 0, TOKEN, door, limit_bytes=3_000_000, run="run-1")
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         large = RankReported(generation=1, rank=0, reports=(Report(number=1, at=0.0, metrics={"x": "y" * 2_000_000}),))
         await agent.send(large)
         assert await door.got.get() == large
@@ -87,11 +88,39 @@ def test_large_messages_pass_and_a_limit_closes(caplog: pytest.LogCaptureFixture
     assert [r.message for r in caplog.records if "at most 3000000" in r.message]
 
 
+@pytest.mark.parametrize(
+    ("run_id", "name", "sequence", "why"),
+    [
+        ("run-1", "a", 2, "message 2 where message 1 comes next"),
+        ("run-1", "a", 0, "message 0 where message 1 comes next"),
+        ("run-2", "a", 1, "run 'run-2' and agent 'a' on the connection of run 'run-1'"),
+        ("run-1", "b", 1, "run 'run-1' and agent 'b' on the connection of run 'run-1' and agent 'a'"),
+    ],
+)
+def test_a_lost_repeated_or_foreign_message_closes_the_connection(
+    run_id: str, name: str, sequence: int, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        door = Door()
+        server = await serve("127.0.0.1", 0, TOKEN, door, run="run-1")
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
+        assert await agent.recv() == Ping()
+        monkeypatch.setattr(Stamp, "wrap", lambda _, message: Envelope(run_id, name, sequence, message))
+        await agent.send(Pong())
+        assert await door.got.get() is None
+        assert await agent.recv() is None
+        await agent.close()
+        await server.close()
+
+    run(test)
+    assert [record.message for record in caplog.records if why in record.message]
+
+
 def test_a_wrong_token_is_refused_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
         with pytest.raises(WireError, match="token is not this run's"):
-            await connect(f"127.0.0.1:{server.port}", "wrong")
+            await connect(f"127.0.0.1:{server.port}", "wrong", agent="a")
         await server.close()
 
     run(test)
@@ -100,11 +129,11 @@ def test_a_wrong_token_is_refused_in_one_sentence(caplog: pytest.LogCaptureFixtu
 
 def test_another_protocol_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
         honest = auth.prove
         monkeypatch.setattr(auth, "prove", lambda *a: msgspec.structs.replace(honest(*a), protocol=99))
         with pytest.raises(WireError, match="protocol 1 and the agent protocol 99"):
-            await connect(f"127.0.0.1:{server.port}", TOKEN)
+            await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         await server.close()
 
     run(test)
@@ -114,7 +143,7 @@ def test_a_controller_without_the_token_is_rejected() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode(auth.make_challenge()))
         await reader.readexactly(HEADER_BYTES)
-        writer.write(encode(auth.Accepted(mac=b"x" * 32)))
+        writer.write(encode(auth.Accepted(run="run-1", mac=b"x" * 32)))
         await writer.drain()
         writer.close()
 
@@ -122,7 +151,7 @@ def test_a_controller_without_the_token_is_rejected() -> None:
         listener = await asyncio.start_server(impostor, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         with pytest.raises(WireError, match="does not know this agent's token"):
-            await connect(f"127.0.0.1:{port}", TOKEN)
+            await connect(f"127.0.0.1:{port}", TOKEN, agent="a")
         listener.close()
 
     run(test)
@@ -130,9 +159,9 @@ def test_a_controller_without_the_token_is_rejected() -> None:
 
 def test_a_replayed_proof_is_refused() -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
         _, first, challenge = await raw_challenge(server.port)
-        recorded = encode(auth.prove(challenge, TOKEN, ""))
+        recorded = encode(auth.prove(challenge, TOKEN, "", "a"))
         first.write(recorded)
         reader, second, _ = await raw_challenge(server.port)
         second.write(recorded)
@@ -159,8 +188,8 @@ def test_a_replayed_proof_is_refused() -> None:
 def test_garbage_closes_that_connection_and_nothing_else(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door)
-        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        server = await serve("127.0.0.1", 0, TOKEN, door, run="run-1")
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         reader, stranger, _ = await raw_challenge(server.port)
         stranger.write(garbage)
         with suppress(ConnectionError):  # a reset is an end too
@@ -178,8 +207,8 @@ def test_garbage_closes_that_connection_and_nothing_else(garbage: bytes, caplog:
 def test_a_message_of_the_wrong_direction_ends_the_channel() -> None:
     async def test() -> None:
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door)
-        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        server = await serve("127.0.0.1", 0, TOKEN, door, run="run-1")
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         await agent.send(Shutdown())
         assert await door.got.get() is None
         await agent.close()
@@ -192,7 +221,7 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, caplog: 
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.05)
 
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
         reader, writer, _ = await raw_challenge(server.port)
         assert await reader.read() == b""
         writer.close()
@@ -210,7 +239,7 @@ def test_a_silent_controller_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
         listener = await asyncio.start_server(lambda r, w: writers.append(w), "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         with pytest.raises(WireError, match="did not answer"):
-            await connect(f"127.0.0.1:{port}", TOKEN)
+            await connect(f"127.0.0.1:{port}", TOKEN, agent="a")
         for writer in writers:
             writer.close()
             await writer.wait_closed()
@@ -221,9 +250,9 @@ def test_a_silent_controller_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_certificate_with_another_fingerprint_is_refused() -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), make_identity())
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), make_identity(), run="run-1")
         with pytest.raises(WireError, match="someone else answers"):
-            await connect(f"127.0.0.1:{server.port}", TOKEN, make_identity().fingerprint)
+            await connect(f"127.0.0.1:{server.port}", TOKEN, make_identity().fingerprint, agent="a")
         await server.close()
 
     run(test)
@@ -231,9 +260,9 @@ def test_a_certificate_with_another_fingerprint_is_refused() -> None:
 
 def test_a_proof_made_for_another_certificate_does_not_count() -> None:
     challenge = auth.make_challenge()
-    proof = auth.prove(challenge, TOKEN, "the attacker's certificate")
-    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the controller's"), auth.Rejected)
-    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the attacker's certificate"), auth.Accepted)
+    proof = auth.prove(challenge, TOKEN, "the attacker's certificate", "a")
+    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the controller's", "run-1"), auth.Rejected)
+    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the attacker's certificate", "run-1"), auth.Accepted)
 
 
 def test_connecting_to_a_closed_port_is_a_clear_error() -> None:
@@ -241,9 +270,9 @@ def test_connecting_to_a_closed_port_is_a_clear_error() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # so that nobody else can listen there meanwhile
             with pytest.raises(WireError, match="cannot be reached"):
-                await connect(f"127.0.0.1:{taken.getsockname()[1]}", TOKEN)
+                await connect(f"127.0.0.1:{taken.getsockname()[1]}", TOKEN, agent="a")
         with pytest.raises(WireError, match="host:port"):
-            await connect("nowhere", TOKEN)
+            await connect("nowhere", TOKEN, agent="a")
 
     run(test)
 
@@ -257,8 +286,8 @@ def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does
             await reading.wait()
             ended.set_result([await agent.recv() for _ in range(200)][-1])
 
-        server = await serve("127.0.0.1", 0, TOKEN, slow)
-        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        server = await serve("127.0.0.1", 0, TOKEN, slow, run="run-1")
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         text = "x" * 100_000
         for number in range(200):
             agent.send_nowait(
@@ -277,8 +306,8 @@ def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does
 
 def test_sending_on_a_closed_channel_is_ignored() -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door())
-        agent = await connect(f"127.0.0.1:{server.port}", TOKEN)
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         await agent.close()
         await agent.send(Collected(generation=1, sequence=1))
         agent.send_nowait(AnnounceCheckpoint(ticket=Ticket(1, 1), name=None))
@@ -297,8 +326,8 @@ def test_tokens_differ() -> None:
 def test_a_controller_does_not_listen_off_loopback_without_tls(host: str) -> None:
     async def test() -> None:
         with pytest.raises(WireError, match="without TLS"):
-            await serve(host, 0, TOKEN, Door())
-        server = await serve(host, 0, TOKEN, Door(), make_identity())
+            await serve(host, 0, TOKEN, Door(), run="run-1")
+        server = await serve(host, 0, TOKEN, Door(), make_identity(), run="run-1")
         await server.close()
 
     run(test)
@@ -312,7 +341,7 @@ def test_an_agent_does_not_dial_off_loopback_without_tls(address: str, monkeypat
 
         monkeypatch.setattr(asyncio, "open_connection", dialled)
         with pytest.raises(WireError, match=r"Refusing to connect at .* without TLS"):
-            await connect(address, TOKEN)
+            await connect(address, TOKEN, agent="a")
 
     run(test)
 
@@ -320,8 +349,8 @@ def test_an_agent_does_not_dial_off_loopback_without_tls(address: str, monkeypat
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "[::ffff:127.0.0.1]"])
 def test_loopback_needs_no_tls(host: str) -> None:
     async def test() -> None:
-        server = await serve("127.8.9.1" if host == "127.8.9.1" else "127.0.0.1", 0, TOKEN, Door())
-        agent = await connect(f"{host}:{server.port}", TOKEN)
+        server = await serve("127.8.9.1" if host == "127.8.9.1" else "127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        agent = await connect(f"{host}:{server.port}", TOKEN, agent="a")
         assert await agent.recv() == Ping()
         await agent.close()
         await server.close()
@@ -334,9 +363,9 @@ def test_a_slow_handshake_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: py
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
         reader, writer, challenge = await raw_challenge(server.port)
-        proof = encode(auth.prove(challenge, TOKEN, ""))
+        proof = encode(auth.prove(challenge, TOKEN, "", "a"))
         end = asyncio.ensure_future(reader.read())
         for at in range(len(proof) - 1):
             writer.write(proof[at : at + 1])
@@ -354,7 +383,7 @@ def test_a_slow_handshake_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 def test_logged_input_of_strangers_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door())
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
         reader, writer, _ = await raw_challenge(server.port)
         writer.write(encode({"type": "\x1b[2JProof"}))
         with suppress(ConnectionError):

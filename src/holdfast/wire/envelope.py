@@ -1,0 +1,54 @@
+"""What every frame between controller and agent carries around its message: the run, the agent, and a number.
+
+The connection stamps and checks it (`wire.channel`); nobody else makes one. The numbers of each direction count from 1
+for each connection, so a lost or repeated message is noticed where it arrives. Run and agent let one connection serve
+several runs, and let messages be told apart after a reconnect, without a change of the format.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.errors import WireError
+
+__all__ = ["Envelope", "Stamp"]
+
+_M = TypeVar("_M")
+
+
+class Envelope(msgspec.Struct, Generic[_M], frozen=True, array_like=True):
+    """One message, with its run, its agent and its number in this direction of the connection."""
+
+    run: str
+    agent: str
+    sequence: int
+    message: _M
+
+
+class Stamp:
+    """Makes the envelopes of one side of a connection, and checks those of the other."""
+
+    def __init__(self, run: str, agent: str) -> None:
+        self._run = run
+        self._agent = agent
+        self._sent = 0
+        self._received = 0
+
+    def wrap(self, message: Any) -> Envelope[Any]:
+        """The message in the next envelope."""
+        self._sent += 1
+        return Envelope(self._run, self._agent, self._sent, message)
+
+    def unwrap(self, envelope: Envelope[_M]) -> _M:
+        """The message of the other side's next envelope; `WireError` if this is another one."""
+        if envelope.run != self._run or envelope.agent != self._agent:
+            raise WireError(
+                f"It sent a message of run {envelope.run!r} and agent {envelope.agent!r} on the connection of "
+                f"run {self._run!r} and agent {self._agent!r}."
+            )
+        self._received += 1
+        if envelope.sequence != self._received:
+            raise WireError(f"It sent message {envelope.sequence} where message {self._received} comes next.")
+        return envelope.message
