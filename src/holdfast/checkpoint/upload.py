@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.claims import decode_claim
@@ -28,7 +29,7 @@ from holdfast.storage.failures import translated
 from holdfast.storage.hashing import digest_file, digest_memory, new_hasher, sample_memory, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source, Store
 
-__all__ = ["merge_parts", "reference_existing", "upload_memory", "upload_part"]
+__all__ = ["merge_parts", "owned_by_others", "reference_existing", "upload_memory", "upload_part"]
 
 
 def upload_part(
@@ -39,13 +40,15 @@ def upload_part(
     rank: int,
     parent_files: Sequence[FileEntry] | None,
     only: Iterable[str] | None = None,
+    hash_only: Collection[str] = (),
     threads: int = 4,
     on_bytes: OnBytes | None = None,
     on_sent: OnBytes | None = None,
 ) -> list[FileEntry]:
     """Upload one rank's directory to a draft; the entries are sorted by path.
 
-    `parent_files` are those of the checkpoint `draft.parent`, `only` limits the upload to these paths.
+    `parent_files` are those of the checkpoint `draft.parent`, `only` limits the upload to these paths, and those
+    in `hash_only` are hashed and not stored, since another rank stores its file of that name.
     `on_bytes` counts copied bytes too; `on_sent` only what was really sent.
     """
     files, empty = _files_below(directory)
@@ -56,7 +59,7 @@ def upload_part(
             raise ConfigError(f"{directory} has no file {missing[0]!r}: check what the checkpoint should hold.")
         files = {path: source for path, source in files.items() if path in wanted}
         empty = []
-    part = _PartUpload(store, draft, rank, parent_files or (), on_bytes, on_sent)
+    part = _PartUpload(store, draft, rank, parent_files or (), on_bytes, on_sent, hash_only=hash_only)
     entries = part.run(files, threads)
     entries += part.add_directories(empty)
     if metadata is not None:
@@ -72,6 +75,7 @@ def upload_memory(
     rank: int,
     parent_files: Sequence[FileEntry] | None,
     samples: MutableMapping[str, str] | None = None,
+    hash_only: Collection[str] = (),
     threads: int = 4,
     on_bytes: OnBytes | None = None,
     on_sent: OnBytes | None = None,
@@ -83,22 +87,43 @@ def upload_memory(
     """
     if reserved := sorted(path for path in files if layout.is_sidecar(path)):
         raise ConfigError(f"{reserved[0]} is a name that holdfast keeps for itself: choose another.")
-    part = _PartUpload(store, draft, rank, parent_files or (), on_bytes, on_sent, samples)
+    part = _PartUpload(store, draft, rank, parent_files or (), on_bytes, on_sent, samples, hash_only)
     return part.run({path: InMemory(view) for path, view in files.items()}, threads)
 
 
+def owned_by_others(names: Mapping[int, Collection[str]]) -> dict[int, frozenset[str]]:
+    """Of each rank's file names, those that a lower rank gives as well: that rank's file is kept, and this one's only
+    hashed."""
+    taken: set[str] = set()
+    found: dict[int, frozenset[str]] = {}
+    for rank in sorted(names):
+        found[rank] = frozenset(taken.intersection(names[rank]))
+        taken.update(names[rank])
+    return found
+
+
 def merge_parts(parts: Mapping[int, Sequence[FileEntry]]) -> tuple[FileEntry, ...]:
-    """All ranks' files in one list, sorted by path; `DuplicateFile` if two ranks gave the same one."""
+    """All ranks' files in one list, sorted by path.
+
+    Of files with the same name the lowest rank's counts; where bytes differ, its entry names the other ranks. The other
+    ranks must have hashed theirs and not stored it (`owned_by_others`): `DuplicateFile` if nobody knows whose is there.
+    """
     merged: dict[str, FileEntry] = {}
     for rank in sorted(parts):
         for entry in parts[rank]:
-            other = merged.get(entry.path)
-            if other is not None and not (entry.directory is True and other.directory is True):
+            kept = merged.setdefault(entry.path, entry)
+            if kept is entry and entry.hash_only is True:
+                raise DuplicateFile(f"Rank {rank}'s file {entry.path!r} was not stored, nor was a lower rank's.")
+            if kept is entry or kept.directory is entry.directory is True:
+                continue
+            if entry.hash_only is not True and entry.differs_from(kept):
                 raise DuplicateFile(
-                    f"Ranks {other.rank} and {entry.rank} both reported a file {entry.path!r}: give each rank's file"
-                    " a name of its own, for example with the rank in it."
+                    f"Ranks {kept.rank} and {rank} both stored {entry.path!r}: give each rank's file a name of its own,"
+                    " for example with the rank in it."
                 )
-            merged[entry.path] = entry
+            if entry.differs_from(kept):
+                others = () if isinstance(kept.differing_ranks, UnsetType) else kept.differing_ranks
+                merged[entry.path] = replace(kept, differing_ranks=(*others, rank))
     return tuple(merged[path] for path in sorted(merged))
 
 
@@ -131,7 +156,9 @@ class _PartUpload:
         on_bytes: OnBytes | None,
         on_sent: OnBytes | None,
         samples: MutableMapping[str, str] | None = None,
+        hash_only: Collection[str] = (),
     ) -> None:
+        self._hash_only = frozenset(hash_only)
         self._on_sent = on_sent
         self._samples = {} if samples is None else samples
         self._store = store
@@ -189,6 +216,11 @@ class _PartUpload:
         key = layout.key_of(self._draft.name, path)
         try:
             mode = UNSET if isinstance(source, InMemory) else _mode_of(source)
+            if path in self._hash_only:
+                digest = self._digest(source)
+                return FileEntry(
+                    path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, rank=self._rank, hash_only=True
+                )
             found = self._digest_if_worth_while(path, source)
             if found is not None and self._copied(key, found, mode):
                 digest = found
@@ -211,9 +243,14 @@ class _PartUpload:
             self._samples[path] = sample = sample_memory(source.view)
         if size_of(source) not in self._known_sizes:
             return None
-        if not isinstance(source, InMemory):
-            return digest_file(source)
-        return None if seen is not None and seen != sample else digest_memory(source.view, self._check_cancelled)
+        if isinstance(source, InMemory) and seen is not None and seen != sample:
+            return None
+        return self._digest(source)
+
+    def _digest(self, source: Source) -> Digest:
+        if isinstance(source, InMemory):
+            return digest_memory(source.view, self._check_cancelled)
+        return digest_file(source)
 
     def _set_mode(self, key: str, mode: int | UnsetType) -> None:
         """Give a stored file the permissions of the user's file, where the storage has any: it is read in place."""

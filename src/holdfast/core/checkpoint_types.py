@@ -35,6 +35,16 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Its permission bits (0o777), where they are known: files that came from memory have none of their own."""
     directory: bool | msgspec.UnsetType = msgspec.UNSET
     """True for an empty directory of a part on its way to the manifest, which lists these apart from files."""
+    hash_only: bool | msgspec.UnsetType = msgspec.UNSET
+    """True for a file of a part on its way to the manifest that was not stored, since a lower rank stored its own of
+    this name."""
+    differing_ranks: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The other ranks that gave a file of this name with other bytes, which are not kept."""
+
+    def differs_from(self, other: FileEntry) -> bool:
+        """Whether the two cannot be one entry: other bytes, or one is a file and the other a directory."""
+        mine = (self.size_bytes, self.blake3, self.directory is True)
+        return mine != (other.size_bytes, other.blake3, other.directory is True)
 
 
 class VerifiedFile(msgspec.Struct, frozen=True, array_like=True):

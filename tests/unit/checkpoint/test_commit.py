@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 from tests.unit.checkpoint.far_store import FarStore, write_source
 
 from holdfast.checkpoint import claims, layout
@@ -27,6 +29,7 @@ from holdfast.checkpoint.process_identity import this_process
 from holdfast.checkpoint.reservation import read_reservation, write_tombstone
 from holdfast.checkpoint.restore import fetch
 from holdfast.checkpoint.timestamps import now_text
+from holdfast.checkpoint.upload import owned_by_others
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.core.checkpoint_types import Draft, FileEntry
 from holdfast.errors import CheckpointError, ConfigError, DuplicateFile, Fenced, NameTaken, OutOfSpace, Unavailable
@@ -114,6 +117,35 @@ def test_several_ranks_upload_to_one_draft(store: FarStore, tmp_path: Path) -> N
     again = [FileEntry(path="shard0", size_bytes=0, blake3="0" * 64, rank=1)]
     with pytest.raises(DuplicateFile, match=r"Ranks 0 and 1 .*'shard0'"):
         merge_parts({0: parts[0], 1: again})
+
+
+def test_of_files_with_the_same_name_the_lowest_rank_keeps_its_own(store: FarStore, tmp_path: Path) -> None:
+    draft = reserve(store)
+    names = {0: ["same"], 2: ["same", "other", "own"], 3: ["other"]}
+    texts = {0: {"same": "a"}, 2: {"same": "a", "other": "b", "own": "c"}, 3: {"other": "x"}}
+    others = owned_by_others(names)
+    assert others == {0: frozenset(), 2: {"same"}, 3: {"other"}}
+    parts: dict[int, list[FileEntry]] = {}
+    for rank in (3, 2, 0):
+        directory = write_source(tmp_path / f"rank{rank}", **texts[rank])
+        parts[rank] = upload_part(store, draft, directory, rank=rank, parent_files=None, hash_only=others[rank])
+    done = commit(store, draft, merge_parts(parts), world_size=4)
+    assert [(entry.path, entry.rank) for entry in done.files] == [("other", 2), ("own", 2), ("same", 0)]
+    assert done.files[0].differing_ranks == (3,)
+    assert [entry.differing_ranks for entry in done.files[1:]] == [UNSET, UNSET]
+    assert all(entry.hash_only is UNSET for entry in done.files)
+    assert store.get(f"{done.name}/other") == b"b"
+    assert verify(store, [draft.name], deep=True).intact
+    with pytest.raises(DuplicateFile, match=r"Rank 3's file 'other' was not stored, nor was a lower rank's"):
+        merge_parts({3: parts[3]})
+
+
+def test_a_file_and_a_directory_of_the_same_name_are_refused() -> None:
+    file = FileEntry(path="a", size_bytes=0, blake3="0" * 64, rank=0)
+    directory = FileEntry(path="a", size_bytes=0, blake3="0" * 64, rank=1, directory=True)
+    with pytest.raises(DuplicateFile, match="Ranks 0 and 1 both stored 'a'"):
+        merge_parts({0: [file], 1: [directory]})
+    assert merge_parts({1: [directory], 2: [replace(directory, rank=2)]}) == (directory,)
 
 
 def test_upload_of_selected_files_only(store: FarStore, source: Path) -> None:
