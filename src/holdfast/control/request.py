@@ -99,4 +99,6 @@ class TrainOutcome:
     store: Store
     """The run's directory; the caller closes it."""
     error: HoldfastError | None = None
+    interrupted_by: str = ""
+    """"Ctrl+C", or the name of a signal."""
     return_value: Any = None

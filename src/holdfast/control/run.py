@@ -112,6 +112,6 @@ def _outcome(store: Store, ended: Any) -> TrainOutcome:
     if isinstance(ended, r.RunFinished):
         return TrainOutcome(status=RunStatus.FINISHED, uri=store.uri, store=store, return_value=ended.return_value)
     if isinstance(ended, r.RunInterrupted):
-        return TrainOutcome(status=RunStatus.INTERRUPTED, uri=store.uri, store=store)
+        return TrainOutcome(status=RunStatus.INTERRUPTED, uri=store.uri, store=store, interrupted_by=ended.why)
     assert isinstance(ended, r.RunFailed), ended
     return TrainOutcome(status=RunStatus.FAILED, uri=store.uri, store=store, error=run_error(ended, store.uri))

@@ -16,6 +16,7 @@ from holdfast.storage.uri import join
 from holdfast.train.backend import BackendConfig, check_backend_config
 from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.data import DataConfig, check_datasets
+from holdfast.train.interrupted import Interrupted
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request, check_function
 
@@ -68,7 +69,8 @@ class DataParallelTrainer:
         """Run, or continue, until the function has returned on every worker.
 
         Raises `TrainingFailedError` when workers failed more often than `FailureConfig(max_failures)` allows, and
-        `KeyboardInterrupt` after Ctrl+C; the same call continues the run in both cases.
+        `Interrupted` (a `KeyboardInterrupt` that ends a script with exit code 130 or 143 and no traceback) after Ctrl+C
+        or SIGTERM; the same call continues the run in both cases.
         """
         request = build_request(self, self._takes_config, self._framework(), self._preload)
         from holdfast.control.run import run_training
@@ -85,7 +87,7 @@ class DataParallelTrainer:
             outcome = run_rank_zero(request, request.torchrun)
         outcome.store.close()
         if outcome.status == "interrupted":
-            raise KeyboardInterrupt
+            raise Interrupted(outcome.interrupted_by)
         if outcome.error is not None:
             raise outcome.error
         result = Result.from_path(join(request.storage_path, request.name), request.filesystem)
