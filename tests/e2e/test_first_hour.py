@@ -1,5 +1,5 @@
 """What a new user does first: README's script with another number of workers, the example that is killed and started
-again, Ctrl+C, the command line without arguments."""
+again, Ctrl+C."""
 
 from __future__ import annotations
 
@@ -96,11 +96,3 @@ def test_an_interrupted_script_ends_with_the_code_of_the_signal_and_no_traceback
     said, _ = process.communicate(timeout=100)
     assert process.returncode == code, said
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize("group", [[], ["ckpt"]])
-def test_the_command_line_without_arguments_shows_its_help_once(place: Place, group: list[str]) -> None:
-    done = _python("-m", "holdfast", *group, cwd=place.root)
-    assert (done.returncode, done.stderr) == (2, "")
-    assert done.stdout.count("Usage: holdfast") == 1
-    assert "\n  ckpt " in done.stdout or "\n  verify " in done.stdout
