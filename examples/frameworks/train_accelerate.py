@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, TensorDataset
 
 from holdfast import train
@@ -16,7 +17,9 @@ from holdfast.train.torch import TorchTrainer
 
 
 def train_func(config):
-    accelerator = Accelerator(cpu=True)
+    # The order depends on the epoch alone, so a restarted run sees the samples that it would have seen.
+    order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
+    accelerator = Accelerator(cpu=True, dataloader_config=order)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -33,7 +36,6 @@ def train_func(config):
         optimizer.load_state_dict(state["optimizer"])
         start = state["epoch"] + 1
     for epoch in range(start, config["epochs"]):
-        torch.manual_seed(epoch)  # so that a restarted run shuffles as it would have
         loader.set_epoch(epoch)
         for batch, wanted in loader:
             loss = torch.nn.functional.mse_loss(model(batch), wanted)

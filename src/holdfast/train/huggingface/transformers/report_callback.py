@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import tempfile
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from holdfast import train
 
@@ -29,11 +28,12 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The `Trainer` calls this on every rank, after it has saved."""
         metrics = {name: value for log in state.log_history for name, value in log.items()}
-        saved = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        # By its step: an earlier generation may have left a later one there, which is not this run's any more.
+        saved = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         # Also a barrier: every rank has written its files.
         rank_zeros = train.collective.broadcast_from_rank_zero(_identity(saved))
         shares = train.get_context().get_world_rank() != 0 and _identity(saved) == rank_zeros
-        if saved is None or shares:
+        if shares or not saved.is_dir():
             train.report(metrics)
             return
         directory = tempfile.mkdtemp(prefix="transformers_checkpoint_")
@@ -41,11 +41,11 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
         train.report(metrics, train.Checkpoint.from_directory(directory), delete_local_checkpoint_after_upload=True)
 
 
-def _identity(directory: str | None) -> list[str | int] | None:
-    """Tells whether two ranks speak of the same directory: a relative `output_dir` is one for each rank."""
-    if directory is None:
+def _identity(directory: Path) -> list[str | int] | None:
+    """Tells whether two ranks speak of the same directory: a relative output_dir is one for each rank."""
+    if not directory.is_dir():
         return None
-    found = os.stat(directory)  # noqa: PTH116
+    found = directory.stat()
     return [platform.node(), found.st_dev, found.st_ino]
 
 
