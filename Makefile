@@ -16,7 +16,7 @@ RAY := .venv-ray
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-as-user sim \
-	bench-store bench-train bench-checkpoint bench-journal counts clean
+	bench-store bench-train bench-checkpoint bench-journal bench-frameworks counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -114,6 +114,11 @@ bench-checkpoint: $(VENV)/.bench
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev
 	$(BIN)/python -m bench.journal
+
+## bench-frameworks  start and recovery of examples/frameworks against Ray Train and a bare fork, as ratios
+bench-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check -q install -e '.[bench]'
+	$(FRAMEWORKS)/bin/python -m bench.frameworks
 
 ## counts        fsyncs, messages, system calls and CPU time of a no-op run, a report, a commit and a restart
 counts: $(VENV)/.dev

@@ -60,8 +60,8 @@ class _Session(sessions.Session):
 def _assignment(rank: int, port: int) -> Assignment:
     return Assignment(
         generation=1, rank=rank, local_rank=rank, node_rank=0, world_size=2, local_world_size=2, node_count=1,
-        master_address="127.0.0.1", master_port=port, restart_count=1, max_restarts=1, checkpoint=None, checkpoints=[],
-        iteration=0, experiment="run", trial_id="run", temp_dir=tempfile.gettempdir(), change_directory=False,
+        master_address="127.0.0.1", master_port=port, restart_count=1, max_restarts=1, checkpoint=None,
+        experiment="run", trial_id="run", temp_dir=tempfile.gettempdir(), change_directory=False,
         storage="", trial_dir="", work_dir="", staging_dir="", error_file="",
     )  # fmt: skip
 

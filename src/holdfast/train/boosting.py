@@ -45,7 +45,7 @@ class BoosterReports:
         """Whether a model is to be saved after this round, counted from 0."""
         return self._frequency > 0 and (round_number + 1) % self._frequency == 0
 
-    def _select(self, results: Metrics) -> Metrics:
+    def _select(self, results: Mapping[str, Any]) -> Metrics:
         if self._names is not None:
             if missing := [name for name in self._names.values() if name not in results]:
                 raise ConfigError(
@@ -53,9 +53,10 @@ class BoosterReports:
                     f"{', '.join(sorted(results)) or 'nothing'}: write one of those, as `data-metric`."
                 )
             results = {ours: results[theirs] for ours, theirs in self._names.items()}
-        return self._postprocess(results) if self._postprocess is not None else results
+        selected = dict(results)
+        return self._postprocess(selected) if self._postprocess is not None else selected
 
-    def _report(self, results: Metrics, model: Any, with_model: bool) -> None:
+    def _report(self, results: Mapping[str, Any], model: Any, with_model: bool) -> None:
         from holdfast import train
 
         if not with_model or train.get_context().get_world_rank() != 0:

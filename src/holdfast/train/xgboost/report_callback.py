@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xgboost import Booster
@@ -21,10 +23,9 @@ class ReportCallback(BoosterReports, TrainingCallback):  # type: ignore[misc]
 
     CHECKPOINT_NAME = "model.ubj"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._results: dict[str, Any] = {}
-        self._saved_round: int | None = None
+    _results: Mapping[str, Any] = MappingProxyType({})
+    """The last round's evaluation, to be reported with the model at the end."""
+    _saved_round: int | None = None
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> Booster:
