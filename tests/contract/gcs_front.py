@@ -30,7 +30,7 @@ _JSON = "/storage/v1/b"
 
 
 class Answer(NamedTuple):
-    """What goes back to the client."""
+    """The answer to the client."""
 
     status: int
     body: bytes = b""
@@ -38,7 +38,8 @@ class Answer(NamedTuple):
 
 
 class _Door(ThreadingHTTPServer):
-    """Takes as many connections at once as any test makes; of the usual five, the next would wait a second or more."""
+    """A server with a listen backlog for as many connections as any test makes; with the usual five, more would wait a
+    second."""
 
     request_queue_size = 128
 
@@ -68,7 +69,7 @@ class Front(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: tests read the first line only."""
+        """Log nothing: tests read the first line only."""
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -72,7 +72,7 @@ class Server:
     make_bucket: Callable[[str], None]
 
     def new_bucket(self) -> str:
-        """Make a bucket (or container) of a name that nobody else uses."""
+        """Make a bucket (or container) with a unique name."""
         name = f"holdfast-{uuid.uuid4().hex[:12]}"
         self.make_bucket(name)
         return name
@@ -127,7 +127,7 @@ def _running(command: Sequence[str], environment: Mapping[str, str], ready: str 
 
 
 class _Output:
-    """Reads a process's output to its end, so that it never blocks on a full pipe, and looks for one line in it."""
+    """Reads a process's output to its end, so that it never blocks on a full pipe, and searches it for one line."""
 
     def __init__(self, process: subprocess.Popen[str], ready: re.Pattern[str]) -> None:
         self._process = process
@@ -154,7 +154,7 @@ class _Output:
         return self._found
 
     def wait_for(self, told: socket.socket) -> None:
-        """Wait until something comes to this socket, or the process ends without a word there."""
+        """Wait until the socket is readable; raise if the process ends before."""
         ended = os.pidfd_open(self._process.pid)
         try:
             if told.fileno() not in select.select([told.fileno(), ended], [], [], _START_TIMEOUT_S)[0]:
@@ -163,7 +163,7 @@ class _Output:
             os.close(ended)
 
     def expect_alive(self) -> None:
-        """Whoever could not reach a server is to learn that it was gone, and its last words."""
+        """Raise, with the last lines of output, if the server has ended by itself."""
         if (code := self._process.poll()) is not None:
             raise self._failure(f"ended by itself with code {code}")
 
@@ -180,7 +180,7 @@ class _Output:
 
 @contextmanager
 def unused_port() -> Iterator[int]:
-    """A port of this machine at which nobody listens, nor can before the `with` ends: it is taken."""
+    """A port at which nobody listens, nor can before the `with` ends: it is bound here."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])

@@ -120,7 +120,7 @@ class StoreRaces:
                 assert store.get(f"race/{number}") == f"{outcomes.index('won')}-{number}".encode()
 
     def test_of_many_threads_one_creates_what_is_written_once(self, store: Store) -> None:
-        """Holds also where the storage refuses no second creation: writers then announce themselves and look."""
+        """Also where the storage refuses no second creation: writers then use claims."""
         for number in range(self.place_rounds):
             key = f"epochs/{number:06d}.json"
 
@@ -202,7 +202,7 @@ class StoreRaces:
         assert all(_at_once([write, read, read]))
 
     def test_many_threads_write_and_delete_in_one_directory(self, store: Store) -> None:
-        """Directories that come and go underfoot neither fail a write nor lose one."""
+        """Directories that others create and remove meanwhile neither fail a write nor lose one."""
 
         def churn(number: int) -> bool:
             for turn in range(10):
@@ -234,7 +234,7 @@ def _at_once(actions: list[Callable[[], _T]]) -> list[_T]:
 
 @contextmanager
 def _processes(script: str, uri: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that run `script` with the store's URI and their own number, and are ready to be told."""
+    """Processes that run `script` with the store's URI and their own number, and wait for a line on stdin."""
     command = [sys.executable, "-c", script, uri]
     racers = [
         subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

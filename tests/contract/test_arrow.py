@@ -24,7 +24,7 @@ RCLONE_DIRECTORIES = "rclone serve s3 loses a file of a directory that is emptie
 
 
 def native(path: str, filesystem: Any) -> Store:
-    """pyarrow's own way, also where obstore would be taken."""
+    """The store through pyarrow itself, also where obstore would be used."""
     return ArrowStore(filesystem, path, path)
 
 

@@ -201,7 +201,7 @@ def test_wrong_arguments_give_one_sentence_and_an_exit_code(tmp_path: Path, sour
 
 
 def test_ctrl_c_ends_a_put_quietly_and_leaves_nothing(tmp_path: Path) -> None:
-    """The bar on the terminal tells that the transfer is under way; then Ctrl-C comes."""
+    """Ctrl-C is sent when the progress bar shows that the transfer has begun."""
     source, run = tmp_path / "source", tmp_path / "run"
     source.mkdir()
     with (source / "huge").open("wb") as file:

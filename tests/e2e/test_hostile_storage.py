@@ -124,7 +124,7 @@ def _altered(text: bytes, how: str, data: st.DataObject) -> bytes:
 
 
 def _seal(text: bytes) -> bytes:
-    """A manifest's seal over whatever it says: a stranger can compute it too."""
+    """A manifest's checksum over any content: an attacker can compute it too."""
     try:
         shape = json.loads(text)
         assert isinstance(shape, dict)

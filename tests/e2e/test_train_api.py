@@ -197,7 +197,7 @@ def test_local_mode_runs_in_the_driver_process(place: Place) -> None:
 
 
 def test_local_mode_has_the_variables_and_the_filesystem_of_the_run(place: Place) -> None:
-    """As workers have, so that it goes wrong in the debugger as it does elsewhere."""
+    """As workers have, so that errors show in the debugger as they do elsewhere."""
     place.storage.mkdir()
 
     def function() -> tuple[str, int]:

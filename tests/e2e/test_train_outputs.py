@@ -21,7 +21,7 @@ from holdfast.train import Checkpoint, Result, RunConfig, ScalingConfig, SyncCon
 
 
 def _learn(config: dict[str, Any]) -> str:
-    """Four reports, a checkpoint with every second; dies once after the third."""
+    """Four reports, a checkpoint with every second; fails once after the third."""
     checkpoint = train.get_checkpoint()
     start = 0
     if checkpoint is not None:

@@ -115,7 +115,7 @@ class _Project:
         path.write_text(path.read_text().replace(old, new))
 
     def run(self) -> tuple[list[int], int, str]:
-        """What the function returned, how many reports count, and what was said on standard error."""
+        """The function's return value, the number of reports that count, and standard error."""
         environment = os.environ | {"HOLDFAST_QUIET": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             [sys.executable, str(self.script)],

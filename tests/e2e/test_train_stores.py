@@ -159,7 +159,8 @@ def test_a_driver_that_is_killed_during_an_upload_to_s3_resumes_from_that_checkp
 def test_a_driver_that_is_cut_off_from_s3_and_overtaken_leaves_the_result_files_alone(
     moto: servers.Server, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has reports, a checkpoint and its end to write down when the line is mended, after its successor is done."""
+    """It has reports, a checkpoint and its end to write when the connection is restored, after its successor has
+    finished."""
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     with line_to(moto.endpoint) as (endpoint, line):

@@ -90,7 +90,7 @@ _DDP = """
 
 
 class _Script:
-    """A script, the directory in which its ranks tell what they saw, and torchrun around it."""
+    """A script run by torchrun, and the directory to which its ranks write what they observed."""
 
     def __init__(self, place: Place, body: str) -> None:
         self.told = place.root / "told"

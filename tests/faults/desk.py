@@ -39,7 +39,7 @@ _STORY_LINE = 500
 
 
 class Desk:
-    """One agent and everything it said. `expect` waits for a message; those before it stay to be expected later."""
+    """One agent and all its messages. `expect` waits for a message; earlier ones stay and can be expected later."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -73,7 +73,7 @@ class Desk:
         self.master_port = self.hello.master_port
 
     def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        """StartWorkers the agent. It dies with the thread that this is called in."""
+        """Start the agent. It dies with the thread that calls this."""
         return subprocess.Popen(command, env=environment)
 
     async def _meet(self, channel: Channel[AgentMessage]) -> None:
@@ -91,7 +91,7 @@ class Desk:
         self._left.set()
 
     async def expect(self, kind: type[M], **fields: Any) -> M:
-        """The first message of this kind with these fields, waited for; it is taken out of `said`."""
+        """Wait for the first message of this kind with these fields, and remove it from `said`."""
 
         def fits(message: Any) -> bool:
             return isinstance(message, kind) and all(getattr(message, k) == v for k, v in fields.items())
@@ -188,12 +188,12 @@ class Desk:
         await self.agent_ended()
 
     def zygote(self) -> int:
-        """Its pid; between two generations another process may take its place."""
+        """The zygote's pid; between two generations another process may replace it."""
         kin.until(lambda: len(kin.children(self.process.pid)) == 1, "one zygote")
         return kin.children(self.process.pid)[0]
 
     def story(self) -> str:
-        """What the agent said and who of its processes does what, for a test that has waited in vain."""
+        """The agent's messages and the state of its processes, for the error of a test that timed out."""
         said = [
             f"said: {message!r}"[:_STORY_LINE] for message in self.said if not isinstance(message, Logs | RankReported)
         ]
@@ -202,12 +202,12 @@ class Desk:
         return "\n".join([*said, *lines, f"{len(self.reports)} reports", *map(kin.condition_of, pids)])
 
     def leftovers(self) -> list[Path]:
-        """What lies in the agent's part of the cache."""
+        """The files in the agent's part of the cache."""
         return sorted(self.cache.glob("agents/*"))
 
 
 def _ended_rank(message: AgentMessage) -> int | None:
-    """The rank that a message says to have ended."""
+    """The rank that a message reports as ended."""
     match message:
         case WorkerFinished(rank=rank) | WorkerExited(failure=WorkerFailure(rank=rank)):
             return rank
@@ -254,5 +254,5 @@ def job_of(
 
 
 async def gone(*pids: int) -> None:
-    """Returns when none of these processes runs any more, as the kernel tells it."""
+    """Wait until none of these processes runs any more."""
     await asyncio.get_running_loop().run_in_executor(None, kin.gone, *pids)

@@ -81,7 +81,7 @@ if "holdfast.agent" in sys.orig_argv:
 
 
 class _MortalDesk(Desk):
-    """Its agent is started by a thread that ends on request, which is when the kernel takes it for an orphan."""
+    """Its agent is started by a thread that ends on request, which triggers the agent's parent death signal."""
 
     def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         self._ends = threading.Event()
@@ -103,7 +103,7 @@ class _MortalDesk(Desk):
 
 
 def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_path: Path) -> None:
-    """The agent has sent its zygote away, and is about to tidy up, when its parent's death reaches it."""
+    """The agent has stopped its zygote, and is about to clean up, when the controller dies."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     (tmp_path / "sitecustomize.py").write_text(_TIDIES_UP_LATER.format(gate=str(gate)))

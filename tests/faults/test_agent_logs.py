@@ -19,7 +19,7 @@ def _chatter() -> None:
 
 
 def test_a_stalled_log_disk_does_not_block_the_agent(tmp_path: Path) -> None:
-    """The log file is a pipe that nobody reads for a while: the agent answers pings, and not a byte is lost."""
+    """The log file is a pipe that is not read for a while: the agent answers pings, and no output is lost."""
     log = tmp_path / "cache" / "agents" / "a1" / "logs" / "generation_000001" / "rank_0.log"
 
     async def test() -> None:

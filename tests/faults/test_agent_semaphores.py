@@ -25,7 +25,7 @@ from holdfast.wire.messages import Shutdown
 
 
 def _with_semaphores(config: dict[str, str]) -> None:
-    """Holds semaphores, has a child that left its group and holds another, and tells the names."""
+    """Hold semaphores, start a child that leaves its group and holds another, and print the names."""
     names: list[str] = []
     register = resource_tracker.register
 
@@ -62,7 +62,7 @@ def _with_semaphores(config: dict[str, str]) -> None:
 
 
 class _Semaphores:
-    """Those that processes of a test have told of; other programs' are of no interest."""
+    """The semaphores whose names a test's processes printed; those of other programs do not matter."""
 
     def __init__(self) -> None:
         self.files: set[Path] = set()

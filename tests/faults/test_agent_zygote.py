@@ -113,7 +113,7 @@ def _nothing() -> None:
 
 
 def _makers(desk: Desk) -> list[int]:
-    """The zygotes that have said that they import the module."""
+    """The zygotes that printed that they import the module."""
     lines = [line for logs in desk.logs for line in logs.lines if line.rank == -1]
     return [int(line.text.split()[-1]) for line in lines if line.text.startswith("imported by")]
 
@@ -329,7 +329,7 @@ os.fork = slow
 
 
 def test_master_port_can_be_bound_while_other_processes_hold_its_socket(tmp_path: Path) -> None:
-    """The zygote comes to closing its copy only after the worker has bound the port."""
+    """The zygote closes its copy only after the worker has bound the port."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     _module(tmp_path / "mine", "slow_parent", _SLOW_PARENT.format(gate=str(gate)))
@@ -356,7 +356,7 @@ def test_master_port_can_be_bound_while_other_processes_hold_its_socket(tmp_path
 
 
 class Listening:
-    """A framework that uses the bound socket, and says so when it is shut down."""
+    """A framework that uses the bound socket, and prints so when it is shut down."""
 
     def setup(self, assignment: Assignment, master_listen_fd: int | None) -> None:
         if master_listen_fd is not None:

@@ -69,7 +69,7 @@ def gate(place: Place) -> Iterator[_Gate]:
 
 
 def _kill(driver: Driver) -> list[int]:
-    """Kill the driver; its workers are gone. Gives its agents."""
+    """Kill the driver and wait until its workers are gone; returns its agents."""
     agents = driver.agents()
     workers = driver.workers()
     assert len(workers) >= 2  # and perhaps a trial import

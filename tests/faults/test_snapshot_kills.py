@@ -40,7 +40,7 @@ def _check(place: Place, result: train.Result) -> None:
 
 
 def _memory_in_use(place: Place) -> list[str]:
-    """Snapshots of this test's runs in any process that is left; its own processes are gone, so it must have none."""
+    """Snapshots of this test's runs in any process that is left; there must be none."""
     marker, found = place.marker.encode(), []
     for process in Path("/proc").iterdir():
         with suppress(OSError):

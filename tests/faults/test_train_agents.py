@@ -95,7 +95,7 @@ def test_the_exit_status_of_an_agent_that_dies_slowly_is_reported(
 
 
 def _stillborn(place: Place, count: int) -> dict[str, str]:
-    """The environment in which the first `count` agents die as soon as Python has started."""
+    """The environment in which the first `count` agents exit as soon as Python has started."""
     directory = place.root / "site"
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(

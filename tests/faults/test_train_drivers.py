@@ -37,7 +37,7 @@ def _until_shown(place: Place, rows: int) -> None:
 
 
 def _check_resumed(place: Place, driver: Driver) -> None:
-    """It went on from the last commit, its result is exact, and nobody was blamed."""
+    """It resumed from the last commit, its result is exact, and no failure was counted."""
     assert driver.value() == jobs.undisturbed(_STEPS)[-1]
     assert driver.expect("GenerationStarted")["iteration"] == 4
     result = Result.from_path(place.storage / "run")

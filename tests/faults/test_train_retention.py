@@ -115,7 +115,7 @@ def _after(driver: Driver, kind: str, iteration: int) -> int:
 
 
 def test_the_next_driver_finishes_a_removal_begun_by_a_killed_one(place: Place) -> None:
-    """The manifest of a checkpoint that retention lets go is gone, and nothing else of it, when the driver dies."""
+    """The driver dies when only the manifest of a checkpoint that retention removes is deleted."""
     first = _held(place, 2, keep=2)
     first.kill()
     first.end()

@@ -78,7 +78,7 @@ if b"tests.faults.programs.drive" in pathlib.Path("/proc/self/cmdline").read_byt
 
 
 def test_a_stalled_disk_blocks_neither_the_event_loop_nor_the_run(place: Place) -> None:
-    """The driver's next fdatasync takes longer than agents may be silent. Meanwhile it answers whoever connects."""
+    """The driver's next fdatasync takes longer than the agents' timeout. Meanwhile it still accepts connections."""
     gate, stall = place.gate("disk"), place.root / "stall"
     (place.root / "sitecustomize.py").write_text(_STALLS.format(stall=str(stall), gate=gate))
     path = os.pathsep.join([str(place.root), *filter(None, [os.environ.get("PYTHONPATH")])])

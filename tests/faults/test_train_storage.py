@@ -30,7 +30,7 @@ def small(place: Place) -> Iterator[Path]:
 
 
 def _fill(storage: Path) -> Path:
-    """Take all the room that there is."""
+    """Use up all free space."""
     ballast = storage / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:

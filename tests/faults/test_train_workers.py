@@ -52,7 +52,7 @@ def test_a_worker_killed_while_staging_a_checkpoint(place: Place, rank: int) -> 
 
 
 def test_workers_killed_while_their_checkpoint_is_uploaded(place: Place) -> None:
-    """Both had handed it over: it is committed although they are gone, and nothing is done twice."""
+    """Both ranks' parts were staged: the checkpoint is committed although they are gone, and no step is repeated."""
     faults = {"1:0:3": "uploading", "1:1:3": "uploading"}
     place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
     check_exact(place, _STEPS)

@@ -68,7 +68,7 @@ class Rig:
         return deadline(self.state)
 
     def next_controller(self) -> Rig:
-        """The machine of whoever folds this one's journal."""
+        """The machine of a controller that folds this one's journal."""
         return Rig(self.spec, self.journal)
 
 

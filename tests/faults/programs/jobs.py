@@ -100,7 +100,7 @@ def _leave_snapshots(size_bytes: int) -> None:
 
 
 def undisturbed(count: int, rank: int = 0) -> list[State]:
-    """The states after each step of a run in which nothing goes wrong."""
+    """The states after each step of a run without faults."""
     states, state = [], _first(rank)
     for _ in range(count):
         state = _advanced(state, rank)
@@ -109,12 +109,12 @@ def undisturbed(count: int, rank: int = 0) -> list[State]:
 
 
 def losses(count: int) -> list[float]:
-    """Rank 0's curve of a run in which nothing goes wrong."""
+    """Rank 0's curve of a run without faults."""
     return [_loss(state) for state in undisturbed(count)]
 
 
 def fail(config: dict[str, Any], rank: int, step: int) -> None:
-    """Meet the fate that the configuration has for this moment, if any."""
+    """Cause the fault that the configuration has for this step, if any."""
     faults = config.get("faults", {})
     generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
     fate = faults.get(f"{generation}:{rank}:{step}") or faults.get(f"*:{rank}:{step}")
@@ -125,7 +125,7 @@ def fail(config: dict[str, Any], rank: int, step: int) -> None:
 
 
 def announce(config: dict[str, Any]) -> Any:
-    """A function that tells `config["announce"]` who is where; None if nobody wants to know."""
+    """A function that sends pid, rank and step to the socket `config["announce"]`; None without such a socket."""
     if "announce" not in config:
         return None
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -206,7 +206,7 @@ def _wait_for_others(config: dict[str, Any]) -> None:
 
 
 def _hold(config: dict[str, Any]) -> None:
-    """Wait until the test lets everyone go, which is when somebody opens the pipe to write."""
+    """Wait until the test opens the pipe for writing (`Place.let_go`)."""
     os.close(os.open(config["go"], os.O_RDONLY))
 
 

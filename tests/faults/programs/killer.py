@@ -77,7 +77,7 @@ class Killer:
 
 
 def end(pid: int, marker: str, fits: Callable[[str], bool]) -> bool:
-    """SIGKILL a process of this very test; a number that is somebody else's by now is left alone."""
+    """SIGKILL a process of this test; a pid that was reused by another process is left alone."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -27,7 +27,7 @@ _LOOK_AGAIN_S = 0.005
 
 
 def children(pid: int) -> list[int]:
-    """The living and the dead that nobody has waited for."""
+    """The child processes, zombies included."""
     found: list[int] = []
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -112,7 +112,7 @@ def signal_all(pids: Iterable[int], number: int) -> None:
 
 
 def until(condition: Callable[[], object], what: str, within_s: float = _DEADLINE_S) -> None:
-    """For what no event tells of, such as a file of another process: look until it is so."""
+    """Poll until the condition holds, for what no event announces, such as a file of another process."""
     end = monotonic() + within_s
     while not condition():
         assert monotonic() < end, f"waited in vain: {what}"

@@ -65,7 +65,7 @@ class Place:
         return str(path)
 
     def let_go(self, gate: str | None = None) -> None:
-        """Those that wait go on, and those that come later do not wait."""
+        """Open the gate: workers that wait there continue, and later ones do not wait."""
         self._gates.append(os.open(gate or self.go, os.O_RDWR | os.O_NONBLOCK))
 
     def records(self, name: str = "run") -> list[Record]:
@@ -136,7 +136,7 @@ def _shared_memory() -> set[str]:
 
 
 def _left_in_shared_memory(before: set[str]) -> set[str]:
-    """What is new and used by nobody; what somebody uses, or is about to, is another test's: all of ours are gone."""
+    """New segments that no process uses; used ones belong to other tests, since all processes of ours have ended."""
     new = _shared_memory() - before
     for entry in Path("/proc").iterdir() if new else []:
         if entry.name.isdecimal():

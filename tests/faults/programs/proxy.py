@@ -13,7 +13,7 @@ __all__ = ["Line", "line_to"]
 
 
 class Line:
-    """Passes bytes on while it is whole. While it is cut, connections are closed as soon as they are made."""
+    """Forwards bytes. While it is cut, connections are closed as soon as they are made."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target

@@ -30,7 +30,7 @@ def _run_locally(
     stop_at_report: bool = False,
     read_after: threading.Event | None = None,
 ) -> list[AgentMessage]:
-    """Everything that an embedded agent said while it ran `function` in this thread."""
+    """All messages of an embedded agent while it runs `function` in this thread."""
     said: list[AgentMessage] = []
     calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
     prepare = Prepare(

@@ -12,7 +12,7 @@ __all__ = ["FarStore", "write_source"]
 
 
 class FarStore(PosixStore):
-    """Nobody may look at its files directly; it counts what goes through it, and may ignore put-if-absent."""
+    """A store without local files that counts its calls, and may ignore put-if-absent."""
 
     def __init__(self, root: Path, exclusive: bool = True) -> None:
         super().__init__(root)

@@ -24,7 +24,7 @@ class Crash(BaseException):
 
 
 class Turns:
-    """Runs one thread at a time, and at each step a seeded choice says which goes on."""
+    """Runs one thread at a time; at each step a seeded choice decides which one continues."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -121,7 +121,7 @@ class SteppedStore:
 
 
 def race(patch: pytest.MonkeyPatch, seed: int, crashing: int = 0) -> tuple[list[bool | None], dict[str, bytes]]:
-    """Let writers create one key; what each was told (None: it crashed), and what is stored afterwards."""
+    """Let writers create one key; returns each outcome (None: it crashed), and what is stored afterwards."""
     turns = Turns(seed)
     patch.setattr("secrets.token_hex", lambda _: f"{turns.random.getrandbits(64):016x}")
     files: dict[str, bytes] = {}

@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class PausedStore(FarStore):
-    """Notes each call that looks or deletes, and does `action` before the one of that number."""
+    """Records each call that reads or deletes, and runs `action` before the one of that number."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -64,7 +64,7 @@ class PausedStore(FarStore):
 
 
 def take_over_and_commit(root: Path, source: Path, token: str) -> Manifest:
-    """A second controller takes the run on, lets the checkpoint `a` go, and uses its name again."""
+    """A second controller takes the run over, removes the checkpoint `a`, and uses its name again."""
     store = FarStore(root)
     store.put(epoch_key(2), json.dumps({"epoch": 2}).encode())
     floor = Catalog(store).survey().next_index()
@@ -78,7 +78,7 @@ def take_over_and_commit(root: Path, source: Path, token: str) -> Manifest:
 
 
 def test_a_paused_removal_does_not_delete_a_successors_commit(source: Path, tmp_path: Path) -> None:
-    """Paused before each look; only between the last look and the deletion itself nothing can be noticed."""
+    """Paused before each check; between the last check and the deletion itself nothing can be noticed."""
 
     def prepare(number: int) -> tuple[PausedStore, Manifest, Callable[[], None]]:
         store = PausedStore(tmp_path / f"run-{number}")

@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def fence(store: Store, floor: int) -> None:
-    """A first controller has taken the run on."""
+    """Create the epoch of a first controller."""
     store.put(epoch_key(1), json.dumps({"epoch": 1}).encode())
     store.put(floor_key(1), json.dumps({"epoch": 1, "floor": floor}).encode())
 

@@ -64,7 +64,8 @@ def test_the_lease_of_a_dead_local_process_is_free(store: PosixStore) -> None:
 
 
 def test_a_holder_on_another_machine_is_alive_while_its_heartbeat_changes(store: PosixStore) -> None:
-    """On another host only the beat tells: one that changes lives, one that does not for the time-to-live is dead."""
+    """Its process cannot be checked from here: it counts as dead when its heartbeat does not change for the time to
+    live."""
     lease = acquire(store)
     away = EpochFile(epoch=1, holder=ProcessIdentity(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")
     store.put("epochs/000001.json", msgspec.json.encode(away))
@@ -92,7 +93,7 @@ def test_floor_and_journal_end_are_written_after_the_epoch_file(store: PosixStor
 
 
 def test_a_controller_fenced_before_it_wrote_its_floor_voids_nothing(store: PosixStore, tmp_path: Path) -> None:
-    """B takes over and stalls; C takes over and commits; B goes on: it must find that its time is over."""
+    """B takes over and stalls; C takes over and commits; B continues, and must notice that it was fenced."""
     (tmp_path / "files").mkdir()
     acquire(store)
     stalled = EpochFile(epoch=2, holder=ProcessIdentity(host="elsewhere", pid=1), started_at="2026-01-01T00:00:00Z")

@@ -39,7 +39,7 @@ def report(
 
 
 def reports(first: int, last: int, at: float = T0, generation: int = 1) -> list[r.Record]:
-    """One a second from `at` on; the loss says which."""
+    """One report a second from `at` on; the loss identifies it."""
     return [
         report(n, at + n - first + 1, {"loss": n + generation / 10, "n": n}, generation=generation)
         for n in range(first, last + 1)

@@ -14,7 +14,7 @@ from holdfast.checkpoint.state import cuda_copy
 
 
 class Source:
-    """An ordinary tensor that says it lies on a device."""
+    """A CPU tensor that claims to be on a device."""
 
     def __init__(self, tensor: torch.Tensor, contiguous: bool = True) -> None:
         self.tensor, self.contiguous = tensor, contiguous
@@ -33,7 +33,7 @@ class Source:
 
 
 class Stream:
-    """Remembers the copies in flight: nothing has arrived before somebody waited for it."""
+    """Records copies in flight: they complete only when somebody waits for the stream."""
 
     def __init__(self, _device: Any = None) -> None:
         self.waited_for: list[Any] = []

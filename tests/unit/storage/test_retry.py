@@ -21,7 +21,7 @@ OK, FAIL, LOSE, DENY = "works", "fails before it took place", "took place, but t
 
 
 class FlakyStore:
-    """A real store on a bad line: `script` says how each call goes, in turn; afterwards all of them work."""
+    """A real store with faults: `script` says how each call ends, in turn; afterwards all of them succeed."""
 
     def __init__(self, store: Store, script: Iterable[str] = ()) -> None:
         self.store, self.script, self.calls, self.closed = store, list(script), list[str](), False

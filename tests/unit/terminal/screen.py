@@ -15,7 +15,7 @@ __all__ = ["Screen"]
 
 
 class Screen:
-    """Feeds a `Terminal` and gives back what it printed since the last look."""
+    """Feeds a `Terminal` and returns what it printed since the last call."""
 
     def __init__(self, **options: Any) -> None:
         self.stream = io.StringIO()

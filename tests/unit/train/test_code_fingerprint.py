@@ -219,7 +219,7 @@ def fingerprints(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What the second would say about the first."""
+    """The differences that the second fingerprint reports against the first."""
 
     class Told(Fingerprint):
         def stored(self, before: Any = None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 class Door:
-    """A controller that collects what agents say and answers with a greeting."""
+    """A controller that collects the messages of agents and answers with a greeting."""
 
     def __init__(self) -> None:
         self.got: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
