@@ -71,6 +71,8 @@ class Settings:
 
     flush_s: float = 0.25
     """How long a record without a command may wait for its flush."""
+    flush_records: int = 500
+    """So many records are flushed at once: until then they are held in memory, for the journal and for the views."""
     storage_patience_s: float = 300.0
     """How long storage may fail before the run does."""
     beat_s: float = 5.0
@@ -214,7 +216,8 @@ class Controller:
             self._publisher.forget()
             self._status = c.RunStatus.FENCED
             return
-        durable = await self._make_durable() if commands or self._loop.time() >= self._flush_at else True
+        due = self._loop.time() >= self._flush_at or self._journal.unsaved_records >= self._settings.flush_records
+        durable = await self._make_durable() if commands or due else True
         for command in commands:
             # Without a journal nothing new may begin, but everything may still be brought to its end.
             if durable or isinstance(command, c.StopWorkers | c.EndRun):

@@ -21,9 +21,9 @@ from holdfast.wire.messages import LogLine
 __all__ = ["Publisher", "ReadBack"]
 
 _FLUSH_S = 1.0
-_FLUSH_RECORDS = 1_000
+_FLUSH_RECORDS = 500
 """After so many records an observer is flushed at once, or it would hold them all."""
-_BACKLOG_RECORDS = 2_000
+_BACKLOG_RECORDS = 500
 """So many records may wait in memory for one observer."""
 _TRIES = 5
 """When the run is over, the journal is read so often before a view is left as it is."""

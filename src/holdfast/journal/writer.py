@@ -71,6 +71,10 @@ class Journal:
     def dirty(self) -> bool:
         return bool(self._unsaved)
 
+    @property
+    def unsaved_records(self) -> int:
+        return len(self._unsaved)
+
     def append(self, records: Sequence[Record]) -> None:
         for record in records:
             self._appended += 1
