@@ -8,7 +8,6 @@ import queue
 import signal
 import subprocess
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -216,13 +215,6 @@ def _zygote_descriptors(desk: Desk) -> int:
 
 def _descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def _zygote_descriptors(desk: Desk) -> int:
-    """A zygote that another one just replaces is exiting: only root may then look at its descriptors, or nobody."""
-    while True:
-        with suppress(PermissionError, FileNotFoundError, ProcessLookupError):
-            return _descriptors(desk.zygote())
 
 
 def test_session_directories_of_dead_agents_only_are_removed(tmp_path: Path) -> None:
