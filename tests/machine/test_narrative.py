@@ -139,3 +139,28 @@ def test_narrative_times_are_utc(at: int) -> None:
     expected = datetime.fromtimestamp(0, UTC).fromordinal(at // 86_400 + 719_163)
     clock = f"{at % 86_400 // 3600:02d}:{at % 3600 // 60:02d}:{at % 60:02d}"
     assert utc_time(at + 0.9) == f"{expected:%Y}".rjust(4, "0") + f"{expected:-%m-%d} {clock}"
+
+
+def committed(index: int, at: float) -> r.CheckpointCommitted:
+    return r.CheckpointCommitted(
+        at=at, name=f"checkpoint_{index:06d}", index=index, iteration=index + 1, generation=1, metrics={}
+    )
+
+
+def test_many_commits_in_a_row_are_one_line() -> None:
+    records: list[r.Record] = []
+    for index in range(10):
+        records.append(committed(index, 10.0 + index))
+        records.append(r.Reported(at=10.0 + index, generation=1, iteration=index + 2, metrics={}))
+        if index >= 3:
+            records.append(r.CheckpointDeleted(at=10.0 + index, name=f"checkpoint_{index - 3:06d}"))
+    lost = r.AgentGone(at=30.0, agent="a", host="host-a", why="its connection closed")
+    few: list[r.Record] = [committed(10 + n, 31.0 + n) for n in range(4)]
+    assert list(narrate([*records, lost, *few], short)) == [
+        "010.0  checkpoint_000000 of iteration 1 was committed.",
+        "019.0  9 more checkpoints were committed, the last checkpoint_000009 of iteration 10; "
+        "7 were let go, as the retention rule says.",
+        "030.0  Agent a on host-a was lost: its connection closed.",
+        *(f"{31 + n:05.1f}  checkpoint_{10 + n:06d} of iteration {11 + n} was committed." for n in range(4)),
+    ]
+    assert len(list(narrate(records, short, fold=False))) == 17

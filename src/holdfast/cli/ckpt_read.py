@@ -81,7 +81,7 @@ def show(uri: str, as_json: bool) -> None:
         "index": str(manifest.index),
         "created": f"{iso_time(manifest.created_at)} by {manifest.writer}",
         "parent": manifest.parent or "none",
-        "run": f"epoch {manifest.epoch}, generation {manifest.generation}, iteration {manifest.iteration}",
+        "run": f"controller {manifest.epoch}, generation {manifest.generation}, iteration {manifest.iteration}",
         "world size": str(manifest.world_size),
         "metrics": metrics_text(manifest.metrics) or "none",
         "pinned": "yes" if pinned else "no",

@@ -16,12 +16,14 @@ __all__ = ["events"]
 
 @click.command(short_help="Show what happened in a run.")
 @click.argument("uri", metavar="RUN")
+@click.option("--all", "show_all", is_flag=True, help="Show every commit, also where many come in a row.")
 @json_option
-def events(uri: str, as_json: bool) -> None:
+def events(uri: str, show_all: bool, as_json: bool) -> None:
     """Show what happened in RUN: who started it, what failed, from where it went on, what was committed.
 
-    What the journal holds that cannot be read is named at the end. --json prints the journal's records themselves,
-    each with its `kind` and `at` (seconds since 1970), and what is damaged.
+    Many commits in a row are one line. What the journal holds that cannot be read is named at the end. --json
+    prints the journal's records themselves, each with its `kind` and `at` (seconds since 1970), and what is
+    damaged.
     """
     store = find_run(uri)
     damage: list[str] = []
@@ -34,7 +36,7 @@ def events(uri: str, as_json: bool) -> None:
         records_json = [msgspec.to_builtins(record) for record in records]
         print_json({"uri": store.uri, "records": records_json, "damage": damage})
         return
-    for line in narrate(records):
+    for line in narrate(records, fold=not show_all):
         print_line(line)
     for sentence in damage:
         print_line(f"DAMAGED  {sentence}")

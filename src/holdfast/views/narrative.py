@@ -15,13 +15,61 @@ from holdfast.views.formatting import count_text, duration_text, list_text, rank
 
 __all__ = ["Narrator", "narrate"]
 
+_FOLD_LINES = 4
+"""So many lines about commits in a row are shown one by one."""
 
-def narrate(records: Iterable[r.Record], format_time: Callable[[float], str] = utc_time) -> Iterator[str]:
-    """The lines of a journal. `format_time` gets seconds since 1970."""
+
+def narrate(
+    records: Iterable[r.Record], format_time: Callable[[float], str] = utc_time, *, fold: bool = True
+) -> Iterator[str]:
+    """The lines of a journal. `format_time` gets seconds since 1970; `fold` makes one line of many commits in a row."""
     narrator = Narrator(format_time)
+    commits = _Commits(format_time)
     for record in records:
-        if line := narrator.line(record):
+        line = narrator.line(record)
+        if line and fold and _is_routine(record):
+            commits.add(record, line)
+        elif line:
+            yield from commits.flush()
             yield line
+    yield from commits.flush()
+
+
+class _Commits:
+    """Commits, and the deletions by the retention rule between them, with nothing else in between."""
+
+    def __init__(self, format_time: Callable[[float], str]) -> None:
+        self._format_time = format_time
+        self._lines: list[str] = []
+        self._at = 0.0
+        self._last: r.CheckpointCommitted | None = None
+        self._committed = self._deleted = 0
+        """How many there were after the first line."""
+
+    def add(self, record: r.Record, line: str) -> None:
+        if self._lines:
+            self._committed += isinstance(record, r.CheckpointCommitted)
+            self._deleted += isinstance(record, r.CheckpointDeleted)
+        if len(self._lines) <= _FOLD_LINES:
+            self._lines.append(line)
+        self._at = record.at
+        if isinstance(record, r.CheckpointCommitted):
+            self._last = record
+
+    def flush(self) -> list[str]:
+        """The lines: all of them where they are few, the first and a count otherwise."""
+        lines, last, deleted = self._lines, self._last, self._deleted
+        if len(lines) > _FOLD_LINES:
+            parts = []
+            if self._committed and last is not None:
+                more = count_text(self._committed, "more checkpoint")
+                verb = "was" if self._committed == 1 else "were"
+                parts.append(f"{more} {verb} committed, the last {last.name} of iteration {last.iteration}")
+            if deleted:
+                parts.append(f"{deleted} {'was' if deleted == 1 else 'were'} let go, as the retention rule says")
+            lines = [lines[0], f"{self._format_time(self._at)}  {'; '.join(parts)}."]
+        self._lines, self._last, self._committed, self._deleted = [], None, 0, 0
+        return lines
 
 
 class Narrator:
@@ -161,6 +209,10 @@ def _checkpoint(record: r.Record) -> str:
             return f"A checkpoint waits for {ranks_text(record.ranks)}, still short of report {record.number}."
         case _:
             return ""
+
+
+def _is_routine(record: r.Record) -> bool:
+    return isinstance(record, r.CheckpointCommitted) or (isinstance(record, r.CheckpointDeleted) and not record.why)
 
 
 def _reason(why: str) -> str:
