@@ -53,7 +53,7 @@ def _report_usage(error: click.ClickException) -> int:
     import click
 
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
-        print(error.format_message(), file=sys.stderr)
+        print(printable(error.format_message(), lines=True), file=sys.stderr)
         return exit_codes.USAGE
     print(f"error: {printable(error.format_message())}", file=sys.stderr)
     context = getattr(error, "ctx", None)
