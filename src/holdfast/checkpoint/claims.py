@@ -35,7 +35,7 @@ _ATTEMPTS = 200
 _MIN_PAUSE_S = 0.01
 _MAX_PAUSE_S = 2.0
 _TRUSTED_S = 1.0
-"""For so long nobody asks whether a claim's writer still lives: most claims are gone sooner."""
+"""How long a claim counts without a check whether its writer lives: most claims are gone sooner."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

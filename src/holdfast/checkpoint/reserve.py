@@ -40,7 +40,7 @@ def reserve(
 ) -> Draft:
     """Reserve a name for a new checkpoint.
 
-    `epoch` is the controller's (the highest there is, where nobody says); `name` is a custom one, which
+    `epoch` is the controller's (the highest there is, if None); `name` is a custom one, which
     raises `NameTaken` if a checkpoint has it; `at_least` is the smallest index allowed. `adopt` lets a custom
     name have files in it already: the user's own, put there by other means (see `upload.reference_existing`).
     `token` identifies the draft. A caller that tries again after an unknown outcome passes the same one, and gets

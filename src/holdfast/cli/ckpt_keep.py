@@ -33,16 +33,16 @@ def rm(uris: tuple[str, ...], force: bool, as_json: bool) -> None:
     A pinned one is refused until it is unpinned; a run's newest, from which training would go on, needs --force. If
     one of several is refused, none is removed.
     """
-    doomed = {(store.uri, name): store for store, name in map(find_checkpoint, uris)}
-    found = {key: _removable(store, key[1], force) for key, store in doomed.items()}
-    for (_, name), store in doomed.items():
+    named = {(store.uri, name): store for store, name in map(find_checkpoint, uris)}
+    found = {key: _removable(store, key[1], force) for key, store in named.items()}
+    for (_, name), store in named.items():
         manifest = found[store.uri, name]
         removal.remove(store, name, token=None if manifest is None else manifest.token)
         if not as_json:
             size_bytes = None if manifest is None else manifest.size_bytes
             print_line(f"Removed {name}" + ("." if size_bytes is None else f" ({size_text(size_bytes)})."))
     if as_json:
-        print_json({"removed": [store.sub(name).uri for (_, name), store in doomed.items()]})
+        print_json({"removed": [store.sub(name).uri for (_, name), store in named.items()]})
 
 
 @click.command(short_help="Keep checkpoints from retention and removal.")

@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 
 class Refused(errors.HoldfastError):
-    """The command would destroy something that somebody may want; the message says how to insist."""
+    """The command would destroy something that may be needed; the message names the option that forces it."""
 
 
 # The first class that fits decides, so the narrow ones stand before the broad ones.
@@ -53,7 +53,7 @@ def code_of(error: Exception) -> int:
 
 
 def sentence(error: Exception) -> str:
-    """What a person is told: our own errors are sentences already."""
+    """The message to print: our own errors are sentences already."""
     if isinstance(error, errors.HoldfastError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -22,7 +22,7 @@ _asked = threading.Event()
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Listen for Ctrl-C while the block lasts (in the main thread; elsewhere signals are somebody else's)."""
+    """Handle Ctrl-C while the block lasts; does nothing outside the main thread, where Python allows no handlers."""
     _asked.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -35,7 +35,7 @@ def watching() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise if somebody pressed Ctrl-C: called for each block of a transfer."""
+    """Raise if Ctrl-C was pressed. Called for each block of a transfer."""
     if _asked.is_set():
         raise HoldfastError("The transfer was interrupted.")
 

@@ -73,7 +73,7 @@ class Meter:
                 self._stream.flush()
 
     def line(self, columns: int = 80) -> str:
-        """What a terminal of that width shows now; the bar has what the words leave."""
+        """The line for a terminal of that width; the bar fills what the text leaves."""
         rate = self.done_bytes / max(self.elapsed_s, 1e-9)
         if not self._total_bytes:
             return f"{self._label}  {size_text(self.done_bytes)}  {size_text(rate)}/s"[:columns]

@@ -1,7 +1,7 @@
 """What a URI on the command line names: a run, or one checkpoint in it.
 
-A directory with a manifest or a reservation is a checkpoint; anything else is taken for a run. Commands that read one
-checkpoint take a run's URI too and mean its newest.
+A directory with a manifest or a reservation is a checkpoint; anything else counts as a run. Commands that read one
+checkpoint accept a run's URI, too, and use its newest.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def find_checkpoint(uri: str) -> tuple[Store, str]:
 
 
 def choose(uri: str) -> Chosen:
-    """The committed checkpoint that a URI names, or the newest of the run that it names, which is told."""
+    """The committed checkpoint that a URI names, or the newest of the run that it names; prints which that is."""
     store, name = find(uri)
     if name is not None:
         return Chosen(store, name, _read(store, name))

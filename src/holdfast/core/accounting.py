@@ -1,7 +1,7 @@
 """Where a run's time went, from its records alone: what was training, what of it was kept, and what the faults cost.
 
 Every second between the first and the last record falls into one bucket of `Account`, when the next record comes. Which
-reports were superseded, and with how much training, is `curve`'s to say; `summary` brings the two together.
+reports were superseded, and with how much training, `curve` decides; `summary` brings the two together.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
-    """The curve as it was after one report: how many count up to it, and what it said."""
+    """The curve as it was after one report: how many count up to it, and its metrics."""
 
     iteration: int = 0
     rows: int = 0

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class RetryingStore:
-    """`store`, patient: at most `attempts` tries, pausing between 0 and `base_delay_s * 2**n` (at most
+    """`store` with retries: at most `attempts` tries, pausing between 0 and `base_delay_s * 2**n` (at most
     `max_delay_s`) after the n-th failure."""
 
     def __init__(
@@ -95,8 +95,8 @@ class RetryingStore:
         return self._retry(lambda: self._store.list(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
-        doomed = tuple(keys)
-        self._retry(lambda: self._store.delete(doomed))
+        again = tuple(keys)
+        self._retry(lambda: self._store.delete(again))
 
     def copy(self, source: str, target: str) -> None:
         self._retry(lambda: self._store.copy(source, target))
@@ -140,33 +140,33 @@ class RetryingStore:
             except Unavailable as error:
                 failures += 1
                 if failures >= self._attempts:
-                    told = str(error).rstrip(".")
-                    raise Unavailable(f"{told} (given up after {failures} tries).") from error
+                    message = str(error).rstrip(".")
+                    raise Unavailable(f"{message} (given up after {failures} tries).") from error
             self._sleep(self._uniform(0, backoff_s(failures, self._base_delay_s, self._max_delay_s)))
 
 
 def without_retries(store: Store) -> Store:
-    """The store below, each of whose calls is made once: for whoever must look at something before it tries again."""
+    """The store below, which makes each call once: for callers that must check something before they try again."""
     return without_retries(store._store) if isinstance(store, RetryingStore) else store
 
 
 class _Progress:
-    """Tells of each byte once, however often its transfer starts over."""
+    """Reports each byte once, however often its transfer starts over."""
 
     def __init__(self, on_bytes: OnBytes | None) -> None:
         self._on_bytes = on_bytes
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
     def attempt(self) -> OnBytes | None:
         if self._on_bytes is None:
             return None
         on_bytes, done_bytes = self._on_bytes, 0
 
-        def told(count: int) -> None:
+        def report(count: int) -> None:
             nonlocal done_bytes
             done_bytes += count
-            news = max(0, done_bytes - self._told_bytes)
-            self._told_bytes += news
-            on_bytes(news)  # also where it is 0: it may raise to abandon the transfer
+            new_bytes = max(0, done_bytes - self._reported_bytes)
+            self._reported_bytes += new_bytes
+            on_bytes(new_bytes)  # also where it is 0: it may raise to abandon the transfer
 
-        return told
+        return report

@@ -123,7 +123,7 @@ class ResultFiles:
     def flush(self, final: bool = False) -> None:
         with self._lock:
             if self._started is None or self._fenced():
-                return  # nothing was decided yet, or nothing that counts, or nobody knows
+                return  # no record yet, or this controller is or may be fenced
             failures: list[StorageError] = []
             try:
                 if self._sinks is None:

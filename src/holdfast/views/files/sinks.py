@@ -202,7 +202,7 @@ class FileSink(_OwnFile):
         self._discard()
 
     def _keep_name(self) -> None:
-        """Put the file back under its name if somebody took it away."""
+        """Put the file back under its name if somebody removed or replaced it."""
         with translated(self._key):
             mine = os.fstat(self._fd)
             try:

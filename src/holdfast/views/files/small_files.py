@@ -13,7 +13,7 @@ __all__ = ["error_text", "params_text"]
 
 
 def params_text(params: Mapping[str, Any]) -> bytes:
-    """The configuration of the training function; what JSON cannot say is shown as Python would print it."""
+    """The configuration of the training function; what JSON cannot hold is written as its `repr`."""
     return json.dumps(_jsonable(params), indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 

@@ -29,7 +29,7 @@ def version_event(at: float) -> bytes:
 
 
 def session_event(at: float, step: int) -> bytes:
-    """A session starts here: what was told of `step` and later no longer counts. The first of a run voids nothing."""
+    """A session starts here: TensorBoard drops values of `step` and later. The first of a run drops nothing."""
     return _frame(_pack_time(b"\x09", at) + b"\x10" + _varint(step) + b"\x3a\x02\x08\x01")
 
 

@@ -1,4 +1,4 @@
-"""A titled box around two columns, in line-drawing characters where the stream takes them. `layouts` fills it."""
+"""A titled box around two columns, in line-drawing characters where the stream can encode them. `layouts` fills it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writing to the terminal without ever waiting for it.
 
-A terminal that was stopped (Ctrl+S), or a pager that nobody scrolls, blocks whoever writes; what watches a run must
+A terminal that was stopped (Ctrl+S), or a pager that nobody scrolls, blocks its writers; what watches a run must
 not block. So text is written in small pieces, only while the stream is ready, and what piles up beyond a limit is left
 out, and counted. A reader that goes away ends the writing, not the run. `terminal` is the only user.
 """
@@ -60,7 +60,7 @@ class NonblockingStream:
         self._put(f"{text}\n")
 
     def drain(self, *, wait: bool = False) -> None:
-        """Write what the stream takes now; with `wait`, all of it."""
+        """Write what the stream accepts now; with `wait`, all of it."""
         try:
             while self._pieces and (wait or self._ready()):
                 piece = self._pieces.popleft()
@@ -86,7 +86,7 @@ class NonblockingStream:
 
 
 def _poll_of(stream: TextIO) -> select.poll | None:
-    """Asks whether the stream's descriptor takes more; None where there is none (a notebook, a test)."""
+    """Polls whether the stream's descriptor accepts more; None where there is none (a notebook, a test)."""
     try:
         fd = stream.fileno()
     except (UnsupportedOperation, AttributeError, ValueError, OSError):

@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Terminal:
-    """Prints to `stream`; None for a switch means: as the environment and the stream say."""
+    """Prints to `stream`. A switch that is None follows the environment and the stream."""
 
     def __init__(
         self,
