@@ -55,6 +55,7 @@ OTHER_DEFAULTS = {
 _INTERNAL = "made by Holdfast, not by scripts"
 
 OURS = {
+    "train.CheckpointConfig(on_conflict)": "what to do with a file name that several ranks give",
     "train.CheckpointConfig(target_overhead)": "how much of the time `should_checkpoint` may spend",
     "train.DataParallelTrainer": "runs any Python function; Ray has it in a module of its own",
     "train.FailureConfig(progress_timeout_s)": "replaces a group that reports nothing for so long",
@@ -88,6 +89,11 @@ BEHAVIOUR = (
     ),
     ("Metrics reported without a checkpoint", "dropped", "kept, every one: `result.metrics`, result files, data frame"),
     ("`report` without a checkpoint", "waits for every rank", "waits for nobody"),
+    (
+        "The same file name from several ranks",
+        "the last upload wins",
+        "the lowest rank's counts, and alone is uploaded; a warning where bytes differ",
+    ),
     ("`checkpoint_dir_name` of a checkpoint that is there", "mixes files", "an error"),
     ("NaN or missing scores", 'best with `"min"`', "worst in both orders"),
     ("A finished run, called again with the same script", "trains again", "returns its result at once"),

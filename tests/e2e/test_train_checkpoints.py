@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from msgspec import UNSET
 from tests.e2e.small import fit, save, value_of
 from tests.faults.programs.place import Place
 
 from holdfast import train
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.errors import NameTaken
+from holdfast.storage.locate import open_store
 from holdfast.train import Checkpoint, CheckpointConfig, CheckpointUploadMode
 
 
@@ -53,12 +59,46 @@ def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Pla
     assert isinstance(caught.value.controller_failure, NameTaken)
 
 
-def test_two_ranks_reporting_the_same_file_name_are_refused(place: Place) -> None:
-    def function() -> None:
-        save(train.get_context().get_world_rank())
+def _save_on_every_rank() -> None:
+    """As Ray's quickstart does: all ranks report the same file, here with other bytes on rank 1 in the second step."""
+    rank = train.get_context().get_world_rank()
+    for step in range(3):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "value.json").write_text(json.dumps(10 * step + (rank if step == 1 else 0)))
+            Path(directory, f"only-{rank}.txt").write_text("mine")
+            train.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
 
-    with pytest.raises(train.TrainingFailedError, match=r"DuplicateFile: .*value\.json"):
-        fit(place, function, workers=2)
+
+def test_of_a_file_that_every_rank_reports_the_lowest_ranks_is_kept(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = fit(place, _save_on_every_rank, workers=3)
+    assert place.check_stored() == ["checkpoint_000000", "checkpoint_000001", "checkpoint_000002"]
+    assert [value_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 10, 20]
+    manifests = Catalog(open_store(place.storage / "run")).committed()
+    for manifest in manifests:
+        assert [file.path for file in manifest.files] == ["only-0.txt", "only-1.txt", "only-2.txt", "value.json"]
+    assert [manifest.files[3].differing_ranks for manifest in manifests] == [UNSET, (1, 2), UNSET]
+    (warning,) = [record.getMessage() for record in caplog.records if "different bytes" in record.getMessage()]
+    assert "Ranks 0 and 1, 2 reported the file 'value.json' with different bytes: rank 0's is kept." in warning
+
+
+def test_states_that_every_rank_reports_are_one_checkpoint(place: Place) -> None:
+    def function() -> None:
+        train.report({}, checkpoint=Checkpoint.from_state({"weights": numpy.arange(1000.0), "step": 3}))
+
+    result = fit(place, function, workers=2)
+    assert result.checkpoint is not None
+    assert result.checkpoint.load_state()["weights"].sum() == 499500
+    place.check_stored()
+
+
+def test_a_file_name_of_two_ranks_is_refused_where_the_user_wants_that(place: Place) -> None:
+    config = CheckpointConfig(on_conflict="error")
+    with pytest.raises(train.TrainingFailedError, match=r"DuplicateFile: Ranks 0 and 1 both .*value\.json") as caught:
+        fit(place, _save_on_every_rank, workers=2, checkpoint_config=config)
+    assert isinstance(caught.value, train.ControllerError)
+    assert place.check_stored() == []
 
 
 def test_retention_keeps_the_best_and_the_latest_checkpoint(place: Place) -> None:

@@ -182,6 +182,7 @@ def _store_part(
     upload: dict[str, Any] = {
         "rank": order.rank,
         "parent_files": order.parent_files,
+        "hash_only": order.hash_only,
         "threads": threads,
         "on_bytes": on_bytes,
         "on_sent": on_sent,

@@ -75,6 +75,8 @@ class Settings:
     """So many records are flushed at once: until then they are held in memory, for the journal and for the views."""
     storage_patience_s: float = 300.0
     """How long storage may fail before the run does."""
+    refuse_conflicts: bool = False
+    """Whether a file name that several ranks give to one checkpoint ends the run."""
     beat_s: float = 5.0
     agent_silence_s: float = 30.0
     """An agent that leaves pings unanswered for so long is lost; this process's own standstill does not count."""
@@ -112,7 +114,13 @@ class Controller:
         self._wake = asyncio.Event()
         self._publisher = plan.make_publisher(plan.observers, self._read_back)
         self._agents = AgentPool(plan.prepare, self.post, self._publisher, self._answer)
-        self._persister = Persister(plan.store, lease.epoch, self._agents, plan.settings.storage_patience_s)
+        self._persister = Persister(
+            plan.store,
+            lease.epoch,
+            self._agents,
+            plan.settings.storage_patience_s,
+            refuse_conflicts=plan.settings.refuse_conflicts,
+        )
         self._remover = Remover(plan.store, lease.check)
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
+
+from msgspec import UnsetType
 
 from holdfast.checkpoint import commit
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
-from holdfast.checkpoint.upload import merge_parts
+from holdfast.checkpoint.upload import merge_parts, owned_by_others
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.retry import retry_for
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry
 from holdfast.core.failure_kind import FailureKind
-from holdfast.errors import HoldfastError, OutOfSpace, StorageError, Unavailable
+from holdfast.errors import DuplicateFile, HoldfastError, OutOfSpace, StorageError, Unavailable
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.wire.messages import Upload, Uploaded, UploadFailed
@@ -41,12 +43,17 @@ class _AgentGone(Exception):
 class Persister:
     """Persists one ticket at a time. `deliver` hands it the agents' answers."""
 
-    def __init__(self, store: Store, epoch: int, agents: AgentPool, patience_s: float) -> None:
+    def __init__(
+        self, store: Store, epoch: int, agents: AgentPool, patience_s: float, *, refuse_conflicts: bool = False
+    ) -> None:
+        """`refuse_conflicts`: a file name that several ranks give is an error."""
         self._store = store
         self._epoch = epoch
         self._agents = agents
         agents.on_upload = self.deliver
         self._patience_s = patience_s
+        self._refuse_conflicts = refuse_conflicts
+        self._warned = False
         self._answers: dict[tuple[e.Ticket, int], asyncio.Future[Uploaded]] = {}
         self._parent: Manifest | None = None
 
@@ -58,9 +65,11 @@ class Persister:
         try:
             # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
             token = current().token_hex(16)
+            hash_only = self._find_conflicts(command)
             draft = await self._retry(lambda: current().run_blocking(self._reserve, command, token))
-            answers = await self._upload(command, draft)
+            answers = await self._upload(command, draft, hash_only)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
+            self._warn_of_differences(files)
             made = draft
 
             def seal() -> Manifest:
@@ -96,19 +105,56 @@ class Persister:
         else:
             waiting.set_exception(answer.kind.as_error(answer.error, otherwise=StorageError))
 
-    async def _upload(self, command: c.PersistCheckpoint, draft: Draft) -> dict[int, Uploaded]:
+    def _find_conflicts(self, command: c.PersistCheckpoint) -> dict[int, frozenset[str]]:
+        """The files of each rank that a lower rank gives as well; `DuplicateFile` if the user wants none."""
+        names = command.file_names
+        found = owned_by_others(names)
+        if self._refuse_conflicts:
+            for rank, taken in found.items():
+                for path in sorted(taken):
+                    first = min(other for other in names if path in names[other])
+                    raise DuplicateFile(
+                        f"Ranks {first} and {rank} both reported a file {path!r}: give each rank's file a name of its "
+                        "own, for example with the rank in it."
+                    )
+        return found
+
+    def _warn_of_differences(self, files: Sequence[FileEntry]) -> None:
+        """Once a run: what is kept of a file whose ranks do not agree may not be what was meant."""
+        for entry in files:
+            if entry.differing_ranks and not isinstance(entry.differing_ranks, UnsetType) and not self._warned:
+                self._warned = True
+                others = ", ".join(map(str, entry.differing_ranks))
+                _log.warning(
+                    "Ranks %d and %s reported the file %r with different bytes: rank %d's is kept. Report it from one "
+                    "rank only, or give each rank's file a name of its own.",
+                    entry.rank,
+                    others,
+                    entry.path,
+                    entry.rank,
+                )
+
+    async def _upload(
+        self, command: c.PersistCheckpoint, draft: Draft, hash_only: Mapping[int, frozenset[str]]
+    ) -> dict[int, Uploaded]:
         parent_files = list(self._parent.files) if self._parent and self._parent.name == draft.parent else []
         ranks = [rank for rank, _ in command.parts]
         found = await asyncio.gather(
             *(
-                self._retry(partial(self._ask, command, draft, rank, agent, parent_files))
+                self._retry(partial(self._ask, command, draft, rank, agent, parent_files, hash_only.get(rank, ())))
                 for rank, agent in command.parts
             )
         )
         return dict(zip(ranks, found, strict=True))
 
     async def _ask(
-        self, command: c.PersistCheckpoint, draft: Draft, rank: int, agent: str, parent_files: list[FileEntry]
+        self,
+        command: c.PersistCheckpoint,
+        draft: Draft,
+        rank: int,
+        agent: str,
+        parent_files: list[FileEntry],
+        hash_only: Collection[str],
     ) -> Uploaded:
         link = self._agents.links.get(agent)
         if link is None:
@@ -125,6 +171,7 @@ class Persister:
                     rank=rank,
                     draft=draft,
                     parent_files=parent_files,
+                    hash_only=tuple(sorted(hash_only)),
                     info=CheckpointInfo(
                         ranks=tuple(rank for rank, _ in command.parts),
                         world_size=command.world_size,

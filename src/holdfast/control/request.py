@@ -61,6 +61,8 @@ class TrainRequest:
     num_to_keep: int | None
     score_attribute: str | None
     score_order: Literal["max", "min"]
+    on_conflict: Literal["lowest_rank", "error"] = "lowest_rank"
+    """What counts of a file name that several ranks give."""
     target_overhead: float = 0.02
     """Share of the time that checkpoints may stall training where `should_checkpoint` decides."""
 

@@ -92,7 +92,7 @@ def make_setup(
         make_engine=make_engine,
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
-        settings=_settings(),
+        settings=_settings(request),
     )
 
 
@@ -163,8 +163,9 @@ def _spec(request: TrainRequest) -> RunSpec:
     )
 
 
-def _settings() -> Settings:
+def _settings(request: TrainRequest) -> Settings:
     return Settings(
+        refuse_conflicts=request.on_conflict == "error",
         storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
         agent_silence_s=float(os.environ.get("HOLDFAST_AGENT_SILENCE_S", "30")),
     )

@@ -139,5 +139,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_dir_name: str | None = None
     adopt: bool = False
     """The files lie in the run's storage already, under that name."""
+    file_names: tuple[str, ...] = ()
+    """The paths of the files that this rank gives, where there are other ranks: they may give some of the same."""
     stall_s: float = 0.0
     """How long this call kept training waiting (copying, or waiting for an earlier upload)."""

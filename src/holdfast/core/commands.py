@@ -90,6 +90,8 @@ class PersistCheckpoint(_Command, frozen=True, kw_only=True):
     ticket: Ticket
     parts: tuple[tuple[int, str], ...]
     """(rank, agent) of every rank that gave files."""
+    file_names: dict[int, tuple[str, ...]] = {}
+    """What the files of each rank are called, where there is more than one rank."""
     name: str | None
     adopt: bool
     at_least_index: int

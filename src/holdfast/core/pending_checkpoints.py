@@ -117,6 +117,8 @@ def _take_part(state: State, generation: Generation, rank: int, item: Report, it
     if pending is None:
         pending = state.pending[ticket] = Pending(ticket, iteration, now, generation.world_size)
     pending.parts[rank] = generation.agent_of(rank)
+    if item.file_names:
+        pending.file_names[rank] = item.file_names
     if rank == 0:
         pending.metrics = item.metrics or {}
     if item.checkpoint_dir_name is not None:
@@ -167,6 +169,7 @@ def persist_next(state: State, now: float, out: Output) -> None:
         c.PersistCheckpoint(
             ticket=ticket,
             parts=tuple(sorted(pending.parts.items())),
+            file_names=pending.file_names,
             name=pending.name,
             adopt=bool(pending.adopted),
             at_least_index=state.durable.next_index,

@@ -158,6 +158,8 @@ class Pending:
     parts: dict[int, str] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     """The name that each rank asked for, of those that did and gave a part."""
+    file_names: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """What each rank's files are called."""
     adopted: dict[int, str] = field(default_factory=dict)
     """The directories in the run's storage in which ranks have put their files themselves."""
     name: str | None = None

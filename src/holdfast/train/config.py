@@ -216,6 +216,8 @@ class CheckpointConfig:
     """Which checkpoints stay: the `num_to_keep` best by `checkpoint_score_attribute` (or the latest), and the latest
     in any case. None keeps all. Nested metrics are named `a/b`.
 
+    `on_conflict` (ours): of a file name that several ranks give to one checkpoint, "lowest_rank" keeps the lowest
+    rank's file and warns where bytes differ; "error" ends the run.
     `target_overhead` (ours): the share of the time that checkpoints may keep training waiting where
     `train.should_checkpoint()` decides when to make one.
     """
@@ -225,6 +227,7 @@ class CheckpointConfig:
     checkpoint_score_order: Literal["max", "min"] = "max"
     checkpoint_frequency: int | None = None
     checkpoint_at_end: bool | None = None
+    on_conflict: Literal["lowest_rank", "error"] = field(default="lowest_rank", kw_only=True)
     target_overhead: float = field(default=0.02, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -237,6 +240,7 @@ class CheckpointConfig:
             raise ConfigError(
                 f"CheckpointConfig(checkpoint_score_attribute) must be a metric's name, not {attribute!r}."
             )
+        checks.one_of("CheckpointConfig(on_conflict)", self.on_conflict, ("lowest_rank", "error"))
         checks.share("CheckpointConfig(target_overhead)", self.target_overhead)
         checks.one_of("CheckpointConfig(checkpoint_score_order)", self.checkpoint_score_order, ("max", "min"))
         own_call = "call train.report(metrics, checkpoint=...) in the training function when you want one."

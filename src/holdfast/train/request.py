@@ -92,6 +92,7 @@ def build_request(
         num_to_keep=run.checkpoint_config.num_to_keep,
         score_attribute=run.checkpoint_config.checkpoint_score_attribute,
         score_order=run.checkpoint_config.checkpoint_score_order,
+        on_conflict=run.checkpoint_config.on_conflict,
         target_overhead=run.checkpoint_config.target_overhead,
         takeover=run.takeover,
         resume=run.resume,

@@ -176,6 +176,8 @@ class Upload(_Message, frozen=True, kw_only=True):
     rank: int
     draft: Draft
     parent_files: list[FileEntry] = []
+    hash_only: tuple[str, ...] = ()
+    """Files that are hashed and not stored: a lower rank stores its own of the same name."""
     info: CheckpointInfo | None = None
     """What the agent must know to leave a part record, should this controller die before it can commit."""
 

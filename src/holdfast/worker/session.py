@@ -20,14 +20,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.layout import check_name
-from holdfast.core.checkpoint_types import ExistingPart, Part, Report, StagedPart
+from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.wire.messages import CollectiveKind, WorkerMessage, WorkerReport
 from holdfast.worker.agent_connection import AgentConnection
 from holdfast.worker.job import Assignment
 from holdfast.worker.plain_data import plain_data, plain_metrics
 from holdfast.worker.snapshot import Snapshots
-from holdfast.worker.staging import stage
+from holdfast.worker.staging import stage, staged_files
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -193,6 +193,7 @@ class Session:
             checkpoint=part is not None,
             checkpoint_dir_name=existing or dir_name,
             adopt=existing is not None,
+            file_names=_file_names(part) if self.assignment.world_size > 1 else (),
             stall_s=stall_s,
         )
         self._send(WorkerReport(report=report, part=part))
@@ -344,6 +345,17 @@ def current(what: str = "train.report()") -> Session:
             "TorchTrainer(train_loop_per_worker, ...), and call fit()."
         )
     return _current
+
+
+def _file_names(part: Part | None) -> tuple[str, ...]:
+    """The paths of a part's files; none of what lies in storage already, where every rank means the same files."""
+    match part:
+        case StagedPart(directory):
+            return tuple(sorted(staged_files(Path(directory))))
+        case Snapshot(files=files):
+            return tuple(sorted(file.path for file in files))
+        case _:
+            return ()
 
 
 def _upload_mode(mode: CheckpointUploadMode | None, delete_local: bool | None) -> tuple[CheckpointUploadMode, bool]:

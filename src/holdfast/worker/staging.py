@@ -20,7 +20,7 @@ from holdfast.errors import CheckpointError, OutOfSpace
 from holdfast.storage.files import copy_bytes, reflink
 from holdfast.storage.private_directory import make_private_directory
 
-__all__ = ["stage"]
+__all__ = ["stage", "staged_files"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -48,6 +48,13 @@ def stage(source: Path, target: Path, *, let_go: bool) -> None:
         raise
     if owned:
         shutil.rmtree(source, ignore_errors=True)
+
+
+def staged_files(directory: Path) -> Iterator[str]:
+    """The `/`-separated paths of the files that `stage` made."""
+    for entry in _walk(directory):
+        if not entry.is_dir(follow_symlinks=False):
+            yield os.path.relpath(entry.path, directory)
 
 
 def _moved(source: Path, target: Path) -> bool:
