@@ -30,7 +30,7 @@ def form_while_a_checkpoint_is_pending(patch: Patch) -> None:
     def advance(state: State, now: float, out: machine.Output) -> None:
         settled(state, now, out)
         if state.generation is None and state.pending and not state.ended:
-            machine._settle(state, now, out)
+            machine._end_or_start(state, now, out)
 
     patch.setattr(machine, "_advance", advance)
 
@@ -143,14 +143,14 @@ def excuse_all_while_one_waits(patch: Patch) -> None:
 
 
 def go_on_after_being_fenced(patch: Patch) -> None:
-    take_in = machine._take_in
+    take_in = machine._apply
 
     def bold(state: State, event: e.Event, now: float, out: machine.Output) -> None:
         take_in(state, event, now, out)
         if isinstance(event, e.ControllerFenced):
             state.ended = False
 
-    patch.setattr(machine, "_take_in", bold)
+    patch.setattr(machine, "_apply", bold)
 
 
 def set_a_deadline_that_has_passed(patch: Patch) -> None:

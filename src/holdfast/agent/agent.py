@@ -48,7 +48,7 @@ from holdfast.wire.messages import (
     Shutdown,
     Upload,
 )
-from holdfast.worker.stdio import let_go_of_output
+from holdfast.worker.stdio import detach_output
 
 __all__ = ["Agent"]
 
@@ -182,7 +182,7 @@ class Agent:
     async def _linger(self) -> None:
         """Finish the uploads that were ordered, within the time limit, unless told to end."""
         if self._own_process:
-            let_go_of_output()
+            detach_output()
         finishing = asyncio.ensure_future(self._storage.finish_uploads())
         told = asyncio.ensure_future(self._told_to_end.wait())
         both: set[asyncio.Future[Any]] = {finishing, told}
@@ -317,7 +317,7 @@ class Agent:
         if self._workers is not None:
             self._workers.workers_lost(why)
 
-    def spawner_said(self, text: str) -> None:
+    def spawner_output(self, text: str) -> None:
         _log.info("%s", text)
         number = 0 if self._workers is None else self._workers.number
         self._send(Logs(generation=number, lines=[LogLine(-1, "holdfast", line) for line in text.splitlines()]))

@@ -75,7 +75,7 @@ class InlineSpawner:
         await self._ended.wait()
 
     def add_imports(self, modules: list[str]) -> None:
-        """There is no next process to learn for."""
+        """There is no zygote that could import them."""
 
     async def close(self) -> None:
         self._cut()

@@ -61,7 +61,7 @@ class LogFile:
             self._file.close()
 
     def _fail(self, error: OSError) -> None:
-        self._writer._tell(lambda: self._on_error(error))
+        self._writer._call_soon(lambda: self._on_error(error))
 
 
 class LogWriter:
@@ -118,9 +118,9 @@ class LogWriter:
                 if caught_up:
                     self._waiting = []
             for call in waiting:
-                self._tell(call)
+                self._call_soon(call)
 
-    def _tell(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:

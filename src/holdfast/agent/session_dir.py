@@ -48,7 +48,7 @@ class SessionDir:
         name = agent if has_shared_locks(agents) else f"{agent}@{machine_id()}"
         self.path = agents / name
         self.lock_path = agents / f"{name}{_LOCK}"
-        lock = _take(self.lock_path)
+        lock = _lock_file(self.lock_path)
         if lock is None:
             raise FileExistsError(f"Another agent {agent} lives on this node: give this one another --agent-id.")
         self._lock = lock
@@ -104,7 +104,7 @@ def sweep_dead(agents: Path) -> list[str]:
         lock_path = agents / f"{name}{_LOCK}"
         if not shared_locks and not name.endswith(mine) and not _is_abandoned(agents / name, lock_path):
             continue
-        lock = _take(lock_path)
+        lock = _lock_file(lock_path)
         if lock is not None:
             shutil.rmtree(agents / name, ignore_errors=True)
             lock_path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def _make_link(target: Path) -> Path | None:
     return None
 
 
-def _take(path: Path) -> int | None:
+def _lock_file(path: Path) -> int | None:
     """A descriptor that holds the lock; None where someone else does. Where the filesystem has no locks, it goes to
     whoever makes the file."""
     while True:

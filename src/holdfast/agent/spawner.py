@@ -16,7 +16,7 @@ __all__ = ["Parent", "Spawner"]
 
 
 class Parent(Protocol):
-    """Who is told, in the agent's event loop."""
+    """Whom a spawner calls back, in the agent's event loop."""
 
     def worker_started(self, generation: int, rank: int, pid: int) -> None: ...
 
@@ -28,7 +28,7 @@ class Parent(Protocol):
         """Whoever watched over the workers is gone, and so are they; nobody knows how each of them ended."""
         ...
 
-    def spawner_said(self, text: str) -> None:
+    def spawner_output(self, text: str) -> None:
         """Something for the log: output of imports, reasons for cold starts."""
         ...
 

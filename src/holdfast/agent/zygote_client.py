@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: starts it, hands it descriptors, hears of births and deaths, and ends it.
+"""The agent's end of the zygote: starts it, sends it descriptors, is told of workers' starts and deaths, and ends it.
 
 One process (`zygote.zygote`) is the parent of all workers, forked or cold, so that their deaths, their orphans
 and the death of this agent are handled in one place. A zygote that cannot be forked safely is replaced by one
@@ -28,6 +28,7 @@ from holdfast.wire.messages import Prepare
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import WorkerFds
 from holdfast.zygote.messages import (
+    AddImports,
     Cleared,
     Died,
     Dismiss,
@@ -35,7 +36,6 @@ from holdfast.zygote.messages import (
     Forked,
     FromZygote,
     Kill,
-    Learn,
     Load,
     TookOver,
     ToZygote,
@@ -94,20 +94,20 @@ class ZygoteSpawner:
             assert self._zygote is not None
             if not self._zygote.loaded:
                 self._zygote.loaded = True
-                self._zygote.say(self._load, [os.dup(self._function_fd)])
+                self._zygote.send(self._load, [os.dup(self._function_fd)])
             reason = await asyncio.shield(self._zygote.warm)
             if reason is None:
                 return
             if not self._load.fork:
                 raise RuntimeError(f"No worker can be started on this node: {reason}")
             self._cold_reason = reason
-            self._parent.spawner_said(f"Workers are started cold from now on: {reason}.")
+            self._parent.spawner_output(f"Workers are started cold from now on: {reason}.")
             self._load = msgspec.structs.replace(self._load, fork=False)
             await self.close()
 
     def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:
         assert self._zygote is not None
-        self._zygote.say(Fork(assignment=assignment, listens=worker_fds.listen is not None), worker_fds.fds)
+        self._zygote.send(Fork(assignment=assignment, listens=worker_fds.listen is not None), worker_fds.fds)
 
     async def clear(self, generation: int) -> None:
         if self._zygote is None or self._zygote.lost:
@@ -116,12 +116,12 @@ class ZygoteSpawner:
             async with asyncio.timeout(_CLEAR_TIMEOUT_S):
                 await self._zygote.clear(generation)
         except TimeoutError:
-            self._parent.spawner_said(f"The zygote did not clear generation {generation} in time and is replaced.")
+            self._parent.spawner_output(f"The zygote did not clear generation {generation} in time and is replaced.")
             await self._zygote.end(0.0)
 
     def add_imports(self, modules: list[str]) -> None:
         if self._zygote is not None and self._load is not None and self._load.fork and not self._zygote.lost:
-            self._zygote.say(Learn(modules=modules))
+            self._zygote.send(AddImports(modules=modules))
 
     async def close(self) -> None:
         if self._zygote is not None:
@@ -155,26 +155,26 @@ class _ZygoteProcess:
         self._pid = self._process.pid
         self._control.setblocking(False)
         os.set_blocking(self._output, False)
-        self._loop.add_reader(self._control, self._listen)
-        self._loop.add_reader(self._output, self._overhear)
+        self._loop.add_reader(self._control, self._receive)
+        self._loop.add_reader(self._output, self._read_output)
 
-    def say(self, order: ToZygote, fds: list[int] | None = None) -> None:
+    def send(self, order: ToZygote, fds: list[int] | None = None) -> None:
         """Send one order; descriptors are closed here once they are on their way."""
         self._unsent.append((memoryview(encode(order)), fds or []))
         if len(self._unsent) == 1:
-            self._pump()
+            self._write()
 
     async def clear(self, generation: int) -> None:
         if self._cleared is None:
             self._cleared = self._loop.create_future()
-            self.say(Kill(generation=generation))
+            self.send(Kill(generation=generation))
         await asyncio.shield(self._cleared)
 
     async def end(self, patience_s: float) -> None:
         """Have it end everything and go; after `patience_s`, end it. Orphans that reach us are ended too."""
         if not self.lost:
-            self.say(Dismiss())
-        self._let_go()
+            self.send(Dismiss())
+        self._close()
         if not self._reaped:
             self._signal(signal.SIGTERM)
             pidfd = os.pidfd_open(self._pid)
@@ -202,20 +202,20 @@ class _ZygoteProcess:
             return _wait_status(self._process.wait())
         return os.waitpid(self._pid, 0)[1]
 
-    def _be_taken_over(self, pid: int) -> None:
+    def _replace_process(self, pid: int) -> None:
         """The process that was started here has ended, and the one that takes its place is now a child of ours."""
         self._process.wait() if self._process.pid == self._pid else os.waitpid(self._pid, 0)
         self._pid = pid
 
     # ------------------------------------------------------------------ the socket
 
-    def _pump(self) -> None:
+    def _write(self) -> None:
         while self._unsent and not self.lost:
             data, fds = self._unsent[0]
             try:
                 sent = socket.send_fds(self._control, [data], fds) if fds else self._control.send(data)
             except BlockingIOError:
-                self._loop.add_writer(self._control, self._pump)
+                self._loop.add_writer(self._control, self._write)
                 return
             except OSError:
                 break  # its death comes by way of the reader
@@ -227,7 +227,7 @@ class _ZygoteProcess:
         if not self.lost:
             self._loop.remove_writer(self._control)
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._control.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -235,49 +235,49 @@ class _ZygoteProcess:
         except OSError:
             data = b""
         for body in self._splitter.feed(data):
-            self._hear(_decoder.decode(body))
+            self._handle(_decoder.decode(body))
         if not data:
-            self._die()
+            self._handle_death()
 
-    def _hear(self, word: FromZygote) -> None:
-        if isinstance(word, Warm):
+    def _handle(self, message: FromZygote) -> None:
+        if isinstance(message, Warm):
             if not self.warm.done():
-                self.warm.set_result(word.cold_reason)
-        elif isinstance(word, Forked):
-            self._parent.worker_started(word.generation, word.rank, word.pid)
-        elif isinstance(word, Died):
-            self._parent.worker_died(word.generation, word.rank, word.status, killed=word.killed)
-        elif isinstance(word, Cleared):
-            self._be_cleared()
+                self.warm.set_result(message.cold_reason)
+        elif isinstance(message, Forked):
+            self._parent.worker_started(message.generation, message.rank, message.pid)
+        elif isinstance(message, Died):
+            self._parent.worker_died(message.generation, message.rank, message.status, killed=message.killed)
+        elif isinstance(message, Cleared):
+            self._finish_clear()
         else:
-            assert isinstance(word, TookOver)
-            self._be_taken_over(word.pid)
+            assert isinstance(message, TookOver)
+            self._replace_process(message.pid)
 
-    def _be_cleared(self) -> None:
+    def _finish_clear(self) -> None:
         if self._cleared is not None and not self._cleared.done():
             self._cleared.set_result(None)
         self._cleared = None
 
-    def _die(self) -> None:
+    def _handle_death(self) -> None:
         """It is gone, and by PR_SET_PDEATHSIG so are its workers; what those had started is ours now, and ends."""
-        self._let_go()
+        self._close()
         self._signal(signal.SIGKILL)
         ending = exit_status_of(self._reap())
         self._end_orphans()
         if not self.warm.done():
             self.warm.set_result(f"the zygote, while it imported the training function, was {ending.cause}")
         self._parent.workers_lost(f"lost with its parent process, the zygote, which was {ending.cause}")
-        self._be_cleared()
+        self._finish_clear()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self.lost:
             return
         self.lost = True
         self._loop.remove_reader(self._control)
         self._loop.remove_writer(self._control)
         self._loop.remove_reader(self._output)
-        self._overhear()  # as much as a pipe can hold
-        self._pass_on(self._lines.rest())
+        self._read_output()  # as much as a pipe can hold
+        self._log(self._lines.rest())
         self._control.close()
         os.close(self._output)
         for _, fds in self._unsent:
@@ -285,20 +285,20 @@ class _ZygoteProcess:
                 os.close(fd)
         self._unsent.clear()
 
-    def _overhear(self) -> None:
-        """What imports print, and what the zygote says about its own death."""
+    def _read_output(self) -> None:
+        """What imports print, and what the zygote prints when it crashes."""
         try:
             data = os.read(self._output, _RECEIVE_BYTES)
         except BlockingIOError:
             return
         if data:
-            self._pass_on(self._lines.feed(data))
+            self._log(self._lines.feed(data))
         else:
             self._loop.remove_reader(self._output)
 
-    def _pass_on(self, lines: bytes) -> None:
+    def _log(self, lines: bytes) -> None:
         if lines:
-            self._parent.spawner_said(lines.decode("utf-8", "replace").rstrip("\n"))
+            self._parent.spawner_output(lines.decode("utf-8", "replace").rstrip("\n"))
 
     def _end_orphans(self) -> None:
         """As a subreaper this process inherits what a killed zygote left."""

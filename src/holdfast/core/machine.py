@@ -1,6 +1,6 @@
 """The run's machine: `step(state, event, now)` takes in what happened and says what to record and what to do.
 
-It reads no clock and does no I/O. It is level-triggered: an event only updates what is known (`_take_in`), and
+It reads no clock and does no I/O. It is level-triggered: an event only updates what is known (`_apply`), and
 `_advance` then looks at the whole state and makes every move that has become possible, so that the order in which
 news arrives decides nothing. Every change of membership is the same move: stop the generation, wait until nothing
 of it is alive and every complete checkpoint is settled, form the next generation from the newest commit.
@@ -49,7 +49,7 @@ def step(state: State, event: e.Event, now: float) -> Step:
     """Take one event in and decide. `state` is changed in place."""
     out = Output(state)
     if not state.ended:
-        _take_in(state, event, now, out)
+        _apply(state, event, now, out)
         if state.began and not state.ended:
             _advance(state, now, out)
     return Step(out.records, out.commands)
@@ -71,11 +71,11 @@ def deadline(state: State) -> float | None:
     return min(times, default=None)
 
 
-def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
+def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
     match event:
         case e.RankReported():
             if (generation := _current(state, event.generation)) is not None:
-                pending_checkpoints.take_reports(state, generation, event, now, out)
+                pending_checkpoints.add_reports(state, generation, event, now, out)
         case e.ControllerBegan():
             if isinstance(state.durable.outcome, r.RunFinished) and not event.changes and not event.restart:
                 _end(state, c.RunStatus.FINISHED, out)  # complete already: nothing to add, not even a record
@@ -94,19 +94,19 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.AgentLost():
             _lose_agent(state, event, now, out)
         case e.AgentUnavailable():
-            placement.take_refusal(state, event, now)
+            placement.agent_unavailable(state, event, now)
         case e.CheckpointStored() | e.CheckpointFailed():
-            lost = pending_checkpoints.take_outcome(state, event, now, out)
+            lost = pending_checkpoints.finish_persisting(state, event, now, out)
             if (generation := _current(state, event.ticket.generation)) is not None:
                 for rank, holder in lost.items():
                     cause = "lost a checkpoint that it had reported with its node"
-                    _take_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=holder), now)
+                    _add_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=holder), now)
         case e.PinsFound():
-            removal.take_pins(state, event, now, out)
+            removal.pins_found(state, event, now, out)
         case e.CheckpointRemoved():
-            removal.take_removed(state, event, now, out)
+            removal.checkpoint_removed(state, event, now, out)
         case e.CheckpointKept():
-            removal.take_kept(state, event, now, out)
+            removal.checkpoint_kept(state, event, now, out)
         case e.StorageLost():
             state.fatal = (event.kind, event.error)
             state.journal_lost = True
@@ -129,10 +129,10 @@ def _take_in(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.TimePassed():
             return
         case _:
-            _take_in_worker(state, event, now)
+            _apply_worker_event(state, event, now)
 
 
-def _take_in_worker(state: State, event: e.Event, now: float) -> None:
+def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
     match event:
         case e.WorkersStarted():
             if (generation := _current(state, event.generation)) is not None:
@@ -154,7 +154,7 @@ def _take_in_worker(state: State, event: e.Event, now: float) -> None:
                     generation.return_value, generation.return_value_error = event.value, event.value_error
         case e.WorkerExited():
             if (generation := _current(state, event.generation)) is not None:
-                _take_failure(generation, event.failure, now)
+                _add_failure(generation, event.failure, now)
         case e.WorkersStopped():
             if event.agent in state.agents and event.master_port:
                 state.agents[event.agent].master_port = event.master_port
@@ -167,7 +167,7 @@ def _current(state: State, generation: int) -> Generation | None:
     return state.generation if state.generation is not None and state.generation.number == generation else None
 
 
-def _take_failure(generation: Generation, failure: r.WorkerFailure, now: float) -> None:
+def _add_failure(generation: Generation, failure: r.WorkerFailure, now: float) -> None:
     if all(known.rank != failure.rank for known in generation.failures):
         generation.failures.append(failure)
     why = f"rank {failure.rank} {failure.cause}"
@@ -197,7 +197,7 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
             if place.agent == agent.name and (rank not in generation.finished or rank in bereft):
                 cause = f"was lost with its node ({event.why})"
                 failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
-                _take_failure(generation, failure, now)
+                _add_failure(generation, failure, now)
 
 
 def _advance(state: State, now: float, out: Output) -> None:
@@ -210,7 +210,7 @@ def _advance(state: State, now: float, out: Output) -> None:
     removal.apply_retention(state, now, out)
     pending_checkpoints.persist_next(state, now, out)
     if state.generation is None and not state.pending:
-        _settle(state, now, out)
+        _end_or_start(state, now, out)
     elif state.generation is not None and state.generation.stop_reason is None and _all_finished(state):
         generation = state.generation
         out.record(
@@ -299,13 +299,13 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
         )
     )
     pending_checkpoints.drop_incomplete(state, now, out)
-    pending_checkpoints.distrust(state, generation, now, out)
+    pending_checkpoints.record_damage(state, generation, now, out)
     state.generation = None
     if reason.kind is StopKind.FAILURE:
         state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
 
 
-def _settle(state: State, now: float, out: Output) -> None:
+def _end_or_start(state: State, now: float, out: Output) -> None:
     """No workers, nothing in flight: end the run, or form the next generation."""
     durable = state.durable
     if _waits_for_removal(state):
@@ -324,7 +324,7 @@ def _settle(state: State, now: float, out: Output) -> None:
         out.record(r.RunInterrupted(at=now, why=state.stop))
         _end(state, c.RunStatus.INTERRUPTED, out)
     else:
-        placement.form(state, now, out)
+        placement.start_generation(state, now, out)
         if state.fatal is not None:  # there is no way to form one, now or later
             _fail(state, state.fatal, now, out)
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "complete",
     "deadlines",
-    "distrust",
+    "record_damage",
     "drop_incomplete",
     "found_damage",
     "lose_agent",
     "persist_next",
     "reconcile",
-    "take_outcome",
-    "take_reports",
+    "finish_persisting",
+    "add_reports",
     "warn_laggards",
 ]
 
@@ -64,10 +64,10 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
             out.record(_committed(stored, now))
         durable.checkpoints[stored.name] = stored
     # Retention removes first and writes that down afterwards; what it would have removed is not missed.
-    expired = removal.lets_go(state, pins=set())
+    expired = removal.to_remove(state, pins=set())
     for name in [name for name in durable.checkpoints if name not in known]:
         if name in expired:
-            removal.finish(state, name)
+            removal.finish_removal(state, name)
             out.record(r.CheckpointDeleted(at=now, name=name))
         else:
             out.record(r.CheckpointDamaged(at=now, name=name, why="it is not in storage any more"))
@@ -78,7 +78,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
     removal.remove_now(state, now, out)
 
 
-def take_reports(state: State, generation: Generation, event: e.RankReported, now: float, out: Output) -> None:
+def add_reports(state: State, generation: Generation, event: e.RankReported, now: float, out: Output) -> None:
     """One rank's reports, in order. A report seen before is ignored."""
     rank = event.rank
     generation.progress_at[rank] = now
@@ -108,10 +108,10 @@ def take_reports(state: State, generation: Generation, event: e.RankReported, no
         if item.checkpoint:
             if rank == 0:
                 state.checkpoint_interval.stalled(item.stall_s, now)
-            _take_part(state, generation, rank, item, iteration, now)
+            _add_part(state, generation, rank, item, iteration, now)
 
 
-def _take_part(state: State, generation: Generation, rank: int, item: Report, iteration: int, now: float) -> None:
+def _add_part(state: State, generation: Generation, rank: int, item: Report, iteration: int, now: float) -> None:
     ticket = e.Ticket(generation.number, item.number)
     pending = state.pending.get(ticket)
     if pending is None:
@@ -180,7 +180,7 @@ def persist_next(state: State, now: float, out: Output) -> None:
     )
 
 
-def take_outcome(
+def finish_persisting(
     state: State, event: e.CheckpointStored | e.CheckpointFailed, now: float, out: Output
 ) -> dict[int, str]:
     """The ticket is done with. Says which ranks' parts (rank to agent) were lost with their agents, if any were."""
@@ -192,7 +192,7 @@ def take_outcome(
     if isinstance(event, e.CheckpointStored):
         state.checkpoint_interval.stored(event.elapsed_s)
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
-        _tell(state, pending, event.stored.name, out)
+        _announce(state, pending, event.stored.name, out)
         state.retention_due = True
         return {}
     _give_up(state, pending, event.error, now, out)
@@ -242,7 +242,7 @@ def found_damage(state: State, generation: Generation) -> dict[str, str]:
     return {name: why for name, why in found.items() if name in state.durable.checkpoints}
 
 
-def distrust(state: State, generation: Generation, now: float, out: Output) -> None:
+def record_damage(state: State, generation: Generation, now: float, out: Output) -> None:
     """A checkpoint that was found damaged is not used again: the one before it is next."""
     for name, why in found_damage(state, generation).items():
         out.record(r.CheckpointDamaged(at=now, name=name, why=why))
@@ -272,10 +272,10 @@ def _may_lag(pending: Pending) -> bool:
 def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) -> None:
     ticket, iteration = pending.ticket, pending.iteration
     out.record(r.CheckpointAbandoned(at=now, generation=ticket.generation, iteration=iteration, why=why))
-    _tell(state, pending, None, out)
+    _announce(state, pending, None, out)
 
 
-def _tell(state: State, pending: Pending, name: str | None, out: Output) -> None:
+def _announce(state: State, pending: Pending, name: str | None, out: Output) -> None:
     """To the agents that hold its parts; a commit to the whole generation, since any rank may ask for the newest."""
     concerned = set(pending.parts.values())
     generation = state.generation

@@ -16,7 +16,7 @@ from holdfast.core.state import Generation, State
 if TYPE_CHECKING:
     from holdfast.core.machine import Output
 
-__all__ = ["deadlines", "form", "place", "take_refusal"]
+__all__ = ["deadlines", "start_generation", "place", "agent_unavailable"]
 
 _REFUSALS_LIMIT = 3
 """So many times in a row the engine may fail to start an agent that the run cannot do without."""
@@ -30,7 +30,7 @@ def deadlines(state: State) -> list[float]:
     return [] if state.agents_wanted_since is None else [state.agents_wanted_since + state.spec.agents_timeout_s]
 
 
-def take_refusal(state: State, event: e.AgentUnavailable, now: float) -> None:
+def agent_unavailable(state: State, event: e.AgentUnavailable, now: float) -> None:
     """The engine could not start an agent: ask again later, unless it fails again and again."""
     state.requested_slots = max(0, state.requested_slots - event.slots)
     if state.generation is not None or _ready_slots(state) >= state.spec.workers_min:
@@ -41,7 +41,7 @@ def take_refusal(state: State, event: e.AgentUnavailable, now: float) -> None:
         state.fatal = (FailureKind.RUN, f"No agent could be started: {event.why}")
 
 
-def form(state: State, now: float, out: Output) -> None:
+def start_generation(state: State, now: float, out: Output) -> None:
     """Start the next generation if it is time and enough agents are ready; otherwise ask for what is missing."""
     if now < state.not_before:
         return

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 __all__ = [
     "apply_retention",
     "deadlines",
-    "finish",
+    "finish_removal",
     "forget",
     "holds_name",
     "is_under_way",
-    "lets_go",
+    "to_remove",
     "remove_now",
     "removes_resume_point",
-    "take_kept",
-    "take_pins",
-    "take_removed",
+    "checkpoint_kept",
+    "pins_found",
+    "checkpoint_removed",
 ]
 
 _PATIENCE = 9
@@ -50,7 +50,7 @@ def apply_retention(state: State, now: float, out: Output) -> None:
             state.retention_due = True
     if state.retention_due and not state.finding_pins and state.find_pins_at <= now:
         state.retention_due = False
-        if lets_go(state, pins=set()):
+        if to_remove(state, pins=set()):
             state.finding_pins = True
             out.do(c.FindPins(names=tuple(state.durable.checkpoints)))
         else:
@@ -67,13 +67,13 @@ def remove_now(state: State, now: float, out: Output) -> None:
             _start(name, removal, out)
 
 
-def finish(state: State, name: str) -> None:
+def finish_removal(state: State, name: str) -> None:
     """An earlier controller had begun to remove this checkpoint: have what may be left of it removed as well."""
     if token := state.durable.checkpoints[name].token:
         state.removals[name] = Removal(token=token, invisible=True)
 
 
-def take_pins(state: State, event: e.PinsFound, now: float, out: Output) -> None:
+def pins_found(state: State, event: e.PinsFound, now: float, out: Output) -> None:
     """Storage has told the pins, or could not: then nothing goes, and it is asked again later."""
     state.finding_pins = False
     if event.error is not None:
@@ -86,7 +86,7 @@ def take_pins(state: State, event: e.PinsFound, now: float, out: Output) -> None
     remove_now(state, now, out)
 
 
-def take_removed(state: State, event: e.CheckpointRemoved, now: float, out: Output) -> None:
+def checkpoint_removed(state: State, event: e.CheckpointRemoved, now: float, out: Output) -> None:
     """A checkpoint is gone, by our hand or another's."""
     if _answered(state, event.name, event.token) is not None:
         del state.removals[event.name]
@@ -94,7 +94,7 @@ def take_removed(state: State, event: e.CheckpointRemoved, now: float, out: Outp
         _record_deleted(state, event.name, event.token, why, now, out)
 
 
-def take_kept(state: State, event: e.CheckpointKept, now: float, out: Output) -> None:
+def checkpoint_kept(state: State, event: e.CheckpointKept, now: float, out: Output) -> None:
     """A removal did not take place, or not wholly."""
     removal = _answered(state, event.name, event.token)
     if removal is None:
@@ -133,7 +133,7 @@ def holds_name(state: State, name: str | None) -> bool:
     if removal is not None:
         return removal.under_way or removal.failures < _PATIENCE
     undecided = state.finding_pins or (state.retention_due and 0 < state.pin_failures < _PATIENCE)
-    return undecided and name in lets_go(state, pins=set())
+    return undecided and name in to_remove(state, pins=set())
 
 
 def forget(state: State) -> None:
@@ -155,7 +155,7 @@ def deadlines(state: State) -> list[float]:
     return [removal.not_before for removal in idle]
 
 
-def lets_go(state: State, pins: set[str]) -> list[str]:
+def to_remove(state: State, pins: set[str]) -> list[str]:
     """What the rule lets go of the checkpoints that the run knows, oldest first."""
     return to_delete(state.durable.checkpoints.values(), state.spec.retention, pins)
 
@@ -164,7 +164,7 @@ def _removable(state: State) -> list[str]:
     """The checkpoint that workers may still be loading from stays until each has reported."""
     generation = state.generation
     loading = generation.checkpoint if generation is not None and min(generation.counts.values()) == 0 else None
-    return [name for name in lets_go(state, state.pins) if name != loading]
+    return [name for name in to_remove(state, state.pins) if name != loading]
 
 
 def _start(name: str, removal: Removal, out: Output) -> None:

@@ -176,7 +176,7 @@ def _run_job(job: Job, session: ImportTrackingSession, connection: socket.socket
     if os.getpid() != pid:
         os._exit(0)
     with suppress(WireError):
-        session.tell_imports()
+        session.send_imports()
     frames.send(connection, _finished(here, value))
     return 0
 

@@ -31,10 +31,10 @@ class ImportTrackingSession(Session):
     def report(self, metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         # Before the report: whoever stops this worker as soon as that is there has heard of the modules.
         if len(sys.modules) != self._modules:
-            self.tell_imports()
+            self.send_imports()
         super().report(metrics, *args, **kwargs)
 
-    def tell_imports(self) -> None:
+    def send_imports(self) -> None:
         """Send the names of the modules that were imported since the last time."""
         if self._known is None:
             return

@@ -25,17 +25,17 @@ __all__ = ["check_reported_directory", "is_committed"]
 _RUN_FILE = "run.json"
 
 
-def check_reported_directory(source: Path, run: Path | None, assignment: Assignment, *, let_go: bool) -> None:
+def check_reported_directory(source: Path, run: Path | None, assignment: Assignment, *, move: bool) -> None:
     """Raise `ConfigError` if `source` must not be reported.
 
-    `run` is the run's directory where storage is local files; `let_go` says that `source` is to be gone afterwards.
+    `run` is the run's directory where storage is local files; `move` says that `source` is to be gone afterwards.
     """
     if not source.is_dir():
         return  # staging says what is wrong with it
     keep = {"the agent's staging directory": Path(assignment.staging_dir), "holdfast's cache": local_cache_dir()}
     if run is not None:
         keep = {"the run's storage": run, "the storage path": run.parent, **keep}
-    if let_go:
+    if move:
         keep["the worker's working directory"] = Path.cwd()
         keep["the run's working directory"] = Path(assignment.work_dir)
         keep["the directory for temporary files"] = Path(tempfile.gettempdir())
@@ -46,7 +46,7 @@ def check_reported_directory(source: Path, run: Path | None, assignment: Assignm
                 f"train.report() cannot take {source}: it is or contains {what} {path}; save the checkpoint's files "
                 "in a directory of their own, such as tempfile.mkdtemp(), and report that."
             )
-    if let_go:
+    if move:
         _check_inside(source, run, assignment)
 
 

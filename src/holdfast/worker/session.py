@@ -101,8 +101,8 @@ class Session:
                 if not self._number & (_DRAIN_EVERY - 1):
                     self._agent.drain()
                 return
-            mode, let_go = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
-            self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, let_go)
+            mode, move = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
+            self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, move)
 
     def _report_checkpoint(
         self,
@@ -110,7 +110,7 @@ class Session:
         checkpoint: Checkpoint,
         dir_name: str | None,
         mode: CheckpointUploadMode,
-        let_go: bool,
+        move: bool,
     ) -> None:
         from holdfast.checkpoint.handle import Checkpoint  # The caller made one, so it is there already.
 
@@ -120,7 +120,7 @@ class Session:
                 "write Checkpoint.from_directory(path) or Checkpoint.from_state(state)."
             )
         began = time.monotonic()
-        part = self._make_part(checkpoint, mode, let_go)
+        part = self._make_part(checkpoint, mode, move)
         self._send_report(metrics, dir_name, part, time.monotonic() - began)
         number = self._number
         self._agent.pending.append(number)
@@ -130,7 +130,7 @@ class Session:
             if last is None or last.ticket.number != number or last.name is None:
                 raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
 
-    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, let_go: bool) -> Part:
+    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, move: bool) -> Part:
         """Make the checkpoint the agent's: what happens in here is the stall."""
         from holdfast.checkpoint.state.handle import StateCheckpoint
 
@@ -140,16 +140,16 @@ class Session:
             existing = self._name_in_run(checkpoint)
             self._agent.wait_for_pending()
             return ExistingPart(existing)
-        source = self._directory_to_stage(checkpoint, let_go)
+        source = self._directory_to_stage(checkpoint, move)
         self._agent.wait_for_pending()
         target = self._staging_target()
         if source is None:
             checkpoint.to_directory(target)  # verified on the way: a damaged one must not become a new commit
         else:
-            stage(source, target, let_go=let_go)
+            stage(source, target, move=move)
         return StagedPart(str(target))
 
-    def _directory_to_stage(self, checkpoint: Checkpoint, let_go: bool) -> Path | None:
+    def _directory_to_stage(self, checkpoint: Checkpoint, move: bool) -> Path | None:
         """The local directory of a reported checkpoint; None if it is remote, or a committed one. Refuses what must
         not be reported, before anything is touched."""
         from holdfast.worker.reported_directory import check_reported_directory, is_committed
@@ -159,7 +159,7 @@ class Session:
             return None
         committed = is_committed(source)
         run = self._open_store().local_root
-        check_reported_directory(source, run, self.assignment, let_go=let_go and not committed)
+        check_reported_directory(source, run, self.assignment, move=move and not committed)
         return None if committed else source
 
     def _make_part_of_state(self, checkpoint: StateCheckpoint, mode: CheckpointUploadMode) -> Part:

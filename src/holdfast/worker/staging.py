@@ -25,15 +25,15 @@ __all__ = ["stage", "staged_files"]
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def stage(source: Path, target: Path, *, let_go: bool) -> None:
-    """Make the new directory `target` hold what `source` holds; with `let_go`, `source` is gone afterwards."""
+def stage(source: Path, target: Path, *, move: bool) -> None:
+    """Make the new directory `target` hold what `source` holds; with `move`, `source` is gone afterwards."""
     if not source.is_dir():
         raise CheckpointError(
             f"The checkpoint directory {source} is not there: save the files before train.report() and keep "
             "the directory until it returns."
         )
     make_private_directory(target.parent)
-    owned = let_go and not (source / ".manifest.json").exists()
+    owned = move and not (source / ".manifest.json").exists()
     if owned and _is_self_contained(source) and _moved(source, target):
         return
     try:

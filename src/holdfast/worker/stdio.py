@@ -15,7 +15,7 @@ import signal
 import sys
 from dataclasses import dataclass
 
-__all__ = ["DUMP_SIGNAL", "WorkerFds", "buffer_lines", "let_go_of_output", "take_output", "watch_for_crashes"]
+__all__ = ["DUMP_SIGNAL", "WorkerFds", "buffer_lines", "detach_output", "redirect_output", "watch_for_crashes"]
 
 DUMP_SIGNAL = signal.SIGRTMIN + 8
 """A real-time signal: people and schedulers use SIGUSR1 and SIGUSR2 for themselves."""
@@ -42,7 +42,7 @@ class WorkerFds:
         return all_of_them if self.listen is None else [*all_of_them, self.listen]
 
 
-def take_output(worker_fds: WorkerFds) -> None:
+def redirect_output(worker_fds: WorkerFds) -> None:
     """Make the two pipes this process's standard output and error, whatever those were."""
     os.dup2(worker_fds.stdout, 1)
     os.dup2(worker_fds.stderr, 2)
@@ -51,7 +51,7 @@ def take_output(worker_fds: WorkerFds) -> None:
     buffer_lines()
 
 
-def let_go_of_output() -> None:
+def detach_output() -> None:
     """Give up standard output and error: whoever reads them shall not wait for this process."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)

@@ -49,12 +49,12 @@ class Children:
 
     def __init__(self) -> None:
         self.workers: dict[int, Child] = {}
-        self._condemned: set[int] = set()
+        self._killed: set[int] = set()
         self._own_children: list[int] = []
 
-    def condemn(self) -> None:
-        """Kill all workers and what they started. Whoever of them is not dying already dies by our hand."""
-        self._condemned = {pid for pid in self.workers if not is_exiting(pid)}
+    def kill_workers(self) -> None:
+        """Kill all workers and what they started. Those that were not exiting already count as killed by us."""
+        self._killed = {pid for pid in self.workers if not is_exiting(pid)}
         kill_descendants(self.workers)
 
     def reap(self) -> list[Dead]:
@@ -65,8 +65,8 @@ class Children:
             if child is not None:
                 kill_group(found)  # safe: a zombie keeps its pid, and with it the group's, until it is waited for
             _, status = os.waitpid(found, 0)
-            dead.append(Dead(found, child, status, found in self._condemned))
-            self._condemned.discard(found)
+            dead.append(Dead(found, child, status, found in self._killed))
+            self._killed.discard(found)
         return dead
 
     def keep_trackers(self) -> None:

@@ -1,4 +1,4 @@
-"""Learning safely: a module that workers imported is first imported in a child of the zygote's, on trial.
+"""Trial imports: a module that workers imported by themselves is first imported in a child of the zygote.
 
 A trial that starts threads, opens a device, crashes, exits or hangs harms nobody; only what passed is then imported by
 the process that will be the next zygote (`next_zygote`). A batch that fails is halved, so that one bad module does not
@@ -39,14 +39,14 @@ class ImportTrial:
         """What lies in these packages needs no trial: they were asked for by name, and did no harm so far."""
         self._trusted = frozenset(map(_package, modules))
 
-    def learn(self, modules: list[str]) -> None:
+    def add(self, modules: list[str]) -> None:
         new = [name for name in modules if name not in self._seen and name not in sys.modules]
         self._seen.update(new)
         self._safe.extend(name for name in new if _package(name) in self._trusted)
         if strange := [name for name in new if _package(name) not in self._trusted]:
             self._untried.append(strange)
 
-    def take_safe(self) -> list[str]:
+    def pop_safe(self) -> list[str]:
         """The modules that passed their trial since the last call."""
         safe, self._safe = list(self._safe), deque()
         return safe
@@ -56,14 +56,14 @@ class ImportTrial:
         """The modules that have not passed or failed a trial yet."""
         return [*self._on_trial, *(name for batch in self._untried for name in batch)]
 
-    def begin_anew(self, untried: list[str]) -> None:
+    def restart(self, untried: list[str]) -> None:
         """In the next zygote: these are yet to be tried; a trial that the former one had begun is not this one's."""
         self.trial_pid = None
         self._on_trial = []
         self._untried.clear()
         self._safe.clear()
         self._seen.difference_update(untried)
-        self.learn(untried)
+        self.add(untried)
 
     def start_trial(self) -> bool:
         """Whether there is a batch to try, and nobody at it."""
@@ -72,7 +72,7 @@ class ImportTrial:
         self._on_trial = self._untried.popleft()
         return True
 
-    def take_trial(self) -> NoReturn:
+    def run_trial(self) -> NoReturn:
         """In the forked child: import the batch, and say by the exit code whether that was safe."""
         code = 1
         try:

@@ -1,4 +1,4 @@
-"""What the agent and the zygote say to each other, over a socket pair that only they hold.
+"""The messages between agent and zygote, over a socket pair that only they hold.
 
 The agent's side is `agent.zygote_client`, the zygote's `zygote.zygote`. File descriptors travel beside `Fork`, in the
 order of its docstring. Nothing here reaches the controller.
@@ -18,7 +18,7 @@ __all__ = [
     "Forked",
     "FromZygote",
     "Kill",
-    "Learn",
+    "AddImports",
     "Load",
     "ToZygote",
     "TookOver",
@@ -58,7 +58,7 @@ class Kill(_Order, frozen=True, kw_only=True):
     generation: int
 
 
-class Learn(_Order, frozen=True, kw_only=True):
+class AddImports(_Order, frozen=True, kw_only=True):
     """Modules that workers imported by themselves: import them when there is time."""
 
     modules: list[str]
@@ -94,10 +94,10 @@ class Cleared(_Order, frozen=True, kw_only=True):
 
 
 class TookOver(_Order, frozen=True, kw_only=True):
-    """From here on another process is the zygote: it has learned what the one before could only be told."""
+    """From here on another process is the zygote: the one that has imported what workers imported by themselves."""
 
     pid: int
 
 
-ToZygote = Load | Fork | Kill | Learn | Dismiss
+ToZygote = Load | Fork | Kill | AddImports | Dismiss
 FromZygote = Warm | Forked | Died | Cleared | TookOver

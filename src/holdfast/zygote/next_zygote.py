@@ -44,7 +44,7 @@ class _TakeOver(msgspec.Struct, frozen=True, tag=True):
     """The zygote is about to end; answered with the same message, after which it does."""
 
     untried: list[str] = []
-    """Modules that it has learned of and not yet tried."""
+    """Modules that it was told of and that were not tried yet."""
 
 
 _orders: msgspec.msgpack.Decoder[_Import | _TakeOver] = msgspec.msgpack.Decoder(_Import | _TakeOver)
@@ -52,7 +52,7 @@ _answers: msgspec.msgpack.Decoder[_Imported | _TakeOver] = msgspec.msgpack.Decod
 
 
 class NextZygote:
-    """The zygote's view of its child. Its connection is read only when it has something to say."""
+    """The zygote's end of its child. Its connection is read only when it is readable."""
 
     def __init__(self, pid: int, connection: socket.socket, modules: Sequence[str]) -> None:
         self.pid = pid
@@ -79,8 +79,8 @@ class NextZygote:
         """Whether it has imported everything that it was told to."""
         return not self._queued and not self._ordered and not self.spoiled
 
-    def hear(self) -> None:
-        """Take one answer in."""
+    def receive(self) -> None:
+        """Read one answer."""
         with suppress(ConnectionResetError):
             answer = receive(self.connection, _answers)
             if isinstance(answer, _Imported) and answer.is_safe:
@@ -107,9 +107,9 @@ class NextZygote:
         return [*self._done, *self._ordered[1:], *self._queued]
 
 
-def import_until_takeover(connection: socket.socket, settle: Callable[[], None]) -> list[str]:
+def import_until_takeover(connection: socket.socket, prepare_to_fork: Callable[[], None]) -> list[str]:
     """In the child: import what comes, and return when it is time to be the zygote, with the modules that are yet to be
-    tried. `settle` prepares the process for being forked; it is called after the last module of each order."""
+    tried. `prepare_to_fork` prepares the process for being forked; it is called after the last module of each order."""
     while (order := receive(connection, _orders)) is not None:
         if isinstance(order, _TakeOver):
             return order.untried
@@ -117,7 +117,7 @@ def import_until_takeover(connection: socket.socket, settle: Callable[[], None])
             with one_thread_each():
                 import_quietly(module)
             if module == order.modules[-1]:
-                settle()
+                prepare_to_fork()
             send(connection, _Imported(module, unsafe_reason(f"Importing {module}") is None))
     os._exit(0)
 

@@ -31,12 +31,13 @@ from holdfast.worker.bootstrap import ForkContext, run_worker
 from holdfast.worker.environment import find_openblas, set_environment
 from holdfast.worker.job import Assignment
 from holdfast.worker.job_loader import Loaded, import_quietly, load_job, set_up_imports
-from holdfast.worker.stdio import WorkerFds, take_output
+from holdfast.worker.stdio import WorkerFds, redirect_output
 from holdfast.zygote.children import Child, Children
 from holdfast.zygote.cold_start import ColdStart
 from holdfast.zygote.fork_safety import one_thread_each, unsafe_reason
 from holdfast.zygote.import_trial import ImportTrial
 from holdfast.zygote.messages import (
+    AddImports,
     Cleared,
     Died,
     Dismiss,
@@ -44,7 +45,6 @@ from holdfast.zygote.messages import (
     Forked,
     FromZygote,
     Kill,
-    Learn,
     Load,
     TookOver,
     ToZygote,
@@ -62,7 +62,7 @@ _decoder: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
 
 @dataclass(frozen=True, slots=True)
 class _ForkedWorker:
-    """Says to a forked child, at the bottom of its stack, who it is."""
+    """What a forked child is to run, once the zygote's loop has returned in it."""
 
     loaded: Loaded
     assignment: Assignment
@@ -78,8 +78,8 @@ class Zygote:
         self._control = control
         self._splitter = Splitter()
         self._fds: deque[int] = deque()
-        self._brood = Children()
-        self._apprentice = ImportTrial()
+        self._children = Children()
+        self._import_trial = ImportTrial()
         self._load: Load | None = None
         self._function_fd = -1
         self._loaded: Loaded | None = None
@@ -87,18 +87,18 @@ class Zygote:
         self._next: NextZygote | None = None
         self._taking_over: socket.socket | None = None
         """In the next zygote only: its connection to the present one."""
-        self._birth: _ForkedWorker | None = None
+        self._forked: _ForkedWorker | None = None
         self._dismissed = False
         self._reading = False
         self._terminated = False
         self.fork_context = ForkContext([], frozenset())
 
     def run(self) -> _ForkedWorker:
-        """Serve the agent until it goes, which ends this process; or until this process is a newborn worker."""
+        """Serve the agent until it goes, which ends this process; or until this process is a forked worker."""
         while True:
             self._serve()
-            if self._birth is not None:
-                return self._birth
+            if self._forked is not None:
+                return self._forked
             self._take_over()
 
     def _serve(self) -> None:
@@ -107,18 +107,18 @@ class Zygote:
         for end in (alarm, self._alarm):
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._be_terminated())
+        signal.signal(signal.SIGTERM, lambda *_: self._terminate())
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
         with selectors.DefaultSelector() as self._selector:
-            self._selector.register(self._control, selectors.EVENT_READ, self._listen)
+            self._selector.register(self._control, selectors.EVENT_READ, self._receive)
             self._selector.register(alarm, selectors.EVENT_READ, lambda: self._reap(alarm))
             while not self._is_child:
-                for key, _ in self._selector.select(0 if self._has_time_to_study else None):
+                for key, _ in self._selector.select(0 if self._has_imports_to_try else None):
                     key.data()
                     if self._is_child:
                         break
                 else:
-                    self._learn()
+                    self._import_new_modules()
         signal.set_wakeup_fd(-1)
         alarm.close()
         self._alarm.close()
@@ -126,11 +126,11 @@ class Zygote:
     @property
     def _is_child(self) -> bool:
         """Whether this process was forked by a zygote a moment ago, and has its own way to go."""
-        return self._birth is not None or self._taking_over is not None
+        return self._forked is not None or self._taking_over is not None
 
-    # ------------------------------------------------------------------ the agent's words
+    # ------------------------------------------------------------------ messages of the agent
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         self._reading = True
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _RECEIVE_BYTES, _FDS_MAX)
@@ -139,36 +139,36 @@ class Zygote:
         for fd in fds:
             os.set_inheritable(fd, False)
         self._fds.extend(fds)
-        orders = self._understand(data)
+        orders = self._decode(data)
         self._reading = False
         if not data or self._terminated:
             self._end()
         for order in orders:
-            self._obey(order)
+            self._handle(order)
             if self._is_child:
                 return
 
-    def _understand(self, data: bytes) -> list[ToZygote]:
+    def _decode(self, data: bytes) -> list[ToZygote]:
         orders = [_decoder.decode(body) for body in self._splitter.feed(data)]
         self._dismissed = self._dismissed or any(isinstance(order, Dismiss) for order in orders)
         return orders
 
-    def _obey(self, order: ToZygote) -> None:
+    def _handle(self, order: ToZygote) -> None:
         if isinstance(order, Load):
             self._warm_up(order)
         elif isinstance(order, Fork):
             self._fork(order)
         elif isinstance(order, Kill):
-            self._brood.condemn()
+            self._children.kill_workers()
             self._clearing = order.generation
-            self._apprentice.interrupted()
+            self._import_trial.interrupted()
             self._clear()
-        elif isinstance(order, Learn):
-            self._apprentice.learn(order.modules)
+        elif isinstance(order, AddImports):
+            self._import_trial.add(order.modules)
 
-    def _say(self, word: FromZygote) -> None:
+    def _send(self, message: FromZygote) -> None:
         try:
-            self._control.sendall(encode(word))
+            self._control.sendall(encode(message))
         except (BrokenPipeError, ConnectionResetError):
             self._end()
 
@@ -178,7 +178,7 @@ class Zygote:
         self._load = load
         self._function_fd = self._fds.popleft()
         if not load.fork:
-            self._say(Warm())
+            self._send(Warm())
             return
         set_up_imports(load.sys_path, load.environment)
         reason = None
@@ -190,43 +190,43 @@ class Zygote:
             else:
                 self._loaded = load_job(self._function_fd, load.filesystem)
                 reason = unsafe_reason("Opening the training function")
-        self._apprentice.trust(load.preload)
-        self._settle()
-        self._say(Warm(cold_reason=reason))
+        self._import_trial.trust(load.preload)
+        self._prepare_to_fork()
+        self._send(Warm(cold_reason=reason))
 
-    def _settle(self) -> None:
-        """What is here stays: find what forked children will need, and keep the collector from touching their pages."""
+    def _prepare_to_fork(self) -> None:
+        """Look up what forked children will need, and keep the garbage collector from touching their pages."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
         self.fork_context = ForkContext(find_openblas(), frozenset(sys.modules))
-        self._brood.keep_trackers()
+        self._children.keep_trackers()
         gc.collect()
         gc.freeze()
 
     @property
-    def _has_time_to_study(self) -> bool:
-        return self._clearing is None and self._can_hand_over and not self._apprentice.idle
+    def _has_imports_to_try(self) -> bool:
+        return self._clearing is None and self._can_hand_over and not self._import_trial.idle
 
     @property
     def _can_hand_over(self) -> bool:
         return self._loaded is not None and self._load is not None and self._load.agent_is_subreaper
 
-    def _learn(self) -> None:
-        """When all that was heard is dealt with: have new modules tried out, have those that did no harm imported by
-        the next zygote, and let that take over when it is ready."""
+    def _import_new_modules(self) -> None:
+        """When no message is left to handle: have new modules tried out, have those that did no harm imported by the
+        next zygote, and let that take over when it is ready."""
         if self._next is not None and self._next.spoiled:
             self._replace_next()
-        elif not self._hand_over() and self._has_time_to_study:
-            self._study()
+        elif not self._hand_over() and self._has_imports_to_try:
+            self._try_imports()
 
-    def _study(self) -> None:
-        if modules := self._apprentice.take_safe():
+    def _try_imports(self) -> None:
+        if modules := self._import_trial.pop_safe():
             if self._next is None:
                 self._fork_next(modules)
             else:
                 self._next.import_modules(modules)
-        elif self._apprentice.start_trial():
-            self._apprentice.trial_pid = self._fork_trial()
+        elif self._import_trial.start_trial():
+            self._import_trial.trial_pid = self._fork_trial()
 
     def _fork_trial(self) -> int:
         parent = os.getpid()
@@ -234,8 +234,8 @@ class Zygote:
         if pid == 0:
             os.setsid()
             die_with_parent(parent)
-            self._newborn()
-            self._apprentice.take_trial()
+            self._reset_child()
+            self._import_trial.run_trial()
         return pid
 
     # ------------------------------------------------------------------ the next zygote
@@ -254,7 +254,7 @@ class Zygote:
             return
         theirs.close()
         self._next = NextZygote(pid, ours, modules)
-        self._selector.register(ours, selectors.EVENT_READ, self._next.hear)
+        self._selector.register(ours, selectors.EVENT_READ, self._next.receive)
 
     def _replace_next(self) -> None:
         """Try another one without the module that spoiled it."""
@@ -268,11 +268,11 @@ class Zygote:
         """Let the next zygote take over, and end, if it is ready and nothing here is unfinished; whether that was
         tried."""
         unread = self._fds or self._splitter.pending_bytes
-        busy = self._brood.workers or self._clearing is not None or self._dismissed or unread
+        busy = self._children.workers or self._clearing is not None or self._dismissed or unread
         if busy or self._next is None or not self._next.is_ready:
             return False
-        if self._next.hand_over(self._apprentice.untried):
-            self._brood.end(spared=self._next.pid)
+        if self._next.hand_over(self._import_trial.untried):
+            self._children.end(spared=self._next.pid)
             os._exit(0)
         return True
 
@@ -282,14 +282,14 @@ class Zygote:
         connection, self._taking_over = self._taking_over, None
         assert connection is not None
         self._next = None
-        self._brood = Children()
+        self._children = Children()
         self._splitter = Splitter()
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
         name_process("hf-next-zygote")
-        untried = import_until_takeover(connection, self._settle)
-        self._apprentice.begin_anew(untried)
+        untried = import_until_takeover(connection, self._prepare_to_fork)
+        self._import_trial.restart(untried)
         live_without_parent()
         wait_for_reparenting(connection, former)
         become_subreaper()
@@ -297,9 +297,9 @@ class Zygote:
         if os.getppid() != self._agent:
             self._end()
         # Before the kernel may send it: an agent that dies right now leaves things that this process must remove.
-        signal.signal(signal.SIGTERM, lambda *_: self._be_terminated())
+        signal.signal(signal.SIGTERM, lambda *_: self._terminate())
         die_with_parent(self._agent, signal.SIGTERM)
-        self._say(TookOver(pid=self._pid))
+        self._send(TookOver(pid=self._pid))
 
     # ------------------------------------------------------------------ children
 
@@ -311,20 +311,20 @@ class Zygote:
         if pid == 0:
             os.setsid()
             die_with_parent(parent)
-            self._newborn()
+            self._reset_child()
             if self._loaded is None:
                 self._become_cold(here, worker_fds)
             os.close(self._function_fd)
-            take_output(worker_fds)
-            self._birth = _ForkedWorker(self._loaded, here, worker_fds)
+            redirect_output(worker_fds)
+            self._forked = _ForkedWorker(self._loaded, here, worker_fds)
             return
-        self._brood.workers[pid] = Child(here.generation, here.rank)
+        self._children.workers[pid] = Child(here.generation, here.rank)
         for fd in worker_fds.fds:
             os.close(fd)
-        self._say(Forked(generation=here.generation, rank=here.rank, pid=pid))
+        self._send(Forked(generation=here.generation, rank=here.rank, pid=pid))
 
-    def _newborn(self) -> None:
-        """In a child: nothing of the zygote's business."""
+    def _reset_child(self) -> None:
+        """In a child: undo the zygote's signal handlers, and close its sockets."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -340,7 +340,7 @@ class Zygote:
         orders_fd = os.memfd_create("holdfast-cold-start", 0)
         with os.fdopen(os.dup(orders_fd), "wb") as file:
             file.write(msgspec.msgpack.encode(ColdStart(self._load, assignment)))
-        take_output(worker_fds)
+        redirect_output(worker_fds)
         fds = [
             orders_fd,
             self._function_fd,
@@ -355,22 +355,22 @@ class Zygote:
 
     def _reap(self, alarm: socket.socket) -> None:
         alarm.recv(4096)
-        for pid, child, status, killed in self._brood.reap():
+        for pid, child, status, killed in self._children.reap():
             if child is not None:
-                self._say(Died(generation=child.generation, rank=child.rank, status=status, killed=killed))
-            elif pid == self._apprentice.trial_pid:
-                self._apprentice.trial_ended(status)
+                self._send(Died(generation=child.generation, rank=child.rank, status=status, killed=killed))
+            elif pid == self._import_trial.trial_pid:
+                self._import_trial.trial_ended(status)
             elif self._next is not None and pid == self._next.pid:
                 self._next.spoiled = True
         self._clear()
 
     def _clear(self) -> None:
         spared = None if self._next is None else self._next.pid
-        if self._clearing is not None and not self._brood.kill(spared):
+        if self._clearing is not None and not self._children.kill(spared):
             generation, self._clearing = self._clearing, None
-            self._say(Cleared(generation=generation))
+            self._send(Cleared(generation=generation))
 
-    def _be_terminated(self) -> None:
+    def _terminate(self) -> None:
         """By the kernel when the agent died, or by the agent itself; also in the midst of an import."""
         self._terminated = True
         if not self._reading:  # or what was just read would be lost
@@ -379,8 +379,8 @@ class Zygote:
     def _end(self) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.getpid() != self._pid:
-            os._exit(1)  # a newborn that had not yet let go of its parent's ways
-        self._brood.end()
+            os._exit(1)  # a forked child that still has its parent's signal handlers
+        self._children.end()
         if self._load is not None and not self._agent_lives():
             for path in map(Path, self._load.leftovers):
                 shutil.rmtree(path, ignore_errors=True)
@@ -397,7 +397,7 @@ class Zygote:
                 data = self._control.recv(_RECEIVE_BYTES)
                 if not data:
                     return False
-                self._understand(data)
+                self._decode(data)
         except TimeoutError:
             return not is_exiting(self._agent)
         except ConnectionResetError:
@@ -413,8 +413,8 @@ def main(control_fd: int, parent_pid: int) -> NoReturn:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = Zygote(socket.socket(fileno=control_fd))
-    birth = zygote.run()
-    run_worker(birth.loaded, birth.assignment, birth.worker_fds, zygote.fork_context)
+    forked = zygote.run()
+    run_worker(forked.loaded, forked.assignment, forked.worker_fds, zygote.fork_context)
 
 
 if __name__ == "__main__":

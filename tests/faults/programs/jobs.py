@@ -218,7 +218,7 @@ def _hold_later(config: dict[str, Any]) -> None:
 def _die_while_staging(config: dict[str, Any]) -> None:
     from holdfast.worker import session
 
-    def half(source: Path, target: Path, *, let_go: bool) -> None:
+    def half(source: Path, target: Path, *, move: bool) -> None:
         target.mkdir(parents=True)
         (target / "half.bin").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)

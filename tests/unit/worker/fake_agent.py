@@ -52,7 +52,7 @@ def make_assignment(**changes: Any) -> Assignment:
 
 class FakeAgent:
     """`announce_as` is the name that each reported checkpoint is committed under at once; without it nothing announces
-    until `settle` is called. Collectives are answered at once with what was sent."""
+    until `announce` is called. Collectives are answered at once with what was sent."""
 
     def __init__(self, *, announce_as: str | None = None, announces: bool = False, **changes: Any) -> None:
         self.socket, theirs = socket.socketpair()

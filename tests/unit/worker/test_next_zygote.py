@@ -18,7 +18,7 @@ theirs.close()
 child = NextZygote(pid, ours, [f"missing_{n}" for n in range(2000)])
 child.import_modules([f"absent_{n}" for n in range(2000)])
 while not child.is_ready:
-    child.hear()
+    child.receive()
     assert not child.spoiled
 print(len(child.end()))
 """
