@@ -1,4 +1,4 @@
-"""Copies from a CUDA device into memory that the device cannot reach by itself.
+"""Copy tensors from a CUDA device into memory that is not pinned.
 
 Through two pinned chunks on a stream of our own: while one fills, the other is emptied into its place, and the
 training stream waits for nothing. Called by `tensors`, which knows the places.
@@ -20,7 +20,7 @@ _staging: dict[Any, tuple[Any, list[Any]]] = {}
 
 
 def copy_from_device(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Copy each (target in ordinary memory, source on a device). Every byte is there when this returns."""
+    """Copy each (target in ordinary memory, source on a device); all copies are complete when this returns."""
     by_device: dict[Any, list[tuple[Any, Any]]] = {}
     for target, source in pairs:
         if source.is_cuda and source.is_contiguous() and not source.is_conj() and not source.is_neg():
@@ -56,7 +56,7 @@ def _copy_through_pinned(device: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _empty(filled: tuple[Any, Any, Any] | None) -> None:
-    """Take a chunk's content to its place, once the device has delivered it."""
+    """Copy a chunk to its target, once the device has filled it."""
     if filled is not None:
         arrived, target, chunk = filled
         arrived.synchronize()

@@ -1,4 +1,4 @@
-"""Tensors and arrays on their way back: made from the bytes of a file, without a copy where the memory is ours.
+"""Make tensors and arrays from the bytes of a file, without a copy where the memory is ours.
 
 A file that was mapped privately is ours: its pages are read when they are touched and copied when they are written
 to. Memory that somebody else will use again is copied. `load` finds the bytes; `tensors` is the way out.
@@ -34,7 +34,7 @@ _NUMPY_DTYPE = re.compile(r"[<>|][biufcMmUS][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}
 
 
 class Piece(NamedTuple):
-    """A tensor's bytes: where they lie, and whether that memory is the reader's own."""
+    """A tensor's bytes, and whether their memory is the reader's own."""
 
     memory: memoryview
     stored: TensorInfo
@@ -42,18 +42,18 @@ class Piece(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What stands for a leaf in the skeleton, once it has been made sense of."""
+    """A decoded reference of the skeleton to a leaf."""
 
     name: str
     is_tensor: bool
     is_scalar: bool
     dtype: Any
-    """torch's or numpy's own."""
+    """The dtype of torch or numpy."""
     shape: tuple[int, ...]
 
 
 def load_torch() -> Any:
-    """torch, or a sentence about its absence."""
+    """torch, or an error that says that it is missing."""
     try:
         import torch
     except ImportError:
@@ -62,7 +62,7 @@ def load_torch() -> Any:
 
 
 def load_numpy() -> Any:
-    """numpy, or a sentence about its absence."""
+    """numpy, or an error that says that it is missing."""
     try:
         import numpy
     except ImportError:
@@ -71,7 +71,7 @@ def load_numpy() -> Any:
 
 
 def read_reference(node: dict[str, Any], find: Callable[[str], ShardedTensor | None], where: str) -> Reference | None:
-    """The reference that a tagged node is, if it is one; `find` gives what is stored under a name."""
+    """The reference in a tagged node, if it is one; `find` returns what is stored under a name."""
     is_tensor = "$tensor" in node
     if not is_tensor and "$array" not in node:
         return None
@@ -115,7 +115,7 @@ def make_tensor(reference: Reference, piece: Piece) -> Any:
 
 
 def view_tensor(reference: Reference, piece: Piece) -> Any:
-    """The same to be copied from at once: where possible it is the piece's own memory."""
+    """The same tensor, as a view of the piece's memory where possible: to be copied from at once."""
     torch = load_torch()
     if 0 in reference.shape:
         return _empty(torch, reference.shape, reference.dtype)
@@ -154,7 +154,7 @@ def make_array(reference: Reference, piece: Piece | None) -> Any:
 
 
 def _empty(torch: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """By way of bytes: torch warns about making tensors of its half-supported dtypes, and these were made long ago."""
+    """Make it through bytes: torch warns about creating tensors of dtypes that it supports only in part."""
     return torch.empty((*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
 
 

@@ -1,4 +1,4 @@
-"""Element types by their names: what the safetensors format calls them, and what torch and numpy do.
+"""Element types: their names in the safetensors format, in torch and in numpy.
 
 What the format has no name for is stored as bytes (U8) with one more dimension, and the skeleton says what it is.
 Pure; `tensors` turns the names into the frameworks' own objects, `safetensors` checks sizes with them.

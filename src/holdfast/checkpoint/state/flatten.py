@@ -1,4 +1,4 @@
-"""Taking a state apart: one walk over the nested structure gives its tokens, its plain values and its leaves.
+"""Flatten a state: one walk over the nested structure gives its tokens, its plain values and its leaves.
 
 The tokens are the structure and nothing else: two states with equal tokens have the same files at the same offsets, so
 `plan` compares them with those of the last time and lays out anew only what changed. A walk therefore costs well under
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 DEPTH_MAX = 64
-"""Levels of nesting. No real state comes near; whoever reads the JSON with a small stack can."""
+"""The limit of nesting: far above real states, and low enough for JSON readers with a small stack."""
 
 # What a token says. A container is followed by its length and its items; a dict's items are a key and a value each: a
 # str key stands for itself, any other is the JSON of its form, as bytes. An object is a dict whose keys JSON can have.
@@ -53,7 +53,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 
 
 class LeafAdapter(Protocol):
-    """What knows the arrays of a framework."""
+    """Recognises the arrays of a framework."""
 
     def leaf(self, value: Any) -> Any:
         """A description that is equal for leaves stored alike, or None for what is no leaf. May raise `NotSaveable`."""
@@ -64,7 +64,7 @@ class LeafAdapter(Protocol):
 
 @dataclass(slots=True)
 class Flat:
-    """A state taken apart."""
+    """A flattened state."""
 
     tokens: list[Any] = field(default_factory=list)
     plains: list[Any] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Flat:
 
 
 class NotSaveable(Exception):
-    """Something in the state cannot be saved. On its way up the walk it learns where."""
+    """Something in the state cannot be saved. The path is added as the exception passes up the walk."""
 
     def __init__(self, reason: str, error: type[Exception] = TypeError) -> None:
         super().__init__(reason)
@@ -83,12 +83,12 @@ class NotSaveable(Exception):
         self.above: list[int] = []
 
     def came_through(self, container: Any, step: str) -> None:
-        """The walk leaves `container`, whose item at `step` it was in."""
+        """Add `step`, the key or index within `container`, to the path."""
         self.steps.append(step)
         self.above.append(id(container))
 
     def spell_out(self) -> Exception:
-        """The error for a person."""
+        """The error for the user."""
         if self.error is RecursionError:
             if len(set(self.above)) < len(self.above):
                 reason = "contains itself, so it has no end: take the loop out"
@@ -103,7 +103,7 @@ class NotSaveable(Exception):
 
 
 def flatten(value: Any, adapter: LeafAdapter) -> Flat:
-    """Take `value` apart. What cannot be saved raises a `TypeError` (or `ConfigError`) that says where it is."""
+    """Flatten `value`. What cannot be saved raises a `TypeError` (or `ConfigError`) that names its path."""
     flat = Flat()
     try:
         _walk(value, flat, adapter, 0)
@@ -166,7 +166,7 @@ def _walk_sequence(value: Any, token: int, flat: Flat, adapter: LeafAdapter, dep
 
 
 def _walk_unusual(value: Any, flat: Flat, adapter: LeafAdapter, depth: int) -> None:
-    """What is neither plain nor a leaf at first sight: subclasses, and the frameworks' own plain values."""
+    """Values of other types: subclasses of plain types, and the frameworks' own plain values."""
     tagged = adapter.tag(value)
     if tagged is not None:
         flat.tokens.append(PLAIN)

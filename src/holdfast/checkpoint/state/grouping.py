@@ -19,7 +19,7 @@ GROUP_BYTES = 16 * 2**20
 
 
 class Tensor(NamedTuple):
-    """What is to be stored: its name and element code in the file, its shape there, and its size."""
+    """A tensor to be stored: its name and element code in the file, its shape there, and its size."""
 
     name: str
     code: str
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where in its file a tensor begins; `number` is its place in the sequence that was given."""
+    """The offset of a tensor in its file; `number` is its position in the given sequence."""
 
     number: int
     offset: int
@@ -51,7 +51,7 @@ def group(tensors: Sequence[Tensor], name_of: Callable[[int, int], str]) -> list
 
 
 def round_up(size_bytes: int) -> int:
-    """To where the next file of a buffer may begin."""
+    """Round up to where the next file of a buffer may begin."""
     return -(-size_bytes // FILE_ALIGNMENT) * FILE_ALIGNMENT
 
 
@@ -72,7 +72,7 @@ def _split(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
 
 
 def _lay_out(tensors: Sequence[Tensor], numbers: list[int], path: str) -> TensorFile:
-    """The widest elements first: then each tensor begins at a multiple of its own, without holes between."""
+    """Sort by element size, largest first: then every tensor is aligned without padding."""
     ordered = sorted(numbers, key=lambda number: (-tensors[number].alignment, tensors[number].name))
     header = build_header((tensors[n].name, tensors[n].code, tensors[n].shape, tensors[n].size_bytes) for n in ordered)
     spots = []

@@ -1,4 +1,4 @@
-"""`StateCheckpoint`: what `Checkpoint.from_state` gives, a checkpoint that is still in the training process's memory.
+"""`StateCheckpoint`: the result of `Checkpoint.from_state`, a checkpoint that is still in the worker's memory.
 
 It holds the state itself, not a copy: `train.report` takes the copy, by its `plan`. Outside of a run it can be written
 to a directory, or loaded from at once. Once reported, it is an ordinary checkpoint to everybody who asks for it.
@@ -22,14 +22,14 @@ __all__ = ["StateCheckpoint"]
 
 
 class StateCheckpoint(Checkpoint):
-    """A state that has no place yet."""
+    """A state that is not stored yet."""
 
     def __init__(self, state: Any) -> None:
         # Not the base's: there is no path to make sense of.
         self._state = state
 
     def plan(self) -> Plan:
-        """What the state becomes on disk. With DTensors in it, every rank must call this (and it calls the others)."""
+        """The plan of the state's files. With DTensors in it this is a collective call: every rank must make it."""
         return plan(self._state)
 
     @property
@@ -52,7 +52,7 @@ class StateCheckpoint(Checkpoint):
             shutil.rmtree(directory, ignore_errors=True)
 
     def load_state(self, map_location: Any = None, into: Any = None) -> Any:
-        """The state as it would come back: copies, with nothing shared with what was given."""
+        """The state as it would be loaded: copies that share nothing with what was given."""
         planned = self.plan()
         table = {file.path: file for file in planned.files}
         if FILE not in table or any(file.path.startswith("shard-") for file in planned.files):

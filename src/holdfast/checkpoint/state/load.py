@@ -1,4 +1,4 @@
-"""Reading a state back from its files, whether they lie in a directory or in memory.
+"""Load a state from its files, in a directory or in memory.
 
 `StateFiles` reads `state.json`, maps the files that it lists and checks their headers; `load_state` puts the state
 together. `load_into` copies it into tensors that are there already, `resharding` where these are sharded.
@@ -31,8 +31,8 @@ from holdfast.errors import Damaged, NotFound
 __all__ = ["LoadedLeaves", "OpenFile", "StateFiles", "load_state"]
 
 OpenFile = Callable[[str], memoryview | Path]
-"""Gives a file of the checkpoint by its name: its path, or its bytes. Bytes are copied, for their owner may use that
-memory again; a file is mapped, so it must not be written to in place (that it is deleted does no harm)."""
+"""Returns a file of the checkpoint by its name: its path, or its bytes. Bytes are copied, since their owner may reuse
+that memory; a file is mapped, so it must not be written to in place (deleting it is harmless)."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,250}")
 
@@ -105,7 +105,7 @@ class StateFiles:
                     raise Damaged(f"{where}: {name!r:.100} is not in {chunk.file!r:.100}: use another checkpoint.")
 
     def _open(self, name: str) -> tuple[memoryview | None, str, bool]:
-        """The file's bytes, how to call it, and whether its memory is ours alone."""
+        """The file's bytes, its name for errors, and whether its memory is ours alone."""
         found = self._open_file(name)
         if not isinstance(found, Path):
             return found.cast("B") if found.format != "B" else found, name, False
@@ -124,7 +124,8 @@ def _fits(stored: TensorInfo, code: str, chunk: Chunk) -> bool:
 
 
 class LoadedLeaves:
-    """The leaves of a state that is being read. One name gives one object, so that what was shared is shared again."""
+    """The leaves of a state that is being loaded. One name gives one object, so that shared tensors are shared
+    again."""
 
     def __init__(self, files: StateFiles, map_location: Any = None) -> None:
         self.files = files
@@ -150,7 +151,7 @@ class LoadedLeaves:
         return made[()] if reference.is_scalar else made
 
     def view(self, reference: Reference) -> Any:
-        """A tensor of one part, only to be copied from, and only now."""
+        """A tensor of one part as a temporary view, to be copied from at once."""
         return view_tensor(reference, self.files.pieces(reference.name)[0][1])
 
     def _make(self, reference: Reference) -> Any:

@@ -1,4 +1,4 @@
-"""Copying a state into tensors that are there already: first every path is checked, then every byte is copied.
+"""Load a state into existing tensors: first every path is checked, then everything is copied.
 
 A training function that has its model in memory loads this way without a second copy of it, and a mismatch names the
 paths at fault instead of leaving half a model behind. `load` calls this; sharded tensors go on to `resharding`.
@@ -19,7 +19,7 @@ _PROBLEMS_SHOWN = 8
 
 
 def fill(found: Any, into: Any, leaves: LoadedLeaves) -> Any:
-    """`found`, with the tensors of `into` where it has some, which hold the checkpoint's values afterwards."""
+    """`found`, with its tensors replaced by those of `into`, which hold the checkpoint's values afterwards."""
     matching = _Matching(leaves)
     result = matching.match(found, into, "")
     if matching.problems:

@@ -1,10 +1,10 @@
-"""Moving large blocks of memory with several cores, none of which waits for another.
+"""Copy large blocks of memory with several threads that do not wait for each other.
 
 torch and numpy copy too, but numpy with one core, and torch with equal shares that end at a barrier: on a machine that
-is busy, and it is busy training, everybody then waits for the core that came last. Here each thread takes the next
-piece when it is done with one. Pieces are large on purpose: memcpy writes past the processor's caches from some size
-on (20 MiB on the machines we measured), which is twice as fast and leaves the caches to training. The threads live for
-one call, so that a process that forks later has none of ours.
+is busy training, all then wait for the slowest core. Here each thread takes the next piece when it is done with one.
+Pieces are large on purpose: memcpy writes past the processor's caches from some size on (20 MiB on the machines we
+measured), which is twice as fast and leaves the caches to training. The threads live for one call, so that a process
+that forks later has none of ours.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["LARGE_BYTES", "move", "spread"]
 _T = TypeVar("_T")
 
 LARGE_BYTES = 1024 * 1024
-"""A block from which this is worth while."""
+"""The smallest block that is copied by several threads."""
 _PIECE_BYTES = 32 * 1024 * 1024
 """No block is cut into smaller pieces than this."""
 _THREADS_MAX = 4
-"""More do not make memory faster."""
+"""More threads do not make memory faster."""
 
 _Block = tuple[int, int, int]
 """Address to copy to, address to copy from, and how many bytes."""
@@ -42,7 +42,7 @@ def spread(work: Callable[[_T], object], pieces: Sequence[_T]) -> None:
     lock = threading.Lock()
     errors: list[Exception] = []
 
-    def take() -> None:
+    def work_off() -> None:
         while not errors:
             with lock:
                 piece = next(left, None)
@@ -54,10 +54,10 @@ def spread(work: Callable[[_T], object], pieces: Sequence[_T]) -> None:
                 errors.append(error)
 
     count = min(_THREADS_MAX, len(os.sched_getaffinity(0)), len(pieces))
-    threads = [threading.Thread(target=take, name="holdfast-copy") for _ in range(count - 1)]
+    threads = [threading.Thread(target=work_off, name="holdfast-copy") for _ in range(count - 1)]
     for thread in threads:
         thread.start()
-    take()
+    work_off()
     for thread in threads:
         thread.join()
     if errors:

@@ -1,9 +1,8 @@
-"""What a state becomes on disk, worked out before a byte is moved: its files, where each lies in one buffer, and the
-copies.
+"""Plan the files of a state before anything is copied: their names, offsets in one buffer, and the copies.
 
 `plan(state)` is what the worker's session and `StateCheckpoint` call. The same structure again costs a walk and a
-comparison (`flatten`), for layouts are remembered. `Plan.write_into` is the stall of a checkpoint: it copies the
-tensors to where the files' bytes belong, so that whoever owns the buffer writes files from it as they are.
+comparison (`flatten`), since layouts are cached. `Plan.write_into` is the stall of a checkpoint: it copies the
+tensors to their offsets, so that the owner of the buffer can write files from it as they are.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Plan:
     __slots__ = ("_layout", "_leaves", "_tail", "files", "size_bytes")
 
     def __init__(self, layout: Layout, leaves: Sequence[Any], tail: Sequence[tuple[str, bytes]]) -> None:
-        """`tail`: the files that are anew with every state, by path and content."""
+        """`tail`: the files that differ for every state, by path and content."""
         self._layout = layout
         self._leaves = leaves
         self._tail = [content for _, content in tail]
@@ -62,8 +61,8 @@ class Plan:
             buffer[file.offset : file.offset + len(content)] = content
 
     def write_files(self, directory: Path) -> None:
-        """Write the files into `directory`, for when there is no buffer to be had: one after the other, so that it
-        takes no more memory than the largest of them."""
+        """Write the files into `directory`, if there is no buffer: one after the other, so that this takes no more
+        memory than the largest of them."""
         directory.mkdir(parents=True, exist_ok=True)
         heads = (*self._layout.heads, *self._tail)
         largest = max((file.size for file in self.files), default=1)
@@ -76,7 +75,7 @@ class Plan:
 
 
 class Layout:
-    """Where everything lies, for all states of one structure."""
+    """The files and offsets for all states of one structure."""
 
     def __init__(
         self, groups: Sequence[TensorFile], leaves: Sequence[tuple[int, Described]], index: tuple[str, bytes] | None
@@ -107,7 +106,7 @@ class Layout:
 
 
 class Structure(NamedTuple):
-    """A structure that was seen, with all that was worked out for it."""
+    """A structure that was seen before, with its cached plan."""
 
     tokens: list[Any]
     aliases: tuple[int, ...] | None
@@ -123,7 +122,7 @@ _seen: list[Structure] = []
 
 
 def plan(state: Any) -> Plan:
-    """Work out what `state` becomes. Raises a `TypeError` that names the path of what cannot be saved."""
+    """Plan the files of `state`. Raises a `TypeError` that names the path of what cannot be saved."""
     flat = flatten(state, _arrays)
     try:
         aliases = _arrays.aliases(flat.leaves)
@@ -191,7 +190,7 @@ def _name_file(number: int, count: int) -> str:
 
 
 def _index(groups: Sequence[TensorFile], tensors: Sequence[Tensor]) -> bytes:
-    """The customary file that says which tensor lies where, for other tools; ours reads the headers."""
+    """The index file that other tools expect, with the file of each tensor; our own reader uses the headers."""
     weights = {tensors[spot.number].name: file.path for file in groups for spot in file.spots}
     total = sum(tensor.size_bytes for tensor in tensors)
     return msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": weights})

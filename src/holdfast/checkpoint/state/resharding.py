@@ -1,4 +1,4 @@
-"""Reading tensors into others that are spread over other ranks than those that wrote them.
+"""Load tensors into others that are sharded over another number of ranks.
 
 torch.distributed.checkpoint's own planner works out which parts of the files belong where; our `StateReader` copies
 them from the mapped files. No rank needs another for this, so there is no collective call. `load_into` comes here for
@@ -47,14 +47,14 @@ def read_into(files: StateFiles, pairs: Sequence[tuple[Reference, Any]]) -> None
 
 
 class StateReader(StorageReader):  # type: ignore[misc]
-    """A state's files as that planner sees them."""
+    """A storage reader of torch.distributed.checkpoint over a state's files."""
 
     def __init__(self, files: StateFiles, references: dict[str, Reference]) -> None:
         self._files = files
         self._references = references
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing to forget: a reader serves one state."""
+        """Nothing to reset: a reader serves one state."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         found = {}

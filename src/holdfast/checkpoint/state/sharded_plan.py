@@ -1,7 +1,7 @@
-"""States with DTensors: every rank writes its own part, and rank 0 also writes what tells where the parts are.
+"""States with DTensors: every rank writes its own part, and rank 0 also writes the index of the parts.
 
-Who writes what is decided by torch.distributed.checkpoint's own planner; our `StateWriter` only takes the outcome down
-as a layout, for the bytes go into a buffer like those of any other state (`plan`). Tensors that are not DTensors are
+torch.distributed.checkpoint's own planner decides who writes what; our `StateWriter` only records the outcome as a
+layout, since the bytes go into a buffer like those of any other state (`plan`). Tensors that are not DTensors are
 taken for replicas, of which one rank writes one; plain values and numpy arrays are rank 0's. The planning is a
 collective call over the default process group; once all ranks have seen a structure it is one number's reduction.
 """
@@ -83,7 +83,7 @@ def _agreed(written: StateWriter | None) -> bool:
 
 
 class _Planner(DefaultSavePlanner):  # type: ignore[misc]
-    """The default one, but a rank that gave another state is called by its number before anything else is said."""
+    """The default planner, with an error that names a rank whose state differs."""
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         odd = [rank for rank, plan in enumerate(all_plans) if plan.storage_data != all_plans[0].storage_data]
@@ -94,7 +94,7 @@ class _Planner(DefaultSavePlanner):  # type: ignore[misc]
 
 
 class StateWriter(StorageWriter):  # type: ignore[misc]
-    """Takes down what this rank is to write, instead of writing it."""
+    """Records what this rank must write, instead of writing it."""
 
     def __init__(self, rank: int, world: int, digest: str, others: _Named) -> None:
         """`others` are written by rank 0 besides; `digest` stands for the structure, the same on every rank."""
@@ -110,7 +110,7 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         self._described: list[Described] = []
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing to forget: a writer serves one planning."""
+        """Nothing to reset: a writer serves one plan."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to set up: there is no storage here."""
@@ -142,7 +142,7 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0: the index of everybody's parts becomes one file more."""
+        """On rank 0: add the index of all ranks' parts as one more file."""
         chunks: dict[str, list[Chunk]] = {}
         for result in itertools.chain.from_iterable(results):
             chunks.setdefault(result.index.fqn, []).append(Chunk(*result.storage_data))

@@ -104,7 +104,7 @@ def restore(node: Any, leaf: Callable[[dict[str, Any]], Any], where: str) -> Any
 
 
 class _Reader:
-    """One pass over the JSON. Everything odd is `Damaged`: nobody but a faulty disk or a forger writes it."""
+    """One pass over the JSON. Everything unexpected is `Damaged`: only a faulty disk or a forger writes it."""
 
     def __init__(self, leaf: Callable[[dict[str, Any]], Any], where: str) -> None:
         self._leaf = leaf

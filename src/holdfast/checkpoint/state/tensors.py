@@ -1,4 +1,4 @@
-"""Tensors and arrays on their way out: what they are, which of them are one and the same, and the copy into a buffer.
+"""Describe tensors and arrays, find aliases, and copy them into a buffer.
 
 This and `decode` (the way back), `cuda_copy` and `sharded_plan` are the only modules here that touch torch or numpy,
 and they import neither: a state can hold a tensor only where torch is loaded already. The copy is the stall of a
@@ -35,13 +35,13 @@ class Described(NamedTuple):
 
 
 class Arrays:
-    """The leaves that we know: torch's tensors and numpy's arrays and scalars."""
+    """Recognises torch's tensors and numpy's arrays and scalars."""
 
     def __init__(self) -> None:
         self._known: dict[type, Any] = {}
 
     def leaf(self, value: Any) -> tuple[Any, ...] | None:
-        """What tells leaves apart that are not stored alike, as cheaply as can be: `describe` makes sense of it."""
+        """A cheap key that differs for leaves that are stored differently; `describe` interprets it."""
         features = self._known.get(type(value)) or self._known_by_kin(type(value))
         return None if features is None else features(value)
 
