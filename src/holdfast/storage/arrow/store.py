@@ -26,6 +26,7 @@ from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_tem
 from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Digest, Entry, OnBytes, Source, Store
 from holdfast.storage.transfer import receive
+from holdfast.storage.uri import scheme_of
 
 __all__ = ["ArrowStore", "filesystem_for", "open_arrow"]
 
@@ -58,16 +59,14 @@ def filesystem_for(uri: str | None) -> Any:
     """pyarrow's own filesystem for a URI, the local one for None: what users of `Checkpoint.filesystem` expect."""
     if uri is None:
         return pafs.LocalFileSystem()
-    if uri.lower().startswith("az://"):
+    if scheme_of(uri) == "az":
         uri = "abfs" + uri[2:]
     parts = urlsplit(uri)
     try:
         # Without the path, in which pyarrow takes offence at a blank.
         return pafs.FileSystem.from_uri(f"{parts.scheme}://{parts.netloc}/?{parts.query}".rstrip("?"))[0]
     except ImportError as error:
-        raise MissingExtra(
-            f"This pyarrow has no filesystem for {uri.partition('://')[0]}://: install another build."
-        ) from error
+        raise MissingExtra(f"This pyarrow has no filesystem for {scheme_of(uri)}://: install another build.") from error
     except ValueError:
         shown = uri.partition("?")[0].rpartition("@")[2]
         raise ConfigError(
