@@ -29,13 +29,15 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
     class _TakesBatches(kind):  # type: ignore[misc, valid-type]
         def get_train_dataloader(self) -> Any:
-            return _loader(self.train_dataset) or super().get_train_dataloader()
+            loader = _loader(self.train_dataset)
+            return super().get_train_dataloader() if loader is None else loader
 
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             chosen = self.eval_dataset if eval_dataset is None else eval_dataset
             if isinstance(eval_dataset, str) and isinstance(self.eval_dataset, dict):
                 chosen = self.eval_dataset[eval_dataset]
-            return _loader(chosen) or super().get_eval_dataloader(eval_dataset)
+            loader = _loader(chosen)
+            return super().get_eval_dataloader(eval_dataset) if loader is None else loader
 
     _TakesBatches.__name__, _TakesBatches.__qualname__ = kind.__name__, kind.__qualname__
     trainer.__class__ = _TakesBatches
