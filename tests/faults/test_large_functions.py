@@ -144,4 +144,4 @@ def test_agents_that_die_while_loading_the_function_end_the_run(place: Place) ->
 
     with pytest.raises(TrainingFailedError, match=r"lost while it prepared the training function.*SIGKILL"):
         fit(place, function)
-    assert len([record for record in place.records() if isinstance(record, r.AgentGone)]) == 1
+    assert len([record for record in place.records() if isinstance(record, r.AgentRemoved)]) == 1

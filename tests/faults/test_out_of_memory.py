@@ -61,4 +61,4 @@ def test_a_worker_killed_by_the_oom_killer_is_restarted(place: Place) -> None:
     raised, killed = ends(place)
     assert "the first generation is over" in raised.why
     assert "out of memory" in killed.why
-    assert not [record for record in place.records() if isinstance(record, r.AgentGone)]
+    assert not [record for record in place.records() if isinstance(record, r.AgentRemoved)]

@@ -72,7 +72,7 @@ def test_the_only_agent_is_killed(place: Place) -> None:
     os.kill(agent, signal.SIGKILL)
     driver.value()
     check_exact(place, _STEPS)
-    gone = [record for record in place.records() if isinstance(record, r.AgentGone)]
+    gone = [record for record in place.records() if isinstance(record, r.AgentRemoved)]
     assert gone and "SIGKILL" in gone[0].why
 
 

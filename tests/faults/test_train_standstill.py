@@ -37,7 +37,7 @@ def _held(place: Place, environment: dict[str, str], **options: Any) -> Driver:
 def _check_undisturbed(place: Place) -> None:
     check_exact(place, _STEPS)
     assert len(starts(place)) == 1 and ends(place) == []
-    assert not [record for record in place.records() if isinstance(record, r.AgentGone)]
+    assert not [record for record in place.records() if isinstance(record, r.AgentRemoved)]
 
 
 @pytest.mark.parametrize("failure", [{}, {"progress_timeout_s": 2.0}], ids=["pings", "progress"])

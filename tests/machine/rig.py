@@ -84,8 +84,8 @@ def joined(agent: str, slots: int = 1) -> e.AgentJoined:
     return e.AgentJoined(agent=agent, host=f"host-{agent}", slots=slots)
 
 
-def here(agent: str, at: float, slots: int = 1) -> r.AgentHere:
-    return r.AgentHere(at=at, agent=agent, host=f"host-{agent}", slots=slots)
+def here(agent: str, at: float, slots: int = 1) -> r.AgentAdded:
+    return r.AgentAdded(at=at, agent=agent, host=f"host-{agent}", slots=slots)
 
 
 def item(number: int, at: float, checkpoint: bool = False, metrics: dict[str, Any] | None = None) -> Report:

@@ -24,7 +24,7 @@ from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.machine import Step
 
-GONE_B = r.AgentGone(at=10.0, agent="b", host="host-b", why="its connection closed")
+GONE_B = r.AgentRemoved(at=10.0, agent="b", host="host-b", why="its connection closed")
 LOST_B = e.AgentLost(agent="b", why="its connection closed")
 STOP_A = c.StopWorkers(generation=1, agents=("a",))
 WITH_NODE = "was lost with its node (its connection closed)"
@@ -74,7 +74,7 @@ def test_an_elastic_run_continues_with_the_remaining_agents() -> None:
         iteration=0,
         restart_count=1,
     )
-    gone = r.AgentGone(at=10.0, agent="a", host="host-a", why="its connection closed")
+    gone = r.AgentRemoved(at=10.0, agent="a", host="host-a", why="its connection closed")
     again = r.GenerationStarted(at=10.0, generation=2, world_size=1, agents=("b",), iteration=0)
     assert lost == Step([gone, ended(10.0, 0, "a"), again], [start])
 
@@ -84,7 +84,7 @@ def test_all_agents_lost_at_once_are_replaced() -> None:
     rig.feed(LOST_B, 10.0)
     decided = rig.feed(e.AgentLost(agent="a", why="its connection closed"), 10.2)
     assert decided.commands == [c.RequestAgents(slots=2)]
-    assert [type(one) for one in decided.records] == [r.AgentGone, r.GenerationEnded]
+    assert [type(one) for one in decided.records] == [r.AgentRemoved, r.GenerationEnded]
     assert rig.state.durable.failures == 1
 
 
@@ -98,7 +98,7 @@ def test_the_loss_of_an_idle_agent_does_not_restart_the_group() -> None:
     rig = two_nodes()
     rig.feed(joined("c"), 5.0)
     decided = rig.feed(e.AgentLost(agent="c", why="its connection closed"), 6.0)
-    assert decided == Step([r.AgentGone(at=6.0, agent="c", host="host-c", why="its connection closed")], [])
+    assert decided == Step([r.AgentRemoved(at=6.0, agent="c", host="host-c", why="its connection closed")], [])
 
 
 def test_a_checkpoint_whose_part_is_lost_is_given_up() -> None:
@@ -170,7 +170,7 @@ def test_an_agent_lost_while_preparing_counts_as_a_failure() -> None:
     rig.feed(began(), 0.0)
     rig.feed(joined("a"), 1.0)
     decided = rig.feed(e.AgentLost(agent="a", why="killed by SIGKILL"), 2.0)
-    gone = r.AgentGone(at=2.0, agent="a", host="host-a", why="killed by SIGKILL", counted=True)
+    gone = r.AgentRemoved(at=2.0, agent="a", host="host-a", why="killed by SIGKILL", counted=True)
     error = "an agent was lost while it prepared the training function (killed by SIGKILL)"
     assert decided == Step([gone, r.RunFailed(at=2.0, error=error)], [c.EndRun(status=c.RunStatus.FAILED)])
 
@@ -192,4 +192,4 @@ def test_the_loss_of_an_agent_that_joined_during_a_run_is_no_failure() -> None:
     rig = running(max_failures=0)
     rig.feed(joined("b"), 10.0)
     decided = rig.feed(e.AgentLost(agent="b", why="why"), 11.0)
-    assert decided == Step([r.AgentGone(at=11.0, agent="b", host="host-b", why="why")], [])
+    assert decided == Step([r.AgentRemoved(at=11.0, agent="b", host="host-b", why="why")], [])

@@ -97,7 +97,7 @@ def test_narrative_of_a_run_that_backs_off_and_is_stopped() -> None:
 
 def test_narrative_of_all_other_records() -> None:
     records: list[r.Record] = [
-        r.AgentGone(at=1.0, agent="a", host="host-a", why="its connection closed"),
+        r.AgentRemoved(at=1.0, agent="a", host="host-a", why="its connection closed"),
         r.CheckpointAbandoned(at=2.0, generation=1, iteration=4, why="the disk is full."),
         r.CheckpointDamaged(at=3.0, name="checkpoint_000001", why="a hash differs"),
         r.RanksLagging(at=4.0, generation=1, number=5, ranks=(1, 2, 3)),
@@ -154,7 +154,7 @@ def test_many_commits_in_a_row_are_one_line() -> None:
         records.append(r.Reported(at=10.0 + index, generation=1, iteration=index + 2, metrics={}))
         if index >= 3:
             records.append(r.CheckpointDeleted(at=10.0 + index, name=f"checkpoint_{index - 3:06d}"))
-    lost = r.AgentGone(at=30.0, agent="a", host="host-a", why="its connection closed")
+    lost = r.AgentRemoved(at=30.0, agent="a", host="host-a", why="its connection closed")
     few: list[r.Record] = [committed(10 + n, 31.0 + n) for n in range(4)]
     assert list(narrate([*records, lost, *few], short)) == [
         "010.0  checkpoint_000000 of iteration 1 was committed.",

@@ -39,7 +39,7 @@ def counted_failures(records: Iterable[r.Record]) -> int:
     """Failures that count against the budget: a run that had failed for good starts afresh."""
     failures, failed = 0, False
     for record in records:
-        if isinstance(record, r.GenerationEnded | r.AgentGone) and record.counted:
+        if isinstance(record, r.GenerationEnded | r.AgentRemoved) and record.counted:
             failures += 1
         elif isinstance(record, r.RunFailed):
             failed = True

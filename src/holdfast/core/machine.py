@@ -87,7 +87,7 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             state.agents[event.agent] = agent
             state.requested_slots = max(0, state.requested_slots - event.slots)
             state.failed_requests = 0
-            out.record(r.AgentHere(at=now, agent=event.agent, host=event.host, slots=event.slots))
+            out.record(r.AgentAdded(at=now, agent=event.agent, host=event.host, slots=event.slots))
         case e.AgentPrepared():
             if event.agent in state.agents:
                 state.agents[event.agent].prepared = True
@@ -183,7 +183,7 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
         return
     needed = state.generation is None and state.stop is None and state.fatal is None
     counted = needed and not agent.prepared and not _is_spent(state)
-    out.record(r.AgentGone(at=now, agent=agent.name, host=agent.host, why=event.why, counted=counted))
+    out.record(r.AgentRemoved(at=now, agent=agent.name, host=agent.host, why=event.why, counted=counted))
     if counted:
         state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
     bereft = pending_checkpoints.lose_agent(state, agent.name, now, out)

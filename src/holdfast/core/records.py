@@ -13,8 +13,8 @@ import msgspec
 from holdfast.core.failure_kind import FailureKind
 
 __all__ = [
-    "AgentGone",
-    "AgentHere",
+    "AgentAdded",
+    "AgentRemoved",
     "CheckpointAbandoned",
     "CheckpointCommitted",
     "CheckpointDamaged",
@@ -82,14 +82,18 @@ class RunRestarted(_Record, frozen=True, kw_only=True):
     first_index: int
 
 
-class AgentHere(_Record, frozen=True, kw_only=True):
+class AgentAdded(_Record, frozen=True, kw_only=True, tag="AgentHere"):
+    """An agent joined the run (`events.AgentJoined`). The tag is the record's name in journals."""
+
     at: float
     agent: str
     host: str
     slots: int
 
 
-class AgentGone(_Record, frozen=True, kw_only=True):
+class AgentRemoved(_Record, frozen=True, kw_only=True, tag="AgentGone"):
+    """The run lost an agent (`events.AgentLost`)."""
+
     at: float
     agent: str
     host: str
@@ -219,8 +223,8 @@ class RunInterrupted(_Record, frozen=True, kw_only=True):
 Record = (
     ControllerStarted
     | RunRestarted
-    | AgentHere
-    | AgentGone
+    | AgentAdded
+    | AgentRemoved
     | GenerationStarted
     | GenerationRunning
     | Reported

@@ -258,11 +258,11 @@ def fold(durable: Durable, record: r.Record) -> None:
             _fold_end(durable, record)
         case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
             durable.outcome = record
-        case r.AgentGone():
+        case r.AgentRemoved():
             if record.counted:
                 durable.last_failures, durable.lost_agent = (), record.why
                 _count_failure(durable, f"agent: {record.why}")
-        case r.AgentHere() | r.GenerationRunning() | r.RanksLagging():
+        case r.AgentAdded() | r.GenerationRunning() | r.RanksLagging():
             return  # told for people's sake; nothing is decided by them
         case r.CheckpointAbandoned() | r.RemovalFailed():
             return  # likewise

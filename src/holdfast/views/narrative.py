@@ -104,9 +104,9 @@ class Narrator:
                     f"Training was asked to start over: checkpoints up to index {record.first_index - 1} are kept and "
                     "not resumed from."
                 )
-            case r.AgentHere():
+            case r.AgentAdded():
                 return f"Agent {record.agent} joined from {record.host} with {count_text(record.slots, 'slot')}."
-            case r.AgentGone():
+            case r.AgentRemoved():
                 return f"Agent {record.agent} on {record.host} was lost: {record.why}."
             case r.GenerationStarted():
                 return self._generation(record, change.lost_iterations)

@@ -13,7 +13,7 @@ from tests.unit.terminal.screen import Screen
 from holdfast.core import records as r
 from holdfast.core.summary import Summary
 
-_HERE = r.AgentHere(at=T0, agent="a1", host="node-a", slots=2)
+_HERE = r.AgentAdded(at=T0, agent="a1", host="node-a", slots=2)
 _TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in loop\nValueError: bad batch\n'
 
 
@@ -186,7 +186,7 @@ def test_warnings_are_shown_at_once() -> None:
         [
             r.RanksLagging(at=T0, generation=1, number=12, ranks=(2, 3, 4, 7)),
             r.CheckpointDamaged(at=T0, name="checkpoint_000009", why="model.pt is 10 bytes short"),
-            r.AgentGone(at=T0, agent="a1", host="node-a", why="its connection closed"),
+            r.AgentRemoved(at=T0, agent="a1", host="node-a", why="its connection closed"),
             r.CheckpointAbandoned(at=T0, generation=1, iteration=9, why="a rank died first"),
         ]
     )

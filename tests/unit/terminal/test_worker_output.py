@@ -12,7 +12,7 @@ from holdfast.core import records as r
 def _running(interactive: bool = False) -> Screen:
     """Four ranks on two hosts."""
     screen = Screen(interactive=interactive)
-    agents = [r.AgentHere(at=T0, agent=name, host=f"node-{name}", slots=2) for name in ("a", "b")]
+    agents = [r.AgentAdded(at=T0, agent=name, host=f"node-{name}", slots=2) for name in ("a", "b")]
     started = r.GenerationStarted(at=T0, generation=1, world_size=4, agents=("a", "b"), iteration=0)
     screen.feed([begin(), *agents, started])
     return screen

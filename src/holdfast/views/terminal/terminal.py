@@ -110,9 +110,9 @@ class Terminal:
             case r.RunRestarted():
                 self._restored = True
                 self._print("Training starts over; the checkpoints from before are kept and not restored")
-            case r.AgentHere():
+            case r.AgentAdded():
                 self._hosts_of_agents[record.agent] = (record.host, record.slots)
-            case r.AgentGone():
+            case r.AgentRemoved():
                 self._warn(f"agent {record.agent} on {record.host} is gone: {record.why}")
             case r.GenerationStarted():
                 self._show_generation(record)
