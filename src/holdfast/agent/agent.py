@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.assignment import assign
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import linger_s
 from holdfast.agent.function_memory import FunctionMemory
@@ -48,6 +47,7 @@ from holdfast.wire.messages import (
     Shutdown,
     Upload,
 )
+from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import detach_output
 
 __all__ = ["Agent"]
@@ -253,7 +253,7 @@ class Agent:
             for local_rank, rank in enumerate(place.ranks):
                 listen_fd = self._hand_over_listener(command.master_port) if rank == 0 else None
                 log_file = self._session.logs(command.generation) / f"rank_{rank}.log"
-                assignment = assign(self._prepare_message, command, local_rank, self._session, self._buffers, verified)
+                assignment = _assign(self._prepare_message, command, local_rank, self._session, self._buffers, verified)
                 workers.spawn(assignment, log_file, listen_fd)
 
     async def _verify(self, command: StartWorkers) -> list[VerifiedFile] | None:
@@ -407,3 +407,43 @@ def _zygote_spawner(parent: Parent, session: SessionDir, adopts_orphans: bool) -
 def _bind(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=512)
+
+
+def _assign(
+    prepare: Prepare,
+    start: StartWorkers,
+    local_rank: int,
+    session: SessionDir,
+    buffers: Buffers,
+    verified: list[VerifiedFile],
+) -> Assignment:
+    """The assignment of the worker with this local rank; `start` has this node's place only."""
+    (place,) = start.places
+    rank = place.ranks[local_rank]
+    return Assignment(
+        generation=start.generation,
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=place.node_rank,
+        world_size=start.world_size,
+        local_world_size=len(place.ranks),
+        node_count=start.node_count,
+        master_address=start.master_address,
+        master_port=start.master_port,
+        restart_count=start.restart_count,
+        max_restarts=prepare.max_restarts,
+        checkpoint=start.checkpoint,
+        storage=prepare.storage,
+        experiment=prepare.experiment,
+        trial_id=prepare.trial_id,
+        trial_dir=prepare.trial_dir,
+        work_dir=prepare.work_dir,
+        staging_dir=str(session.staging(start.generation)),
+        temp_dir=str(session.temporary(start.generation)),
+        error_file=str(session.error_file(start.generation, rank)),
+        change_directory=prepare.change_directory,
+        buffers=buffers.of_slot(local_rank),
+        snapshot_limit_bytes=buffers.limit_bytes,
+        snapshots=buffers.snapshots(start.checkpoint),
+        verified=verified,
+    )

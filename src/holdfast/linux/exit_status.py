@@ -18,7 +18,6 @@ class ExitStatus:
     """A wait status in words."""
 
     cause: str
-    code: int | None
     signal: int | None
 
 
@@ -27,11 +26,11 @@ def exit_status_of(status: int, *, out_of_memory: bool = False) -> ExitStatus:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         why = " (out of memory)" if out_of_memory and number == signal.SIGKILL else ""
-        return ExitStatus(f"killed by {_signal_name(number)}{why}", None, number)
+        return ExitStatus(f"killed by {_signal_name(number)}{why}", number)
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
-        return ExitStatus("exited with code 0 before its function returned", code, None)
-    return ExitStatus(f"exited with code {code}", code, None)
+        return ExitStatus("exited with code 0 before its function returned", None)
+    return ExitStatus(f"exited with code {code}", None)
 
 
 def _signal_name(number: int) -> str:
