@@ -1,4 +1,4 @@
-"""The story of a run, word for word."""
+"""The narrative of a run: records in, exact lines out."""
 
 from __future__ import annotations
 
