@@ -1,13 +1,14 @@
 """What a process is given by the machine under it: clock, sleep, randomness, threads, and who it is.
 
 The controller's shell (`control`, `journal`, `checkpoint`) asks `current()` for all of these, and never `time`,
-`random`, `secrets`, `asyncio.to_thread` or `os.getpid` itself. In a real process the answer is always the same
-`Runtime`. The simulator (`tests/sim`) runs many processes in one thread, on virtual time: it sets `runtime_var` in the
-context of each of them, and tasks inherit it.
+`random`, `secrets` or `os.getpid` itself; coroutines ask their event loop. In a real process the answer is always the
+same `Runtime`. The simulator (`tests/sim`) runs many processes in one thread, on virtual time: it sets `runtime_var` in
+the context of each of them, and tasks inherit it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import platform
@@ -15,7 +16,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
@@ -49,16 +50,6 @@ class Runtime:
         """Random hexadecimal digits that nobody else has or can guess."""
         return secrets.token_hex(size_bytes)
 
-    async def run_blocking(
-        self, function: Callable[..., _R], *arguments: object, executor: Executor | None = None
-    ) -> _R:
-        """Call a function that blocks in a thread: of the executor, or of the event loop's own."""
-        import asyncio  # `import holdfast.train` does without
-
-        if executor is None:
-            return await asyncio.to_thread(function, *arguments)
-        return await asyncio.get_running_loop().run_in_executor(executor, functools.partial(function, *arguments))
-
     def map_in_threads(self, function: Callable[[_T], _R], items: Iterable[_T], threads: int) -> list[_R]:
         """The function of each item, in order, with as many threads at most."""
         work = list(items)
@@ -84,6 +75,10 @@ class Runtime:
         fields = text.rpartition(")")[2].split()
         return fields[0], int(fields[19])
 
+    def has_locked_file(self, directory: Path, pattern: str) -> bool:
+        """Whether some process of this machine holds a lock (flock) on a file below the directory that matches."""
+        return any(_is_locked(path) for path in directory.glob(pattern))
+
 
 runtime_var: ContextVar[Runtime] = ContextVar("runtime")
 _real = Runtime()
@@ -92,6 +87,22 @@ _real = Runtime()
 def current() -> Runtime:
     """The runtime of the calling process."""
     return runtime_var.get(_real)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.seed is not None:
         simulation = Simulation(asked.seed, asked.trace)
         print(f"{simulation.scenario}")
-        print(f"{simulation.run()} after {simulation.clock.now:.1f} virtual seconds")
+        print(f"{simulation.run()} after {simulation.loop.time():.1f} virtual seconds")
         return 0
     began = time.process_time()
     try:

@@ -1,27 +1,36 @@
-"""The promises, checked from outside: nothing in here shares code with the core or with the model that it watches.
+"""The promises, checked from outside: nothing in here shares code with what it watches.
 
-Each hook is called by the model at the moment something takes effect. `Violation` carries the sentence that is printed
-with the command that replays the seed.
+Each hook is called at the moment something takes effect: a write to storage, a step of a machine, a command. What counts
+as committed or recorded is read from storage (`stored_run`). `Violation` carries the sentence that is printed with the
+command that replays the seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from tests.sim.clock import Violation
-from tests.sim.disk import Manifest
+from tests.sim.process import Process
 from tests.sim.scenario import gain
+from tests.sim.stored_run import StoredManifest, StoredRun
 
+from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.commands import StartWorkers
-from holdfast.core.state import Durable
+from holdfast.core.machine import Step
+from holdfast.core.state import Durable, fold
+from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver
+    from tests.sim.node import Node
     from tests.sim.simulation import Simulation
 
-__all__ = ["Checkers", "counted_failures", "reports_that_count"]
+__all__ = ["Checkers", "Violation", "counted_failures", "reports_that_count"]
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
 
 
 def reports_that_count(records: Iterable[r.Record]) -> list[r.Reported]:
@@ -56,49 +65,65 @@ def _until(records: list[r.Record], generation: int) -> list[r.Record]:
     return records[: starts[0]]
 
 
+def _id(manifest: StoredManifest) -> tuple[str, str]:
+    return manifest.name, manifest.token
+
+
 class Checkers:
     """One simulation's watchmen."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        self.run = StoredRun(sim.bucket)
         sums = [0]
         for iteration in range(1, sim.scenario.iterations + 1):
             sums.append(sums[-1] + gain(iteration))
         self.sums = sums
-        self.acknowledged: set[str] = set()
-        """Checkpoints that a controller was told, or saw, to be committed, and that were not let go since."""
+        self.acknowledged: set[tuple[str, str]] = set()
+        """(name, token) of checkpoints that a controller was told, or saw, to be committed, and that were not let go
+        since."""
+        self._visible: list[StoredManifest] = []
+        """What counted as committed after the last write."""
 
-    def fail(self, sentence: str) -> None:
-        raise Violation(sentence)
+    def fail(self, sentence: str) -> NoReturn:
+        self.sim.violation = self.sim.violation or Violation(sentence)
+        raise self.sim.violation
 
-    # ------------------------------------------------------------ the core's own state
+    def is_newest(self, driver: Driver) -> bool:
+        """Whether the decisions of this driver count."""
+        return driver.lease is not None and driver.epoch == max(self.run.epochs())
 
-    def stepped(self, driver: Driver, folded: Durable) -> None:
-        """What the core believes is what the records say, but for what only storage can tell."""
-        durable = driver.state.durable
-        kept = durable.next_index
-        durable.next_index = folded.next_index = max(kept, folded.next_index)
-        if durable != folded:
-            self.fail(f"the durable state {durable} is not the fold of its records {folded}")
-        durable.next_index = kept
+    # ------------------------------------------------------------ writes
 
-    # ------------------------------------------------------------ checkpoints
+    def wrote(self, process: Process, verb: str) -> None:
+        """Something was written that may change what counts as committed."""
+        before, now = self._visible, self.run.visible()
+        self._visible = now
+        remaining = {_id(one) for one in now}
+        known = {_id(one) for one in before}
+        if verb == "delete":
+            for one in before:
+                if _id(one) not in remaining:
+                    self._deleted(process, one, before)
+        for one in now:
+            if _id(one) not in known:
+                self._committed(one)
 
-    def committed(self, manifest: Manifest) -> None:
-        """A manifest was created: if it counts, it is whole, and no report before it can be lost any more."""
-        if manifest not in self.sim.disk.visible():
-            return
+    def _committed(self, manifest: StoredManifest) -> None:
+        """A manifest was created and counts: it is whole, and no report before it can be lost any more."""
+        if problem := self.run.problem_with(manifest):
+            self.fail(f"{manifest.name} was committed and {problem}")
         wanted = {
             rank: (manifest.iteration, self.sums[manifest.iteration])
             for rank in range(manifest.world_size)
             if self.sim.scenario.gives_part(rank, manifest.world_size)
         }
-        if manifest.parts != wanted:
-            self.fail(f"{manifest.name} was committed with {manifest.parts} and not {wanted}")
+        if (found := self.run.states(manifest)) != wanted:
+            self.fail(f"{manifest.name} was committed with {found} and not {wanted}")
         self._reports_up_to(manifest)
 
-    def _reports_up_to(self, manifest: Manifest) -> None:
-        reports = [one for one in reports_that_count(self.sim.disk.records()) if one.iteration <= manifest.iteration]
+    def _reports_up_to(self, manifest: StoredManifest) -> None:
+        reports = [one for one in reports_that_count(self.run.records()) if one.iteration <= manifest.iteration]
         self._exactly(reports, manifest.iteration, f"{manifest.name} is committed")
 
     def _exactly(self, reports: list[r.Reported], last: int, when: str) -> None:
@@ -109,80 +134,96 @@ class Checkers:
         if wrong:
             self.fail(f"{when} with metrics of another run: {wrong[0]}")
 
-    def deleting(self, name: str) -> None:
-        """Retention may take any but the newest and the pinned, and only what is too much."""
-        visible = [one.name for one in self.sim.disk.visible()]
-        if name not in visible:
+    def _deleted(self, process: Process, manifest: StoredManifest, visible: list[StoredManifest]) -> None:
+        """Retention may take any but the newest and the pinned, and only what is too much; and only a controller that
+        counts may take anything.
+
+        Between the last look and the deletion nothing can be noticed: a pin or a takeover that came after that look is
+        excused."""
+        name = manifest.name
+        keys = self.sim.bucket.versions
+        newest_epoch = max(self.run.epochs())
+        driver = self.sim.driver_of(process)
+        if driver is None:
+            self.fail(f"{name} was deleted by {process.name}, which is no controller")
+        if driver.epoch < newest_epoch:
+            if keys[f"run/epochs/{newest_epoch:06d}.json"] <= process.looked_at("run/epochs"):
+                self.fail(f"{name} is deleted by {process.name}, which could know that it is fenced")
+            self.acknowledged.discard(_id(manifest))
             return
-        if name == visible[-1]:
+        if name == visible[-1].name:
             self.fail(f"{name}, the newest committed checkpoint, is deleted")
-        if name in self.sim.disk.pinned:
+        pin = f"run/{name}/.pinned.json"
+        if self.run.is_pinned(name) and keys[pin] <= process.looked_at(pin):
             self.fail(f"{name} is deleted although it is pinned")
         keep = self.sim.scenario.spec.retention.num_to_keep
         if keep is None or len(visible) <= keep:
             self.fail(f"{name} is deleted although only {len(visible)} checkpoints are there")
-        self.acknowledged.discard(name)
-
-    def recorded(self, driver: Driver, records: list[r.Record]) -> None:
-        """Nothing is written down as deleted that is still there."""
-        visible = {one.name for one in self.sim.disk.visible()}
-        for record in records:
-            if isinstance(record, r.CheckpointDeleted) and record.name in visible:
-                self.fail(f"{record.name} is written down as deleted, and is there")
-
-    def _retention_holds(self, driver: Driver) -> None:
-        """At the end nothing is left that the rule lets go, unless storage failed on the way."""
-        scenario, disk = self.sim.scenario, self.sim.disk
-        keep = scenario.spec.retention.num_to_keep
-        troubled = scenario.storage_trouble or any(fault.kind == "outage" for fault in scenario.faults)
-        if keep is None or troubled or scenario.pins:
-            return
-        left = [one.name for one in disk.visible()]
-        if len(left) > keep + 1:
-            self.fail(f"the run has finished, {keep} checkpoints are to be kept, and {left} are there")
+        self.acknowledged.discard(_id(manifest))
 
     def nothing_lost(self) -> None:
         """Whatever counted as committed is there, unless retention took it."""
-        if lost := self.acknowledged - {one.name for one in self.sim.disk.visible()}:
+        if lost := self.acknowledged - {_id(one) for one in self.run.visible()}:
             self.fail(f"{sorted(lost)} were committed and are not any more")
 
+    # ------------------------------------------------------------ a controller begins
+
+    def read_history(self, driver: Driver, durable: Durable) -> None:
+        """A controller has read the journal, with the lease held: it has what the records say."""
+        folded = Durable()
+        for record in self.run.records():
+            fold(folded, record)
+        if self.is_newest(driver) and durable != folded:
+            self.fail(f"the history that was read gives {durable} and not {folded}")
+
     def began(self, driver: Driver) -> None:
-        """A controller has read the journal: it tells all that led to the newest checkpoint."""
+        """A controller has the run now: its journal tells all that led to the newest checkpoint."""
         self.nothing_lost()
-        visible = self.sim.disk.visible()
-        if visible and driver.epoch == max(self.sim.disk.epochs):
-            self.acknowledged |= {one.name for one in visible}
+        visible = self.run.visible()
+        if visible and self.is_newest(driver):
+            self.acknowledged |= {_id(one) for one in visible}
             self._reports_up_to(visible[-1])
 
-    def loaded(self, driver: Driver, name: str, iteration: int) -> tuple[int, int] | None:
-        """A worker reads its checkpoint: (iteration, sum); only a fenced driver's may find that it is gone."""
-        manifest = self.sim.disk.manifests.get(name)
-        if manifest is None or manifest.void:
-            if driver.epoch == max(self.sim.disk.epochs):
-                self.fail(f"a worker resumes from {name}, which is not there")
-            return None
-        state = next(iter(manifest.parts.values()))
-        if state != (iteration, self.sums[iteration]):
-            self.fail(f"a worker that should resume at {iteration} found {state} in {name}")
-        return state
+    # ------------------------------------------------------------ steps
+
+    def stepped(self, driver: Driver, event: e.Event, decided: Step, folded: Durable) -> None:
+        """What the core believes is what the records say, but for what only storage can tell."""
+        assert driver.controller is not None
+        durable = driver.controller.durable
+        kept = durable.next_index
+        durable.next_index = folded.next_index = max(kept, folded.next_index)
+        if durable != folded:
+            self.fail(f"the durable state {durable} is not the fold of its records {folded}")
+        durable.next_index = kept
+        if isinstance(event, e.StorageLost) and event.error.startswith("internal error"):
+            self.fail(event.error)
+        if isinstance(event, e.CheckpointStored):
+            self.acknowledged.add((event.stored.name, event.stored.token))
+            self.nothing_lost()
+        if isinstance(event, e.AgentLost):
+            self.sim.moment("lost")
+        visible = {one.name for one in self.run.visible()}
+        for record in decided.records:
+            if isinstance(record, r.CheckpointDeleted) and record.name in visible:
+                self.fail(f"{record.name} is written down as deleted, and is there")
 
     # ------------------------------------------------------------ generations
 
     def starting(self, driver: Driver, command: StartWorkers) -> None:
         """One live generation, from the newest commit, within the budget, and written down first."""
-        for node in driver.nodes.values():
+        for place in command.places:
+            node = self.sim.nodes[place.agent]
             if alive := [worker.rank for worker in node.workers if worker.alive]:
                 self.fail(f"generation {command.generation} starts while {node.name} runs ranks {alive} of an old one")
-        records = list(self.sim.disk.records())
-        newest_epoch = driver.epoch == max(self.sim.disk.epochs)
-        if not newest_epoch:
+        if not self.is_newest(driver):
             return  # its decisions no longer count
+        records = self.run.records()
         generations = [one.generation for one in records if isinstance(one, r.GenerationStarted)]
         if command.generation not in generations:
             self.fail(f"generation {command.generation} starts before the journal says so")
         if generations != sorted(set(generations)):
             self.fail(f"generations do not increase: {generations}")
-        visible = self.sim.disk.visible()
+        visible = self.run.visible()
         newest = visible[-1].name if visible else None
         if command.checkpoint != newest:
             self.fail(f"generation {command.generation} starts from {command.checkpoint} and not from {newest}")
@@ -190,12 +231,23 @@ class Checkers:
         if budget >= 0 and spent > budget:
             self.fail(f"generation {command.generation} starts after {spent} failures with a budget of {budget}")
 
+    def loaded(self, order: m.Start, state: tuple[int, int]) -> None:
+        """A worker has read its checkpoint."""
+        if state != (order.iteration, self.sums[order.iteration]):
+            self.fail(f"a worker that should resume at {order.iteration} found {state} in {order.checkpoint}")
+
+    def not_loaded(self, node: Node, order: m.Start, error: Exception) -> None:
+        """Only a fenced controller's workers may find that their checkpoint is gone."""
+        driver = self.sim.driver_at(node.endpoint.address)
+        if driver.process.is_alive and self.is_newest(driver):
+            self.fail(f"a worker cannot resume from {order.checkpoint}: {error}")
+
     # ------------------------------------------------------------ the end
 
     def ended(self, driver: Driver) -> None:
         """The last word of a run that is over."""
         self.nothing_lost()
-        records = list(self.sim.disk.records())
+        records = self.run.records()
         if driver.status == "failed":
             self._justly_failed(driver, records)
         if driver.status == "finished":
@@ -206,16 +258,27 @@ class Checkers:
             if outcomes[-1].return_value != self.sums[last]:
                 self.fail(f"the run returned {outcomes[-1].return_value}, not {self.sums[last]}")
             self._exactly(reports_that_count(records), last, "the run has finished")
-            self._retention_holds(driver)
+            self._retention_holds()
+
+    def _retention_holds(self) -> None:
+        """At the end nothing is left that the rule lets go, unless storage failed on the way."""
+        scenario = self.sim.scenario
+        keep = scenario.spec.retention.num_to_keep
+        troubled = scenario.storage_trouble or any(fault.kind == "outage" for fault in scenario.faults)
+        if keep is None or troubled or scenario.pins:
+            return
+        left = [one.name for one in self.run.visible()]
+        if len(left) > keep + 1:
+            self.fail(f"the run has finished, {keep} checkpoints are to be kept, and {left} are there")
 
     def _justly_failed(self, driver: Driver, records: list[r.Record]) -> None:
-        outcome = driver.state.durable.outcome
+        assert driver.controller is not None
+        outcome = driver.controller.durable.outcome
         if not isinstance(outcome, r.RunFailed):
             self.fail("the run failed without a reason")
-        assert isinstance(outcome, r.RunFailed)
         budget, spent = self.sim.scenario.spec.max_failures, counted_failures(records)
         if outcome.error_type == "TrainingFailedError":
-            if budget < 0 or spent != budget + 1:
+            if self.is_newest(driver) and (budget < 0 or spent != budget + 1):
                 self.fail(f"the run failed after {spent} failures with a budget of {budget}")
         elif not self.sim.excuses or outcome.error.startswith("Only "):
             self.fail(f"the run failed without a cause: {outcome.error}")

@@ -1,301 +1,257 @@
-"""The driver: a model of the controller's shell around the real core.
+"""A driver: a process that calls `fit()`. The lease, the journal, the controller and all below them are the real ones.
 
-It keeps the shell's promises and no others: one event at a time into `machine.step`, records durable before
-commands run, events that arrive during a flush taken together afterwards, records without commands flushed within a
-second. Killing it loses everything that is not on `Disk`.
+`_fit` does what `control.run.run_training` does, on the virtual loop. The controller is watched, not changed: every step
+of its machine and every command is shown to the checkers first.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tests.sim.node import Fabric, Node
-from tests.sim.persisting import Persisting
-from tests.sim.removing import Removing
+from tests.sim.engine import SimulatedEngine
+from tests.sim.memory_store import MemoryStore
+from tests.sim.network import Listener
+from tests.sim.process import Process
 
+from holdfast.control.fingerprint import Fingerprint
+from holdfast.control.history import read_history
+from holdfast.control.lease import Lease, acquire
+from holdfast.control.loop import Controller, ControllerSetup, Settings
+from holdfast.control.publisher import Publisher
+from holdfast.control.request import RunContext, TrainRequest
+from holdfast.control.setup import make_setup
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import machine
 from holdfast.core import records as r
 from holdfast.core.invariants import Monitor
-from holdfast.core.state import Durable, State, fold
+from holdfast.core.machine import Step
+from holdfast.core.state import Durable, fold
+from holdfast.engines.engine import ControllerEndpoint, OnGone
+from holdfast.errors import Fenced, HoldfastError, RunBusy
+from holdfast.journal.fold import FoldWriter
+from holdfast.journal.writer import Journal
+from holdfast.storage.retry import RetryingStore
+from holdfast.storage.store import Store
+from holdfast.wire.channel import OnAgent
+from holdfast.wire.messages import LogLine, Prepare
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 __all__ = ["Driver"]
 
-_NEEDS_NO_JOURNAL = (c.StopWorkers, c.AnnounceCheckpoint, c.EndRun)
+_PREPARE = Prepare(
+    function=b"",
+    storage="memory://run",
+    experiment="run",
+    trial_id="run",
+    trial_dir="run",
+    work_dir="run",
+    sys_path=[],
+    environment={},
+)
+_FOLD_BYTES = 2_000
+"""A fold is written after about ten records, so that most takeovers read one."""
 
 
 class Driver:
     """One process that called `fit()`."""
 
-    durable_first = True
-    """Mutants set this to False: commands then run before their records are durable."""
+    def __init__(self, sim: Simulation, number: int, host: str, *, takeover: bool) -> None:
+        self.sim, self.number, self.takeover = sim, number, takeover
+        self.process = Process(sim, f"driver-{number}", host)
+        self.store = self._open_store()
+        self.status = ""
+        """How it ended; "" as long as it runs."""
+        self.lease: Lease | None = None
+        self.controller: WatchedController | None = None
+        self.process.on_death.append(self._died)
+        self.process.spawn(self._main())
 
-    def __init__(self, sim: Simulation) -> None:
-        self.sim, self.clock = sim, sim.clock
-        self.alive, self.status = True, ""
-        self.epoch = sim.disk.take_epoch()
-        self.name = f"driver-{self.epoch}"
-        self.nodes: dict[str, Node] = {}
-        self.state = State(sim.scenario.spec)
-        self._events: deque[e.Event] = deque()
-        self._old: list[e.Event] = []
-        self._unsaved: list[r.Record] = []
-        self._busy = False
-        self._journal_lost = False
-        self._timer = 0
-        self.clock.say(self.name, "takes the lease")
-        sim.moment("leased")
-        self._pause(self._set_floor)
+    @property
+    def epoch(self) -> int:
+        assert self.lease is not None
+        return self.lease.epoch
 
-    # ------------------------------------------------------------ taking the run on
+    def _open_store(self) -> Store:
+        store = MemoryStore(self.sim.bucket, self.process.carry_out, "run")
+        if not self.sim.scenario.retries:
+            return store
+        return RetryingStore(store, 3, 0.1, 1.0, sleep=self.process.sleep, uniform=self.process.random.uniform)
 
-    def _pause(self, then: object, *arguments: object) -> None:
-        self.clock.after(self.clock.delay_s(self.sim.scenario.storage_s), self._go_on, then, arguments)
-
-    def _go_on(self, then: object, arguments: tuple[object, ...]) -> None:
-        if self.alive:
-            then(*arguments)  # type: ignore[operator]
-
-    def _set_floor(self) -> None:
-        self.sim.disk.close_unsettled(self.epoch)
-        self._pause(self._look)
-
-    def _look(self) -> None:
-        self._pause(self._look_again, self.sim.disk.next_index())
-
-    def _look_again(self, floor: int) -> None:
-        """The journal after the indices: whatever was reserved below the floor is told in what is read of it."""
-        self._pause(self._fence, floor, self.sim.disk.lengths(self.epoch))
-
-    def _fence(self, floor: int, cuts: dict[int, int]) -> None:
-        if not self.sim.disk.settle(self.epoch, floor, cuts):
-            self.end("fenced")
-            return
-        self.sim.checkers.nothing_lost()
-        self._pause(self._seal, floor)
-
-    def _seal(self, floor: int) -> None:
-        self.sim.disk.seal(self.epoch, floor)
-        self._pause(self._begin, floor)
-
-    def _begin(self, floor: int) -> None:
-        disk = self.sim.disk
-        for record in disk.records():
-            fold(self.state.durable, record)
-        self.sim.checkers.began(self)
-        self._shadow = Durable()
-        for record in disk.records():
-            fold(self._shadow, record)
-        self._monitor = Monitor(self.state)
-        stored = tuple(one.stored() for one in disk.visible())
-        began = e.ControllerBegan(
-            epoch=self.epoch,
-            host="host",
-            pid=self.epoch,
-            stored=stored,
-            pinned=tuple(disk.pinned),
-            next_index=floor,
-        )
-        self.clock.after(self.clock.delay_s(3.0), self._beat)
-        self.post(began)
-
-    def _beat(self) -> None:
-        """The lease is looked at every few seconds."""
-        if self.alive:
-            if max(self.sim.disk.epochs) > self.epoch:
-                self.post(e.ControllerFenced(why="a newer controller took over"))
-            else:
-                self.clock.after(self.clock.delay_s(3.0), self._beat)
-
-    # ------------------------------------------------------------ events in
-
-    def hear(self, node: Node, event: e.Event) -> None:
-        """A message from a node; to be safe, some are heard twice, or again when they are stale."""
-        if self.nodes.get(node.name) is not node:
-            return
-        self.post(event)
-        if isinstance(event, e.AgentJoined):
-            node.joined = True
-            return
-        scenario = self.sim.scenario
-        if self.clock.happens(scenario.repeats):
-            self.post(event)
-        generation = getattr(event, "generation", None)
-        if generation is not None and scenario.repeats:
-            self._old.append(event)
-            stale = self.clock.chance.choice(self._old)
-            if stale.generation < self.state.durable.generation:  # type: ignore[union-attr]
-                self.post(stale)
-
-    def lose(self, node: Node, why: str) -> None:
-        """The connection to a node is gone."""
-        if self.nodes.get(node.name) is node:
-            del self.nodes[node.name]
-            node.cut_at = min(node.cut_at, self.clock.now)
-            self.sim.moment("lost")
-            if node.joined:
-                self.post(e.AgentLost(agent=node.name, why=why))
-            else:
-                self.sim.excuses.add("refusals")
-                self.post(e.AgentUnavailable(slots=node.slots, why=why))
-
-    def post(self, event: e.Event) -> None:
-        if self.alive:
-            self._events.append(event)
-            if not self._busy:
-                self._busy = True
-                self.clock.after(0.0, self._turn)
-
-    # ------------------------------------------------------------ deciding
-
-    def _turn(self) -> None:
-        """All that was heard, then one flush, then what was decided."""
-        if not self.alive:
-            return
-        commands: list[c.Command] = []
-        while self._events:
-            commands.extend(self._step(self._events.popleft()))
-        if not commands:
-            if self._unsaved:
-                self.clock.after(self.sim.scenario.flush_s, self._flush_later)
-            self._rest()
-        elif any(isinstance(one, c.EndRun) and one.status == "fenced" for one in commands) or self._journal_lost:
-            self._do_all(commands)
-        elif self.durable_first:
-            self._flush(commands, self.clock.now + self.sim.scenario.patience_s)
-        else:
-            self._do_all(commands)
-            self.clock.after(self.sim.scenario.flush_s, self._flush_later)
-
-    def _step(self, event: e.Event) -> list[c.Command]:
-        decided = machine.step(self.state, event, self.clock.now)
-        if self.clock.tracing:
-            self.clock.say(self.name, "%s -> %s", event, [type(one).__name__ for one in decided.commands])
-        self._monitor.after(decided, self.clock.now)
-        for record in decided.records:
-            fold(self._shadow, record)
-        self.sim.checkers.stepped(self, self._shadow)
-        self.sim.checkers.recorded(self, decided.records)
-        self._unsaved.extend(decided.records)
-        return decided.commands
-
-    def _rest(self) -> None:
-        self._busy = False
-        if self._events:
-            self._busy = True
-            self.clock.after(0.0, self._turn)
-            return
-        due = machine.deadline(self.state)
-        self._timer += 1
-        if due is not None and due != math.inf:
-            self.clock.at(due, self._ring, self._timer)
-
-    def _ring(self, timer: int) -> None:
-        if self.alive and not self._busy and timer == self._timer:
-            self.post(e.TimePassed())
-
-    # ------------------------------------------------------------ durable, then done
-
-    def _flush(self, commands: list[c.Command], give_up_at: float) -> None:
-        if not self.alive:
-            return
-        if self.clock.now < self.sim.outage_until:
-            if self.clock.now < give_up_at:
-                self.clock.after(0.5, self._flush, commands, give_up_at)
-                return
-            self._journal_lost = True
-            self.sim.excuses.add("outage")
-            self.post(e.StorageLost(error="the journal cannot be written"))
-            self._do_all(commands)
-            return
-        self.clock.after(self.clock.delay_s(self.sim.scenario.storage_s / 4), self._flushed, commands)
-
-    def _flushed(self, commands: list[c.Command]) -> None:
-        if self.alive:
-            self._save(len(self._unsaved))
-            self.sim.moment("flushed")
-            self.clock.after(0.0, self._do_all, commands)
-
-    def _flush_later(self) -> None:
-        if self.alive and not self._busy and not self._journal_lost and self.clock.now >= self.sim.outage_until:
-            self._save(len(self._unsaved))
-
-    def _save(self, count: int) -> None:
-        self.sim.disk.journals.setdefault(self.epoch, []).extend(self._unsaved[:count])
-        del self._unsaved[:count]
-
-    def _do_all(self, commands: list[c.Command]) -> None:
-        for command in commands:
-            if self.alive:
-                self._do(command)
-        if self.alive:
-            self._rest()
-
-    def _do(self, command: c.Command) -> None:
-        if self._journal_lost and not isinstance(command, _NEEDS_NO_JOURNAL):
-            return  # nothing new may begin
-        match command:
-            case c.RequestAgents(slots=slots):
-                self.sim.engine_start(self, slots)
-            case c.StartWorkers():
-                self._start(command)
-            case c.StopWorkers(generation=generation, agents=agents):
-                for node in self._of(agents):
-                    node.order(node.stop, generation)
-            case c.PersistCheckpoint():
-                Persisting(self, command)
-            case c.AnnounceCheckpoint(ticket=ticket, agents=agents):
-                for node in self._of(agents):
-                    node.order(node.settle, ticket)
-            case c.FindPins(names=names):
-                self.clock.after(self.clock.delay_s(self.sim.scenario.storage_s), self._find_pins, names)
-            case c.DeleteCheckpoint():
-                Removing(self, command)
-            case c.EndRun(status=status):
-                # An end that could not be written down is no end: fit() raises, and the same call continues.
-                self.end("unwritten" if self._journal_lost else status)
-
-    def _start(self, command: c.StartWorkers) -> None:
-        self.sim.checkers.starting(self, command)
-        fabric = Fabric(command.world_size, self.sim.scenario.lockstep)
-        for place in command.places:
-            if (node := self.nodes.get(place.agent)) is not None:
-                node.order(node.start, command, place, fabric)
-
-    def _of(self, agents: tuple[str, ...]) -> list[Node]:
-        return [self.nodes[agent] for agent in agents if agent in self.nodes]
-
-    def _find_pins(self, names: tuple[str, ...]) -> None:
-        if self.sim.storage_fails():
-            self.post(e.PinsFound(error="the storage does not answer"))
-        else:
-            self.post(e.PinsFound(pinned=tuple(name for name in names if name in self.sim.disk.pinned)))
-
-    # ------------------------------------------------------------ the end
-
-    def end(self, status: str) -> None:
-        self.clock.say(self.name, "ends: %s", status)
+    async def _main(self) -> None:
+        try:
+            status = await self._fit()
+        except Fenced:
+            status = "fenced"
+        except RunBusy:
+            status = "busy"
+        except HoldfastError as error:
+            status = f"not started: {error}" if self.controller is None else "unwritten"
+        while self.process.busy_threads:
+            await asyncio.sleep(0.1)  # as `asyncio.run` waits for its threads
         self.status = status
-        self._leave()
+        self.process.exit()
+
+    async def _fit(self) -> str:
+        store = self.store
+        history = await asyncio.to_thread(read_history, store)
+        if isinstance(history.durable.outcome, r.RunFinished):
+            return "finished"
+        lease = await asyncio.to_thread(partial(acquire, store, takeover=self.takeover))
+        self.lease = lease
+        try:
+            plan = await asyncio.to_thread(self._set_up, lease)
+            journal = Journal(store, lease.epoch, lease.id, plan.run_id)
+            journal.on_loss = plan.fold_writer.ask
+            self.controller = WatchedController(self, plan, lease, journal)
+            status = await self.controller.run()
+            await asyncio.to_thread(journal.close)
+            await asyncio.to_thread(plan.fold_writer.flush)
+            # An end that could not be written down is no end: the same call continues.
+            return "unwritten" if self.controller.journal_lost else status
+        finally:
+            await asyncio.to_thread(lease.release)
+
+    def _set_up(self, lease: Lease) -> ControllerSetup:
+        sim, scenario = self.sim, self.sim.scenario
+        history = read_history(self.store)
+        sim.checkers.read_history(self, history.durable)
+        plan = make_setup(_request(sim), _PREPARE, self.store, history, lease, self._make_engine, lambda *_: [])
+        plan.state.spec = scenario.spec
+        plan.settings = Settings(
+            flush_s=scenario.flush_s, storage_patience_s=scenario.patience_s, beat_s=3.0, agent_silence_s=8.0
+        )
+        plan.listen = self._listen
+        plan.make_publisher = partial(_SimulatedPublisher, self.process)
+        plan.fold_writer.least_bytes = _FOLD_BYTES
+        sim.checkers.began(self)
+        return plan
+
+    def _make_engine(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> SimulatedEngine:
+        return SimulatedEngine(self, endpoint, on_gone)
+
+    async def _listen(self, token: str, on_agent: OnAgent) -> Listener:
+        return Listener(self.process, token, on_agent)
+
+    def _died(self) -> None:
+        self.status = self.status or "killed"
         self.sim.ended(self)
 
-    def die(self) -> None:
-        """SIGKILL: of what was about to be written, some prefix may have been."""
-        if self.alive:
-            self.clock.say(self.name, "is killed")
-            if self._unsaved and self.clock.now >= self.sim.outage_until and not self._journal_lost:
-                self._save(self.clock.chance.randint(0, len(self._unsaved)))
-            self.status = "killed"
-            self._leave()
-            self.sim.ended(self)
 
-    def _leave(self) -> None:
-        self.alive = False
-        for node in self.nodes.values():
-            self.clock.after(self.clock.delay_s(0.5), node.die)
+class WatchedController(Controller):
+    """The real controller, with the checkers looking on."""
+
+    def __init__(self, driver: Driver, plan: ControllerSetup, lease: Lease, journal: Journal) -> None:
+        super().__init__(plan, lease, journal)
+        self._driver = driver
+        self._checkers = driver.sim.checkers
+        self._monitor = Monitor(plan.state)
+        self._shadow = _copy(plan.state.durable)
+
+    @property
+    def durable(self) -> Durable:
+        return self._state.durable
+
+    @property
+    def journal_lost(self) -> bool:
+        return self._journal_lost is not None
+
+    def _step(self, event: e.Event, now: float) -> Step:
+        decided = super()._step(event, now)
+        self._driver.sim.say(
+            self._driver.process.name, "%s -> %s", event, [type(one).__name__ for one in decided.commands]
+        )
+        self._monitor.after(decided, now)
+        for record in decided.records:
+            fold(self._shadow, record)
+        self._checkers.stepped(self._driver, event, decided, self._shadow)
+        return decided
+
+    def _do(self, command: c.Command) -> None:
+        if isinstance(command, c.StartWorkers):
+            self._checkers.starting(self._driver, command)
+        super()._do(command)
+
+
+def _copy(durable: Durable) -> Durable:
+    from copy import deepcopy
+
+    return deepcopy(durable)
+
+
+class _SimulatedPublisher(Publisher):
+    """Shows records to the fold writer as the real publisher does, but from a simulated thread."""
+
+    def __init__(self, process: Process, observers: Sequence[Any], read_back: Any) -> None:
+        super().__init__([])
+        (self._fold_writer,) = observers
+        assert isinstance(self._fold_writer, FoldWriter)
+        self._released: list[r.Record] = []
+        self._task = process.spawn(self._work())
+
+    def release(self) -> None:
+        self._released += self._held
+        self._held = []
+
+    def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
+        """Nobody prints anything."""
+
+    def close(self) -> None:
+        self.release()
+        self._task.cancel()
+        for record in self._released:
+            self._fold_writer.record(record)
+
+    async def _work(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            released, self._released = self._released, []
+            if released:
+                await asyncio.to_thread(self._show, released)
+
+    def _show(self, records: list[r.Record]) -> None:
+        for record in records:
+            self._fold_writer.record(record)
+        self._fold_writer.flush()
+
+
+def _request(sim: Simulation) -> TrainRequest:
+    rule = sim.scenario.spec.retention
+    context = RunContext(
+        name="run",
+        storage_path="memory://",
+        trainer_name="Trainer",
+        train_loop_config=None,
+        scaling_config=None,
+        run_config=None,
+    )
+    return TrainRequest(
+        job=None,  # type: ignore[arg-type]
+        trainer_name="Trainer",
+        storage_path="memory://",
+        filesystem=None,
+        name="run",
+        min_workers=1,
+        max_workers=1,
+        local_mode=False,
+        nodes=1,
+        max_failures=0,
+        progress_timeout_s=None,
+        num_to_keep=rule.num_to_keep,
+        score_attribute=rule.score_attribute,
+        score_order="max",
+        takeover=False,
+        resume="auto",
+        sync_artifacts=False,
+        sync_period_s=300.0,
+        sync_artifacts_on_checkpoint=False,
+        callbacks=(),
+        run_context=context,
+        preload=(),
+        fingerprint=Fingerprint(),
+        params={},
+    )

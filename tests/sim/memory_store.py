@@ -8,7 +8,6 @@ requests are carried out, and so may delay them, lose them, or do them when nobo
 from __future__ import annotations
 
 import bisect
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -38,13 +37,14 @@ class Bucket:
         self.versions: dict[str, int] = {}
         self.keys: list[str] = []
         """Sorted."""
-        self._writes = itertools.count(1)
+        self.last_version = 0
 
     def write(self, key: str, data: bytes) -> None:
         if key not in self.objects:
             bisect.insort(self.keys, key)
         self.objects[key] = data
-        self.versions[key] = next(self._writes)
+        self.last_version += 1
+        self.versions[key] = self.last_version
 
     def create(self, key: str, data: bytes) -> None:
         if self.exclusive and key in self.objects:

@@ -1,28 +1,41 @@
-"""A node: the agent, its workers, and its connection to the driver that it was started for.
+"""A node: a model of the agent and its workers. There are no processes here, but the messages are the real ones, and so
+is what becomes of checkpoints: parts are uploaded, verified and recorded by `holdfast.checkpoint`.
 
-The connection is an ordered stream in each direction. It may be slow or be cut; what was under way is then lost from
-some point on, and each side notices in its own time. A part that a worker has handed over outlives the worker, not
-the node.
+A part that a worker has handed over outlives the worker, not the node. When the controller is gone, the workers die, and
+the node finishes the uploads that it was told to make (as `agent.finish_uploads` does) before it ends.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.sim.memory_store import MemoryStore
+from tests.sim.network import Connection, connect
+from tests.sim.process import Process
 from tests.sim.scenario import gain
 
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.digest import check_files
+from holdfast.checkpoint.part_records import write_part_record
+from holdfast.checkpoint.upload import upload_memory
 from holdfast.core import events as e
-from holdfast.core.checkpoint_types import Report
-from holdfast.core.commands import Place, StartWorkers
+from holdfast.core.checkpoint_types import FileEntry, Report
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
+from holdfast.engines.engine import ControllerEndpoint
+from holdfast.errors import CheckpointError, Damaged, HoldfastError, OutOfSpace, Unavailable, WireError
+from holdfast.wire import messages as m
+from holdfast.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from tests.sim.driver import Driver
+    from tests.sim.simulation import Simulation
 
 __all__ = ["Fabric", "Node", "Worker"]
 
-_FOREVER = float("inf")
+_LINGER_S = 20.0
 
 
 class Fabric:
@@ -51,31 +64,18 @@ class Fabric:
 class Worker:
     """One rank: trains from what it loaded, reports each iteration, and finishes or dies."""
 
-    def __init__(self, node: Node, generation: int, rank: int, fabric: Fabric) -> None:
+    def __init__(self, node: Node, generation: int, rank: int, fabric: Fabric, state: tuple[int, int]) -> None:
         self.node, self.generation, self.rank, self.fabric = node, generation, rank, fabric
-        self.iteration = self.sum = self.number = 0
+        self.iteration, self.sum = state
+        self.number = 0
         self.alive, self.hung, self.finished, self.idle = True, False, False, False
         self.blocked = False
         self.unsettled: e.Ticket | None = None
         self.batch: list[Report] = []
         fabric.workers.append(self)
 
-    def load(self, checkpoint: str | None, iteration: int) -> None:
-        if not self.alive:
-            return
-        if checkpoint is not None:
-            driver = self.node.driver
-            found = driver.sim.checkers.loaded(driver, checkpoint, iteration)
-            if found is None:
-                self.die(f"raised NotCommitted: {checkpoint}", "NotCommitted")
-                return
-            self.iteration, self.sum = found
-        self.soon()
-        self.fabric.moved()
-
     def soon(self) -> None:
-        clock = self.node.clock
-        clock.after(clock.delay_s(self.node.scenario.step_s), self.advance)
+        self.node.after(self.node.scenario.step_s, self.advance)
 
     def advance(self) -> None:
         if not self.alive or self.hung or self.blocked or self.finished:
@@ -106,22 +106,15 @@ class Worker:
             ticket = e.Ticket(self.generation, self.number)
             self.unsettled = ticket
             self.node.staged[ticket, self.rank] = (self.iteration, self.sum)
-            self.node.driver.sim.moment("part")
+            self.node.sim.moment("part")
         metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
         name = self.node.scenario.dir_name(iteration) if self.rank == 0 else None
-        self.batch.append(
-            Report(
-                number=self.number,
-                at=self.node.clock.now,
-                metrics=metrics,
-                checkpoint=part,
-                checkpoint_dir_name=name,
-            )
-        )
+        at = self.node.sim.loop.time()
+        self.batch.append(Report(number=self.number, at=at, metrics=metrics, checkpoint=part, checkpoint_dir_name=name))
         if len(self.batch) >= self.node.scenario.batch or part:
             self.hand_over()
         elif len(self.batch) == 1:
-            self.node.clock.after(0.05, self.hand_over)
+            self.node.process.after(0.05, self.hand_over)
         self.soon()
         self.fabric.moved()
 
@@ -148,80 +141,156 @@ class Worker:
 
     def die(self, cause: str, error_type: str | None = None) -> None:
         """The agent hears of it from the kernel, after everything that the worker had handed over."""
-        if not self.alive or self.finished:
-            return
-        self.alive = False
-        self.node.clock.after(self.node.clock.delay_s(0.002), self.node.bury, self, cause, error_type)
+        if self.alive and not self.finished:
+            self.alive = False
+            self.node.after(0.002, self.node.bury, self, cause, error_type)
 
 
 class Node:
-    """One agent with its workers. It belongs to one driver and goes when that goes."""
+    """One agent with its workers, started by a driver's engine."""
 
-    def __init__(self, driver: Driver, name: str, slots: int) -> None:
-        self.driver, self.name, self.slots = driver, name, slots
-        self.clock, self.scenario = driver.sim.clock, driver.sim.scenario
-        self.alive, self.joined = True, False
+    def __init__(self, sim: Simulation, name: str, host: str, slots: int, endpoint: ControllerEndpoint) -> None:
+        self.sim, self.name, self.slots, self.endpoint = sim, name, slots, endpoint
+        self.scenario = sim.scenario
+        self.process = Process(sim, name, host)
+        self.store = MemoryStore(sim.bucket, self.process.carry_out, "run")
         self.workers: list[Worker] = []
         self.staged: dict[tuple[e.Ticket, int], tuple[int, int]] = {}
-        self.cut_at = _FOREVER
-        """What would arrive after this, in either direction, does not."""
-        self._up_at = self._down_at = 0.0
-        self.clock.after(self.clock.delay_s(0.3), self._join)
+        """The parts that workers have handed over: (iteration, sum) of each."""
+        self.ordered: dict[tuple[e.Ticket, int], tuple[m.Upload, list[FileEntry] | None]] = {}
+        """The uploads that were ordered and are not settled, with the files of those that are done."""
+        self.connection: Connection | None = None
+        self._channel: Channel[m.ControllerMessage] | None = None
+        self._starting: tuple[int, asyncio.Task[None]] | None = None
+        self._sent: list[m.AgentMessage] = []
+        self.process.on_death.append(self._died)
+        self.process.spawn(self._run())
 
-    def _join(self) -> None:
-        if self.alive and self.driver.alive:
-            self.send(e.AgentJoined(agent=self.name, host=f"host-{self.name}", slots=self.slots))
-            self.clock.after(self.clock.delay_s(0.2), self.send, e.AgentPrepared(agent=self.name))
+    # ------------------------------------------------------------ the connection
 
-    # ------------------------------------------------------------ the stream
+    async def _run(self) -> None:
+        await asyncio.sleep(self.sim.delay_s(0.3))
+        try:
+            self._channel, self.connection = await connect(self.process, self.endpoint)
+        except WireError:
+            self.process.exit()
+            return
+        hello = m.AgentHello(
+            protocol=m.PROTOCOL,
+            agent=self.name,
+            host=self.process.host,
+            address="127.0.0.1",
+            pid=self.process.pid,
+            slots=self.slots,
+            master_port=1,
+        )
+        self._channel.send_nowait(hello)
+        while (message := await self._channel.recv()) is not None:
+            self._take(message)
+        await self.lose_controller()
 
     def send(self, event: e.Event) -> None:
-        """To the driver."""
-        if self.alive:
-            self._up_at = max(self._up_at, self.clock.now + self.clock.delay_s(self.scenario.message_s))
-            self.clock.at(self._up_at, self._arrive, self._up_at, self.driver.hear, self, event)
+        """To the controller; some are sent twice, and some once more when they are stale."""
+        message = to_wire(event)
+        self._post(message)
+        if self.sim.happens(self.scenario.repeats):
+            self._post(message)
+        if self.scenario.repeats and hasattr(message, "generation"):
+            self._sent.append(message)
+            stale = self.sim.random.choice(self._sent)
+            if stale.generation < message.generation:  # type: ignore[union-attr]
+                self._post(stale)
 
-    def order(self, action: Callable[..., None], *arguments: object) -> None:
-        """From the driver."""
-        self._down_at = max(self._down_at, self.clock.now + self.clock.delay_s(self.scenario.message_s))
-        self.clock.at(self._down_at, self._arrive, self._down_at, self._obey, action, *arguments)
+    def _post(self, message: m.AgentMessage) -> None:
+        if self._channel is not None:
+            self._channel.send_nowait(message)
 
-    def _arrive(self, sent_for: float, action: Callable[..., None], *arguments: object) -> None:
-        if sent_for <= self.cut_at:
-            action(*arguments)
+    def after(self, seconds: float, action: Callable[..., object], *arguments: object) -> None:
+        """About so many seconds later."""
+        self.process.after(self.sim.delay_s(seconds), action, *arguments)
 
-    def _obey(self, action: Callable[..., None], *arguments: object) -> None:
-        if self.alive:
-            action(*arguments)
+    def _take(self, message: m.ControllerMessage) -> None:
+        match message:
+            case m.Prepare():
+                self.after(0.2, self.send, e.AgentPrepared(agent=self.name))
+            case m.Start():
+                self._starting = (message.generation, self.process.spawn(self._start(message)))
+            case m.Stop():
+                self._stop(message.generation)
+            case m.Upload():
+                self._upload(message)
+            case m.Settled():
+                self._settle(e.Ticket(message.generation, message.number))
+            case m.Ping():
+                self._post(m.Pong())
+            case m.Shutdown():
+                self._kill_workers()
+                self.after(0.1, self.process.exit)
+            case _:
+                return
 
-    # ------------------------------------------------------------ orders
+    # ------------------------------------------------------------ generations
 
-    def start(self, command: StartWorkers, place: Place, fabric: Fabric) -> None:
-        for rank in place.ranks:
-            worker = Worker(self, command.generation, rank, fabric)
-            self.workers.append(worker)
-            self.clock.after(self.clock.delay_s(0.05), worker.load, command.checkpoint, command.iteration)
-        self.clock.after(self.clock.delay_s(0.02), self.send_started, command.generation)
+    async def _start(self, order: m.Start) -> None:
+        state = (0, 0)
+        if order.checkpoint is not None:
+            try:
+                state = await self._load(order.checkpoint)
+            except CheckpointError as error:
+                self.sim.checkers.not_loaded(self, order, error)
+                why = str(error)
+                damage = e.DamageFound(
+                    generation=order.generation, agent=self.name, checkpoint=order.checkpoint, why=why
+                )
+                self.send(damage)
+                return
+            self.sim.checkers.loaded(order, state)
+        fabric = self.sim.fabric(self.endpoint.address, order.generation, order.world_size)
+        self.workers += [Worker(self, order.generation, rank, fabric, state) for rank in order.ranks]
+        for worker in self.workers:
+            worker.soon()
+        fabric.moved()
+        self.after(0.02, self._say_started, order.generation)
 
-    def send_started(self, generation: int) -> None:
+    async def _load(self, name: str) -> tuple[int, int]:
+        """Verify a checkpoint and read the state in it; storage that does not answer is asked again."""
+
+        def load() -> tuple[int, int]:
+            manifest = Catalog(self.store).get(name)
+            if problems := check_files(self.store, manifest, name=name, deep=True):
+                raise Damaged(problems[0])
+            first = next(entry.path for entry in manifest.files if entry.path.startswith("rank"))
+            state = json.loads(self.store.get(f"{name}/{first}"))
+            return state["iteration"], state["sum"]
+
+        while True:
+            try:
+                return await asyncio.to_thread(load)
+            except CheckpointError:
+                raise
+            except HoldfastError:
+                await asyncio.sleep(0.2)
+
+    def _say_started(self, generation: int) -> None:
         if any(worker.generation == generation for worker in self.workers):
             self.send(e.WorkersStarted(generation=generation, agent=self.name))
-            self.driver.sim.moment("started")
+            self.sim.moment("started")
 
-    def stop(self, generation: int) -> None:
+    def _stop(self, generation: int) -> None:
+        if self._starting is not None and self._starting[0] <= generation:
+            self._starting[1].cancel()
         for worker in self.workers:
             if worker.generation <= generation:
                 worker.hand_over()
                 worker.alive = False
         self.workers = [worker for worker in self.workers if worker.generation > generation]
-        self.clock.after(self.clock.delay_s(0.02), self.send, e.WorkersStopped(generation=generation, agent=self.name))
+        self.after(0.02, self.send, e.WorkersStopped(generation=generation, agent=self.name))
 
-    def settle(self, ticket: e.Ticket) -> None:
-        for key in [key for key in self.staged if key[0] == ticket]:
-            del self.staged[key]
+    def _kill_workers(self) -> None:
+        if self._starting is not None:
+            self._starting[1].cancel()
         for worker in self.workers:
-            if worker.alive and worker.generation == ticket.generation:
-                worker.settled(ticket)
+            worker.alive = False
 
     def bury(self, worker: Worker, cause: str, error_type: str | None) -> None:
         if worker not in self.workers:
@@ -230,26 +299,117 @@ class Node:
         failure = WorkerFailure(rank=worker.rank, cause=cause, agent=self.name, error_type=error_type, error=cause)
         self.send(e.WorkerExited(generation=worker.generation, failure=failure))
         for peer in worker.fabric.workers:
-            if worker.fabric.lockstep and peer.alive and self.clock.happens(0.5):
+            if worker.fabric.lockstep and peer.alive and self.sim.happens(0.5):
                 peer.die("raised RuntimeError: Connection closed by peer", "RuntimeError")
+
+    # ------------------------------------------------------------ parts
+
+    def _upload(self, order: m.Upload) -> None:
+        key = (e.Ticket(order.generation, order.number), order.rank)
+        if key not in self.staged:
+            self.sim.checkers.fail(f"{self.name} does not hold the part of rank {order.rank}")
+        self.ordered[key] = (order, None)
+        self.sim.locks.add(self._lock(order))
+        self.process.spawn(self._store_part(order))
+
+    async def _store_part(self, order: m.Upload) -> None:
+        key = (e.Ticket(order.generation, order.number), order.rank)
+        numbers = {"generation": order.generation, "number": order.number, "rank": order.rank}
+        try:
+            files = await asyncio.to_thread(self._put_files, order)
+        except HoldfastError as error:
+            self._post(m.UploadFailed(**numbers, kind=FailureKind.of(error), error=str(error)))
+            return
+        if key in self.ordered:
+            self.ordered[key] = (order, files)
+        self.sim.moment("uploaded")
+        self._post(m.Uploaded(**numbers, files=files))
+
+    def _put_files(self, order: m.Upload) -> list[FileEntry]:
+        iteration, total = self.staged[e.Ticket(order.generation, order.number), order.rank]
+        state = json.dumps({"iteration": iteration, "sum": total}).encode()
+        files = {f"rank_{order.rank}.json": memoryview(state)}
+        if order.rank == 0:
+            files["constant.bin"] = memoryview(b"the same in every checkpoint")
+        return upload_memory(
+            self.store, order.draft, files, rank=order.rank, parent_files=order.parent_files, threads=1
+        )
+
+    def _settle(self, ticket: e.Ticket) -> None:
+        for key in [key for key in self.staged if key[0] == ticket]:
+            del self.staged[key]
+        for key in [key for key in self.ordered if key[0] == ticket]:
+            self.sim.locks.discard(self._lock(self.ordered.pop(key)[0]))
+        for worker in self.workers:
+            if worker.alive and worker.generation == ticket.generation:
+                worker.settled(ticket)
+
+    def _lock(self, order: m.Upload) -> tuple[str, str]:
+        return self.process.host, f"agents/*/uploads/{order.draft.token}"
 
     # ------------------------------------------------------------ the end
 
-    def die(self) -> None:
-        """The machine is gone: what it had sent may or may not arrive."""
-        if self.alive:
-            self._go()
-            self.cut_at = min(self.cut_at, self.clock.now + self.clock.delay_s(self.scenario.message_s))
-            self.clock.at(self.cut_at, self.driver.lose, self, "its connection closed")
+    async def lose_controller(self) -> None:
+        """It is gone: finish what it had ordered, leave records of that, and end."""
+        self._kill_workers()
+        give_up_at = self.sim.loop.time() + _LINGER_S
+        while self.ordered and self.sim.loop.time() < give_up_at:
+            key, (order, files) = next(iter(self.ordered.items()))
+            try:
+                if files is None:
+                    files = await asyncio.to_thread(self._put_files, order)
+                    self.ordered[key] = (order, files)
+                await asyncio.to_thread(self._leave_record, order, files)
+            except (Unavailable, OutOfSpace):
+                await asyncio.sleep(0.3)
+                continue
+            except HoldfastError:
+                pass
+            self.sim.locks.discard(self._lock(order))
+            self.ordered.pop(key, None)
+        self.process.exit()
+
+    def _leave_record(self, order: m.Upload, files: list[FileEntry]) -> None:
+        assert order.info is not None
+        write_part_record(self.store, order.draft, order.info, order.rank, files, generation=order.generation)
 
     def cut(self) -> None:
-        """The connection breaks; each side notices in its own time, and the node then ends itself."""
-        if self.alive and self.cut_at == _FOREVER:
-            self.cut_at = self.clock.now
-            self.clock.after(self.clock.delay_s(1.0), self.driver.lose, self, "it was silent")
-            self.clock.after(self.clock.delay_s(1.0), self._go)
+        """The connection breaks; the controller notices by its pings, the node in its own time."""
+        if self.connection is not None and not self.connection.is_cut:
+            self.connection.cut()
+            self.process.after(self.sim.delay_s(2.0), lambda: self.process.spawn(self.lose_controller()))
 
-    def _go(self) -> None:
-        self.alive = False
+    def _died(self) -> None:
         for worker in self.workers:
             worker.alive = False
+        for order, _ in self.ordered.values():
+            self.sim.locks.discard(self._lock(order))
+
+
+def to_wire(event: e.Event) -> m.AgentMessage:
+    """The message by which an agent tells the controller of an event."""
+    match event:
+        case e.AgentPrepared():
+            return m.Prepared()
+        case e.WorkersStarted(generation=generation):
+            return m.Started(generation=generation, pids={})
+        case e.DamageFound(generation=generation, checkpoint=checkpoint, why=why):
+            return m.DamageFound(generation=generation, checkpoint=checkpoint, why=why)
+        case e.RankReported(generation=generation, rank=rank, items=items):
+            return m.Reports(generation=generation, rank=rank, reports=list(items))
+        case e.WorkerWaited(generation=generation, rank=rank, waiting=waiting):
+            return m.Waiting(generation=generation, rank=rank, waiting=waiting)
+        case e.WorkerFinished(generation=generation, rank=rank, value=value):
+            return m.Finished(generation=generation, rank=rank, value=value)
+        case e.WorkerExited(generation=generation, failure=failure):
+            return m.Exited(
+                generation=generation,
+                rank=failure.rank,
+                cause=failure.cause,
+                error_type=failure.error_type,
+                error=failure.error,
+            )
+        case e.WorkersStopped(generation=generation):
+            return m.Stopped(generation=generation, master_port=1)
+        case _:
+            raise AssertionError(event)

@@ -23,8 +23,9 @@ FAULTS = {
     "stop": 1,
     "force_stop": 1,
     "outage": 2,
+    "pause_driver": 3,
 }
-MOMENTS = ("leased", "started", "part", "reserved", "uploaded", "created", "flushed", "lost")
+MOMENTS = ("leased", "started", "part", "reserved", "uploaded", "created", "flushed", "lost", "settled", "unlinked")
 """When it hurts most: a fault may wait for the n-th of these instead of a time."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
@@ -66,6 +67,7 @@ class Scenario:
     step_s: float
     message_s: float
     storage_s: float
+    """How long a request to storage takes; a commit makes about twenty."""
     flush_s: float
     quiet_at: float
     """No fault strikes after this."""
@@ -76,7 +78,14 @@ class Scenario:
     storage_fatal: float = 0.0
     refusals: float = 0.0
     repeats: float = 0.0
-    torn_flush: float = 0.5
+    exclusive: bool = True
+    """Whether the storage refuses to create what is there."""
+    tears: bool = False
+    """Whether a write that is interrupted may leave half of it."""
+    retries: bool = True
+    """Whether drivers try each request several times, as they do with object stores."""
+    one_machine: bool = True
+    """Whether a driver can see whether another one's process is alive."""
     retries_of_failed: int = 2
     outage_s: float = 5.0
     patience_s: float = 8.0
@@ -125,11 +134,12 @@ def draw(seed: int) -> Scenario:
         batch=chance.choice([1, 1, 3]),
         step_s=chance.choice([0.05, 0.2, 0.6]),
         message_s=chance.choice([0.001, 0.02, 0.1]),
-        storage_s=chance.choice([0.01, 0.1, 0.8]),
+        storage_s=chance.choice([0.002, 0.02, 0.15]),
         flush_s=chance.choice([0.25, 1.0]),
         quiet_at=quiet_at,
     )
     _draw_users(scenario, random.Random(f"users {seed}"))
+    _draw_storage(scenario, random.Random(f"storage {seed}"))
     if chance.random() < 0.3:
         _sharpen(scenario, chance)
         return scenario
@@ -145,8 +155,8 @@ def draw(seed: int) -> Scenario:
     if chance.random() < 0.3:
         scenario.poison = {chance.randint(1, iterations): chance.randint(1, 4)}
     if chance.random() < 0.3:
-        scenario.storage_trouble = 0.3
-        scenario.storage_fatal = chance.choice([0.0, 0.0, 0.03])
+        scenario.storage_trouble = 0.05
+        scenario.storage_fatal = chance.choice([0.0, 0.0, 0.003])
     if chance.random() < 0.2:
         scenario.refusals = 0.3
     if chance.random() < 0.3:
@@ -163,6 +173,13 @@ def _draw_users(scenario: Scenario, chance: random.Random) -> None:
         scenario.pins = [chance.uniform(0.0, scenario.quiet_at) for _ in range(chance.randint(1, 6))]
 
 
+def _draw_storage(scenario: Scenario, chance: random.Random) -> None:
+    scenario.exclusive = chance.random() > 0.1
+    scenario.tears = chance.random() < 0.2
+    scenario.retries = chance.random() < 0.5
+    scenario.one_machine = chance.random() < 0.7
+
+
 def _sharpen(scenario: Scenario, chance: random.Random) -> None:
     """Aim at the races that blind chance seldom hits."""
     theme = chance.choice(["duel", "duel", "crowd", "parts", "stuck"])
@@ -176,7 +193,7 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
         spec, workers_min=workers, workers_max=workers, max_failures=budget, progress_timeout_s=timeout_s
     )
     if theme == "duel":
-        scenario.storage_s, scenario.message_s = 0.8, 0.001
+        scenario.storage_s, scenario.message_s = 0.15, 0.001
         aims = [
             ("take_over", "flushed"),
             ("take_over", "reserved"),
@@ -184,7 +201,7 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
             ("kill_driver", "leased"),
         ]
     elif theme == "crowd":
-        scenario.storage_s, scenario.message_s, scenario.step_s = 0.8, 0.001, 0.05
+        scenario.storage_s, scenario.message_s, scenario.step_s = 0.15, 0.001, 0.05
         aims = [("take_over", "started"), ("take_over", "leased"), ("take_over", "flushed"), ("take_over", "reserved")]
     elif theme == "parts":
         scenario.slots_per_node, scenario.checkpoint_ranks, scenario.step_s = 1, "all", 0.2

@@ -1,62 +1,196 @@
-"""One seed from beginning to end: the engine that starts nodes, the user who starts drivers, and the faults."""
+"""One seed from beginning to end: the storage, the user who starts drivers, and the faults.
+
+Drivers run the code that ships (`driver`), in processes that can be killed and stopped (`process`), on a loop with
+virtual time (`event_loop`), against a store in memory that lags, fails and tears (`memory_store`). Nodes are modelled
+(`node`). The `checkers` look on.
+"""
 
 from __future__ import annotations
 
-from tests.sim.checkers import Checkers
-from tests.sim.clock import Clock, Violation
-from tests.sim.disk import Disk
+import contextvars
+import itertools
+import logging
+import random
+from typing import Any
+
+import greenlet
+from tests.sim.checkers import Checkers, Violation
 from tests.sim.driver import Driver
-from tests.sim.node import Node, Worker
+from tests.sim.event_loop import VirtualLoop
+from tests.sim.memory_store import Bucket, MemoryStore
+from tests.sim.network import Listener
+from tests.sim.node import Fabric, Node, Worker
+from tests.sim.process import Process
 from tests.sim.scenario import Scenario, draw
+
+from holdfast.checkpoint import removal
+from holdfast.checkpoint.known_files import process_wide
+from holdfast.core.events import StopRequested
+from holdfast.engines.engine import ControllerEndpoint
+from holdfast.errors import AccessDenied, HoldfastError, StorageError, Unavailable
 
 __all__ = ["Simulation", "simulate"]
 
-_PATIENCE_S = 400.0
+_PATIENCE_S = 600.0
 """Virtual time that a run gets to end after the last fault."""
+_STEPS_MAX = 400_000
 
 
 class Simulation:
     """Everything that one seed brings into being."""
 
     def __init__(self, seed: int, trace: bool = False, scenario: Scenario | None = None) -> None:
-        self.seed = seed
-        self.clock = Clock(seed, trace)
+        self.seed, self.tracing = seed, trace
+        self.random = random.Random(seed)
         self.scenario = scenario or draw(seed)
-        self.disk = Disk()
-        self.checkers = Checkers(self)
+        self.loop = VirtualLoop()
+        self.network = contextvars.Context()
+        """What belongs to no process happens in this context."""
+        self.hub = greenlet.getcurrent()
+        self.bucket = Bucket(f"seed-{seed}", exclusive=self.scenario.exclusive)
+        self.numbers = itertools.count()
+        self.processes: dict[int, Process] = {}
+        self.locks: set[tuple[str, str]] = set()
+        """(host, pattern) of the files that are locked."""
+        self.listeners: dict[str, Listener] = {}
+        self.nodes: dict[str, Node] = {}
         self.drivers: list[Driver] = []
+        self.violation: Violation | None = None
+        self.checkers = Checkers(self)
         self.outage_until = 0.0
         self.excuses: set[str] = set()
         """What may have made the run fail for good."""
         self.over = ""
-        self._armed: list[list[object]] = []
+        self._armed: list[list[Any]] = []
         """[moment, how many more of it, kind of fault]"""
-        self._nodes = 0
+        self._fabrics: dict[tuple[str, int], Fabric] = {}
         self._failed = 0
 
     def run(self) -> str:
         """How the run ended: finished or failed. Raises `Violation`."""
+        process_wide.clear()
         for fault in self.scenario.faults:
             if fault.moment:
-                self.clock.at(fault.at, self._armed.append, [fault.moment, fault.count, fault.kind])
+                self._at(fault.at, self._armed.append, [fault.moment, fault.count, fault.kind])
             else:
-                self.clock.at(fault.at, self._strike, fault.kind)
+                self._at(fault.at, self._strike, fault.kind)
         for at in self.scenario.pins:
-            self.clock.at(at, self._pin_or_unpin)
-        self._fit()
-        in_time = self.clock.run(lambda: bool(self.over), self.scenario.quiet_at + _PATIENCE_S)
+            self._at(at, self._pin_or_unpin)
+        level = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        try:
+            self._fit()
+            in_time = self.loop.run(self._is_over, self.scenario.quiet_at + _PATIENCE_S, _STEPS_MAX)
+        finally:
+            self._discard()
+            logging.disable(level)
+        if self.violation is not None:
+            raise self.violation
+        if self.loop.errors:
+            raise Violation(f"an error that nobody handled: {self.loop.errors[0]}")
         if not in_time:
-            raise Violation(f"nothing more happened, or too much, and the run is not over at {self.clock.now:.1f} s")
+            raise Violation(f"nothing more happened, or too much, and the run is not over at {self.loop.time():.1f} s")
         return self.over
+
+    def _is_over(self) -> bool:
+        return bool(self.over) or self.violation is not None or bool(self.loop.errors)
+
+    def _discard(self) -> None:
+        errors = list(self.loop.errors)
+        for process in self.processes.values():
+            process.is_alive = process.is_running = False
+        for process in self.processes.values():
+            process.discard()
+        self.loop.discard()
+        self.loop.errors = errors
+
+    # ------------------------------------------------------------ time and chance
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no fault strikes any more."""
+        return self.loop.time() >= self.scenario.quiet_at
+
+    def delay_s(self, typical_s: float) -> float:
+        """A delay: mostly near what is typical, sometimes none, now and then ten times as long."""
+        roll = self.random.random()
+        if roll < 0.1:
+            return 0.0
+        if roll > 0.97:
+            return typical_s * 10 * self.random.random()
+        return typical_s * (0.5 + self.random.random())
+
+    def happens(self, probability: float) -> bool:
+        return probability > 0 and self.random.random() < probability
+
+    def say(self, who: str, text: str, *arguments: Any) -> None:
+        if self.tracing:
+            print(f"{self.loop.time():9.3f}  {who:<14} {text % arguments if arguments else text}")
+
+    def _at(self, when: float, action: Any, *arguments: Any) -> None:
+        self.loop.call_at(when, action, *arguments, context=self.network)
+
+    def _after(self, seconds: float, action: Any, *arguments: Any) -> None:
+        self._at(self.loop.time() + seconds, action, *arguments)
+
+    # ------------------------------------------------------------ storage
+
+    def request_failure(self, process: Process, verb: str, key: str) -> StorageError | None:
+        """What a request to storage fails with, if it does."""
+        if self.loop.time() < self.outage_until:
+            self.excuses.add("outage")
+            return Unavailable(f"{key} cannot be reached.")
+        if self.is_quiet:
+            return None
+        if self.happens(self.scenario.storage_trouble):
+            return Unavailable(f"{key} cannot be reached.")
+        if verb in ("put", "create") and self.happens(self.scenario.storage_fatal):
+            self.excuses.add("storage")
+            return AccessDenied(f"Access to {key} was refused.")
+        return None
+
+    def is_answer_lost(self, failure: StorageError) -> bool:
+        """Whether a request that fails has taken place all the same."""
+        return isinstance(failure, Unavailable) and self.loop.time() >= self.outage_until and self.happens(0.5)
+
+    def wrote(self, process: Process, verb: str, key: str) -> None:
+        """A write has taken place."""
+        if self.tracing:
+            self.say(process.name, "%s %s", verb, key)
+        path = key.removeprefix("run/")
+        is_manifest = path.endswith("/.manifest.json")
+        if is_manifest or verb == "delete" or path.startswith("epochs/"):
+            self.checkers.wrote(process, verb)
+        if is_manifest:
+            self.moment("unlinked" if verb == "delete" else "created")
+        elif path.endswith("/.reserved.json") and verb != "delete":
+            self.moment("reserved")
+        elif path.startswith("journal/") and verb == "put":
+            self.moment("flushed")
+        elif path.startswith("epochs/") and verb == "create":
+            self.moment("settled" if path.endswith(".floor.json") else "leased")
+
+    def tear(self, key: str, data: bytes) -> None:
+        """Half of a write has taken place, where nothing was before."""
+        if key not in self.bucket.objects:
+            self.bucket.write(key, data[: self.random.randint(0, len(data))])
+            self.say("FAULT", "%s is torn", key)
 
     # ------------------------------------------------------------ the user
 
     def _fit(self) -> None:
-        if not self.over and not any(driver.alive for driver in self.drivers):
-            self.drivers.append(Driver(self))
+        if not self.over and not any(driver.process.is_running for driver in self.drivers):
+            self._start_driver(takeover=any(driver.process.is_alive for driver in self.drivers))
+
+    def _start_driver(self, *, takeover: bool) -> None:
+        number = len(self.drivers) + 1
+        host = "head" if self.scenario.one_machine else f"head-{self.random.randint(1, 2)}"
+        self.drivers.append(Driver(self, number, host, takeover=takeover))
+        self.say(f"driver-{number}", "is started")
 
     def ended(self, driver: Driver) -> None:
         """The user sees `fit()` return, or the process die."""
+        self.say(driver.process.name, "ends: %s", driver.status)
         if driver is self.drivers[-1]:
             self.checkers.ended(driver)
             if driver.status == "failed":
@@ -65,69 +199,86 @@ class Simulation:
                 self.over = driver.status
                 return
         # A driver that was fenced, or would have been, has no say: whoever comes next sees how things stand.
-        self.clock.after(self.clock.delay_s(0.5), self._fit)
+        self._after(self.delay_s(0.5), self._fit)
+
+    def driver_of(self, process: Process) -> Driver | None:
+        return next((driver for driver in self.drivers if driver.process is process), None)
+
+    def driver_at(self, address: str) -> Driver:
+        driver = self.driver_of(self.listeners[address].process)
+        assert driver is not None
+        return driver
 
     def _pin_or_unpin(self) -> None:
         """`holdfast ckpt pin` or `unpin`, of any checkpoint that is there."""
-        if visible := [one.name for one in self.disk.visible()]:
-            self.disk.pinned ^= {self.clock.chance.choice(visible)}
+        visible = self.checkers.run.visible()
+        if not visible:
+            return
+        name = self.random.choice(visible).name
+        process = Process(self, "user", "head")
+        store = MemoryStore(self.bucket, process.carry_out, "run")
+        change = removal.unpin if self.checkers.run.is_pinned(name) else removal.pin
 
-    def storage_fails(self) -> bool:
-        """Whether one request to the storage fails now."""
-        quiet = self.clock.now >= self.scenario.quiet_at
-        return self.clock.now < self.outage_until or (not quiet and self.clock.happens(self.scenario.storage_trouble))
+        def work() -> None:
+            try:
+                change(store, name)
+            except HoldfastError:
+                return
 
-    # ------------------------------------------------------------ the engine
+        process.call(process.start_thread, work)
 
-    def engine_start(self, driver: Driver, slots: int) -> None:
-        while slots > 0:
-            share = min(slots, self.scenario.slots_per_node)
-            slots -= share
-            if self.clock.now < self.scenario.quiet_at and self.clock.happens(self.scenario.refusals):
-                self.excuses.add("refusals")
-                self.clock.after(self.clock.delay_s(0.2), self._refuse, driver, share)
-                continue
-            self._nodes += 1
-            node = Node(driver, f"node-{self._nodes}", self.scenario.slots_per_node)
-            driver.nodes[node.name] = node
+    # ------------------------------------------------------------ nodes and connections
 
-    def _refuse(self, driver: Driver, slots: int) -> None:
-        from holdfast.core.events import AgentUnavailable
+    def start_node(self, driver: Driver, slots: int, endpoint: ControllerEndpoint) -> Node:
+        name = f"node-{len(self.nodes) + 1}"
+        host = driver.process.host if self.scenario.one_machine else f"host-{name}"
+        node = self.nodes[name] = Node(self, name, host, slots, endpoint)
+        return node
 
-        driver.post(AgentUnavailable(slots=slots, why="no room"))
+    def add_listener(self, listener: Listener) -> int:
+        port = len(self.listeners) + 1
+        self.listeners[f"127.0.0.1:{port}"] = listener
+        return port
+
+    def fabric(self, address: str, generation: int, world_size: int) -> Fabric:
+        """What the workers of a generation share."""
+        found = self._fabrics.get((address, generation))
+        if found is None:
+            found = self._fabrics[address, generation] = Fabric(world_size, self.scenario.lockstep)
+        return found
 
     # ------------------------------------------------------------ faults
 
     def moment(self, name: str) -> None:
         """Something happened that makes a good time for a fault: at once, or a blink later."""
         for armed in [one for one in self._armed if one[0] == name]:
-            armed[1] -= 1  # type: ignore[operator]
+            armed[1] -= 1
             if armed[1] == 0:
                 self._armed.remove(armed)
-                if self.clock.now < self.scenario.quiet_at:
-                    blink_s = self.clock.chance.choice([0.0, self.scenario.message_s, self.scenario.storage_s])
-                    self.clock.after(blink_s * self.clock.chance.random(), self._strike, armed[2])
+                if not self.is_quiet:
+                    blink_s = self.random.choice([0.0, self.scenario.message_s, self.scenario.storage_s])
+                    self._after(blink_s * self.random.random(), self._strike, armed[2])
 
     def _strike(self, kind: str) -> None:
-        self.clock.say("FAULT", kind)
+        self.say("FAULT", kind)
         getattr(self, f"_{kind}")()
 
     def _some_driver(self) -> Driver | None:
-        alive = [driver for driver in self.drivers if driver.alive]
-        return self.clock.chance.choice(alive) if alive else None
+        alive = [driver for driver in self.drivers if driver.process.is_alive]
+        return self.random.choice(alive) if alive else None
 
     def _some_node(self) -> Node | None:
-        alive = [node for driver in self.drivers for node in driver.nodes.values() if node.alive]
-        return self.clock.chance.choice(alive) if alive else None
+        alive = [node for node in self.nodes.values() if node.process.is_alive]
+        return self.random.choice(alive) if alive else None
 
     def _some_worker(self) -> Worker | None:
-        nodes = [node for driver in self.drivers for node in driver.nodes.values() if node.alive]
+        nodes = [node for node in self.nodes.values() if node.process.is_alive]
         alive = [worker for node in nodes for worker in node.workers if worker.alive]
-        return self.clock.chance.choice(alive) if alive else None
+        return self.random.choice(alive) if alive else None
 
     def _kill_worker(self) -> None:
         if (worker := self._some_worker()) is not None:
-            worker.die("was killed by SIGKILL")
+            worker.node.process.call(worker.die, "was killed by SIGKILL")
 
     def _hang_worker(self) -> None:
         if (worker := self._some_worker()) is not None:
@@ -135,7 +286,7 @@ class Simulation:
 
     def _kill_node(self) -> None:
         if (node := self._some_node()) is not None:
-            node.die()
+            node.process.kill()
 
     def _cut_link(self) -> None:
         if (node := self._some_node()) is not None:
@@ -143,17 +294,20 @@ class Simulation:
 
     def _kill_driver(self) -> None:
         if (driver := self._some_driver()) is not None:
-            driver.die()
+            driver.process.kill()
+
+    def _pause_driver(self) -> None:
+        if (driver := self._some_driver()) is not None:
+            driver.process.stop()
+            self._after(self.random.choice([0.5, 3.0, 20.0]) * self.random.random(), driver.process.go_on)
 
     def _kill_machine(self) -> None:
-        for driver in self.drivers:
-            for node in list(driver.nodes.values()):
-                node.die()
-            driver.die()
+        for process in list(self.processes.values()):
+            process.kill()
 
     def _take_over(self) -> None:
         if not self.over:
-            self.drivers.append(Driver(self))
+            self._start_driver(takeover=True)
 
     def _stop(self) -> None:
         self._request_stop(force=False)
@@ -162,13 +316,11 @@ class Simulation:
         self._request_stop(force=True)
 
     def _request_stop(self, *, force: bool) -> None:
-        from holdfast.core.events import StopRequested
-
-        if (driver := self._some_driver()) is not None and hasattr(driver, "_monitor"):
-            driver.post(StopRequested(why="Ctrl+C", force=force))
+        if (driver := self._some_driver()) is not None and driver.controller is not None:
+            driver.process.call(driver.controller.post, StopRequested(why="Ctrl+C", force=force))
 
     def _outage(self) -> None:
-        self.outage_until = self.clock.now + self.clock.chance.uniform(0.5, 2.5) * self.scenario.outage_s
+        self.outage_until = self.loop.time() + self.random.uniform(0.5, 2.5) * self.scenario.outage_s
 
 
 def simulate(seed: int, trace: bool = False) -> Simulation:

@@ -11,6 +11,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from holdfast.runtime import current
 from holdfast.storage.locate import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 
@@ -40,20 +41,5 @@ def is_uploading(token: str, cache: Path | None = None) -> bool:
     """Whether a living process of this node uploads to the draft of this token. Other nodes are not known."""
     if not token.isalnum():
         return False
-    return any(_is_locked(path) for path in (cache or local_cache_dir()).glob(f"agents/*/{_DIRECTORY}/{token}"))
+    return current().has_locked_file(cache or local_cache_dir(), f"agents/*/{_DIRECTORY}/{token}")
 
-
-def _is_locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return False

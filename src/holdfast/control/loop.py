@@ -237,7 +237,7 @@ class Controller:
     async def _fenced_by(self) -> str | None:
         """A sentence on who took the run over, if anybody did: an end that this controller comes to counts no more."""
         try:
-            await self._runtime.run_blocking(self._lease.check)
+            await asyncio.to_thread(self._lease.check)
         except Fenced as error:
             return str(error)
         except StorageError as error:
@@ -258,7 +258,7 @@ class Controller:
         return True
 
     async def _flush_journal(self) -> None:
-        await self._runtime.run_blocking(self._journal.flush, executor=self._journal_thread)
+        await self._loop.run_in_executor(self._journal_thread, self._journal.flush)
 
     def _lose_journal(self, error: StorageError) -> None:
         self._journal_lost = self._journal_lost or error
@@ -325,7 +325,7 @@ class Controller:
         while True:
             await asyncio.sleep(self._settings.beat_s)
             try:
-                await self._runtime.run_blocking(self._lease.beat)
+                await asyncio.to_thread(self._lease.beat)
             except Fenced as error:
                 self.post(e.ControllerFenced(why=str(error)))
                 return

@@ -66,7 +66,7 @@ class Persister:
             # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
             token = current().token_hex(16)
             hash_only = self._find_conflicts(command)
-            draft = await self._retry(lambda: current().run_blocking(self._reserve, command, token))
+            draft = await self._retry(lambda: asyncio.to_thread(self._reserve, command, token))
             answers = await self._upload(command, draft, hash_only)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             self._warn_of_differences(files)
@@ -83,7 +83,7 @@ class Persister:
                     iteration=command.iteration,
                 )
 
-            self._parent = await self._retry(lambda: current().run_blocking(seal))
+            self._parent = await self._retry(lambda: asyncio.to_thread(seal))
         except (HoldfastError, _AgentGone) as error:
             if draft is not None:
                 await self._abandon(draft)
@@ -204,7 +204,7 @@ class Persister:
 
     async def _abandon(self, draft: Draft) -> None:
         try:
-            await current().run_blocking(commit.abandon, self._store, draft)
+            await asyncio.to_thread(commit.abandon, self._store, draft)
         except HoldfastError as error:
             _log.info("What was uploaded of %s stays until the next clean-up: %s", draft.name, error)
 

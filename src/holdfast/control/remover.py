@@ -6,6 +6,7 @@ somebody has pinned, removed or replaced meanwhile is left alone. Only a lost le
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -32,7 +33,7 @@ class Remover:
     async def find_pins(self, command: c.FindPins) -> e.PinsFound:
         """Which of the checkpoints are pinned now."""
         try:
-            return e.PinsFound(pinned=await current().run_blocking(self._pinned, command.names))
+            return e.PinsFound(pinned=await asyncio.to_thread(self._pinned, command.names))
         except StorageError as error:
             return e.PinsFound(error=str(error))
 
@@ -40,8 +41,7 @@ class Remover:
         """Remove one checkpoint, unless it is pinned, gone, or another's by now."""
         name, token = command.name, command.token
         try:
-            remove = partial(removal.remove, self._store, name, token=token, check_lease=self._check_lease)
-            await current().run_blocking(remove)
+            await asyncio.to_thread(removal.remove, self._store, name, token=token, check_lease=self._check_lease)
         except Fenced as error:
             return e.ControllerFenced(why=str(error))
         except Pinned:
@@ -49,7 +49,7 @@ class Remover:
         except NotCommitted:
             return e.CheckpointRemoved(name=name, token=token, by_others=True)
         except HoldfastError as error:
-            invisible = await current().run_blocking(self._is_invisible, name, token)
+            invisible = await asyncio.to_thread(self._is_invisible, name, token)
             return e.CheckpointKept(name=name, token=token, error=str(error), invisible=invisible)
         return e.CheckpointRemoved(name=name, token=token)
 

@@ -114,6 +114,8 @@ class FoldWriter:
         self._commits = False
         self._asked = threading.Event()
         self._first = True
+        self.least_bytes = _LEAST_BYTES
+        """How much must be recorded, about, before a fold is written again."""
 
     def ask(self) -> None:
         """Have the fold written soon, whatever came since: the journal has lost records. From any thread."""
@@ -131,7 +133,7 @@ class FoldWriter:
         """Output is not in the journal."""
 
     def flush(self, final: bool = False) -> None:
-        due = self._since_bytes >= max(_LEAST_BYTES, self._size_bytes) and (self._commits or final)
+        due = self._since_bytes >= max(self.least_bytes, self._size_bytes) and (self._commits or final)
         if self._last is not None and (due or self._since_bytes >= _MOST_BYTES or self._asked.is_set()):
             self._asked.clear()
             try:

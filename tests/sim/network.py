@@ -1,0 +1,140 @@
+"""Connections between simulated processes: streams of bytes under the real `wire.channel`.
+
+A connection is an ordered stream in each direction, with delays. It may be cut: nothing arrives any more, and neither
+side is told. When a process ends, the kernel closes its side, and the other reads the end of the stream; what was still
+on its way arrives before that, or is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.process import Process
+
+from holdfast.engines.engine import ControllerEndpoint
+from holdfast.errors import WireError
+from holdfast.wire import auth
+from holdfast.wire.channel import HANDSHAKE_TIMEOUT_S, Channel, OnAgent, Server
+from holdfast.wire.channel import _controller_messages as controller_messages
+from holdfast.wire.channel import _introduce as introduce
+from holdfast.wire.channel import _server_handshake as server_handshake
+from holdfast.wire.frames import MAX_FRAME_BYTES
+from holdfast.wire.messages import ControllerMessage
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Simulation
+
+__all__ = ["Connection", "Listener", "connect"]
+
+
+class Listener(Server):
+    """The controller's real server, but for the socket."""
+
+    def __init__(self, process: Process, token: str, on_agent: OnAgent) -> None:
+        super().__init__(token, on_agent, None, MAX_FRAME_BYTES)
+        self.process = process
+        self._port = process.sim.add_listener(self)
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def connected(self, end: _End) -> None:
+        """A connection has arrived."""
+        self._accept(end.reader, end)  # type: ignore[arg-type]
+
+
+class Connection:
+    """A TCP connection."""
+
+    def __init__(self, client: Process, server: Process) -> None:
+        self.sim: Simulation = client.sim
+        self.is_cut = False
+        self.client, self.server = _End(self, client), _End(self, server)
+        self.client.peer, self.server.peer = self.server, self.client
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+
+class _End:
+    """One side: what `asyncio.StreamWriter` and its transport are to a `Channel`, and the reader of that side."""
+
+    def __init__(self, connection: Connection, process: Process) -> None:
+        self._connection, self._process = connection, process
+        self._loop = connection.sim.loop
+        self.peer: _End = self
+        self.reader = asyncio.StreamReader(loop=self._loop)
+        self.transport = self
+        self._closed = False
+        self._arrives_at = 0.0
+        """When what was last sent arrives."""
+        self._lost_after = float("inf")
+        """What would arrive later than this is lost: the process died."""
+        process.on_death.append(self._died)
+
+    def write(self, data: bytes) -> None:
+        if not self._closed:
+            self._send(data)
+
+    async def drain(self) -> None:
+        """The peer always has room."""
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._send(b"")
+            self.reader.feed_eof()
+
+    abort = close
+
+    async def wait_closed(self) -> None:
+        """It is closed at once."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> Any:
+        return (self.peer._process.host if name == "peername" else self._process.host, 1)
+
+    def _send(self, data: bytes) -> None:
+        sim = self._connection.sim
+        self._arrives_at = max(self._arrives_at, self._loop.time() + sim.delay_s(sim.scenario.message_s))
+        self._loop.call_at(self._arrives_at, self._arrive, self._arrives_at, data, context=sim.network)
+
+    def _arrive(self, at: float, data: bytes) -> None:
+        peer = self.peer
+        if self._connection.is_cut or peer._closed or (data and at > self._lost_after):
+            return
+        if data:
+            peer.reader.feed_data(data)
+        else:
+            peer.reader.feed_eof()
+
+    def _died(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._lost_after = self._connection.sim.random.choice([self._loop.time(), float("inf")])
+            self._send(b"")
+
+
+async def connect(process: Process, endpoint: ControllerEndpoint) -> tuple[Channel[ControllerMessage], Connection]:
+    """Dial a controller, as `wire.channel.connect` does."""
+    sim = process.sim
+    listener = sim.listeners.get(endpoint.address)
+    if listener is None or not listener.process.is_alive:
+        raise WireError(f"The controller at {endpoint.address} cannot be reached.")
+    connection = Connection(process, listener.process)
+    await asyncio.sleep(sim.delay_s(sim.scenario.message_s))
+    listener.process.call(listener.connected, connection.server)
+    end = connection.client
+    channel = Channel[Any](end.reader, end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            await introduce(channel, endpoint.token, "")
+    except TimeoutError:
+        channel.abort()
+        raise WireError("The controller did not answer.") from None
+    channel._upgrade(controller_messages, MAX_FRAME_BYTES)
+    return channel, connection
