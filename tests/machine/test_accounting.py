@@ -188,7 +188,7 @@ def test_totals_of_any_journal_add_up(start: int) -> None:
     for seed in range(start, start + 50):
         simulation = Simulation(seed)
         simulation.run()
-        records = list(simulation.disk.records())
+        records = simulation.records()
         found = account(records)
         assert found.wall_s == pytest.approx(max(one.at for one in records) - records[0].at)
         assert min(found.training_kept_s, found.training_lost_s, found.waiting_s, found.down_s) >= -1e-9

@@ -123,7 +123,7 @@ def test_every_journal_has_a_narrative() -> None:
     for seed in range(60):
         simulation = Simulation(seed)
         ending = simulation.run()
-        lines = list(narrate(simulation.disk.records()))
+        lines = list(narrate(simulation.records()))
         assert f"The run {ending}" in lines[-1]
         assert all(line.endswith(".") or line.endswith("it.") for line in lines)
 

@@ -1,8 +1,8 @@
 """The promises, checked from outside: nothing in here shares code with what it watches.
 
-Each hook is called at the moment something takes effect: a write to storage, a step of a machine, a command. What counts
-as committed or recorded is read from storage (`stored_run`). `Violation` carries the sentence that is printed with the
-command that replays the seed.
+Each hook is called at the moment something takes effect: a write to storage, a step of a machine, a command. What
+counts as committed or recorded is read from storage (`stored_run`). `Violation` carries the sentence that is printed
+with the command that replays the seed.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Checkers:
 
     def fail(self, sentence: str) -> NoReturn:
         self.sim.violation = self.sim.violation or Violation(sentence)
+        self.sim.loop.stop()
         raise self.sim.violation
 
     def is_newest(self, driver: Driver) -> bool:
@@ -202,9 +203,8 @@ class Checkers:
             self.nothing_lost()
         if isinstance(event, e.AgentLost):
             self.sim.moment("lost")
-        visible = {one.name for one in self.run.visible()}
         for record in decided.records:
-            if isinstance(record, r.CheckpointDeleted) and record.name in visible:
+            if isinstance(record, r.CheckpointDeleted) and record.name in {one.name for one in self.run.visible()}:
                 self.fail(f"{record.name} is written down as deleted, and is there")
 
     # ------------------------------------------------------------ generations

@@ -1,7 +1,7 @@
 """A driver: a process that calls `fit()`. The lease, the journal, the controller and all below them are the real ones.
 
-`_fit` does what `control.run.run_training` does, on the virtual loop. The controller is watched, not changed: every step
-of its machine and every command is shown to the checkers first.
+`_fit` does what `control.run.run_training` does, on the virtual loop. The controller is watched, not changed: every
+step of its machine and every command is shown to the checkers.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class Driver:
             status = "busy"
         except HoldfastError as error:
             status = f"not started: {error}" if self.controller is None else "unwritten"
+        except Exception as error:  # noqa: BLE001  no other may ever come out of `fit()`
+            self.sim.checkers.fail(str(error) if isinstance(error, AssertionError) else repr(error))
         while self.process.busy_threads:
             await asyncio.sleep(0.1)  # as `asyncio.run` waits for its threads
         self.status = status

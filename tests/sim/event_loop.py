@@ -1,8 +1,8 @@
 """An asyncio event loop on virtual time, for many simulated processes in one thread.
 
 Nothing is waited for: when nothing is ready, the clock jumps to the next timer. Every callback belongs to the process
-in whose context it was scheduled (`process_var`), so a process that was killed never runs again, and one that is stopped
-goes on where it was. Callbacks of one time run in the order in which they were scheduled: a seed decides everything.
+in whose context it was scheduled (`process_var`), so a process that was killed never runs again, and one that was
+stopped goes on where it was. Callbacks of one time run in the order in which they were scheduled: a seed decides all.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.steps = 0
         self.errors: list[dict[str, Any]] = []
         """What nobody handled: exceptions of tasks that nobody awaits, for instance."""
+        self._stopped = False
         self._now = 0.0
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
@@ -127,19 +128,23 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.errors.append(context)
+        self.stop()
 
     # ------------------------------------------------------------ what the simulation calls
+
+    def stop(self) -> None:
+        self._stopped = True
 
     def again(self, handles: list[Handle]) -> None:
         """Run these once more: they belonged to a process that was stopped, and is not any more."""
         self._ready.extend(handles)
 
-    def run(self, is_over: Callable[[], bool], until_s: float, steps_max: int) -> bool:
-        """Until `is_over`, or time or patience is up; True if it was over in time."""
+    def run(self, until_s: float, steps_max: int) -> bool:
+        """Until `stop`, or time or patience is up; True if it was stopped in time."""
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
-            while not is_over():
+            while not self._stopped:
                 while self._timers and self._timers[0][0] <= self._now:
                     self._ready.append(heapq.heappop(self._timers)[2])
                 if not self._ready:
@@ -159,11 +164,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Throw away what is left of every task, without a word of any."""
         self._ready.clear()
         self._timers.clear()
-        for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            if not task.done():
-                try:
-                    task.get_coro().close()  # type: ignore[union-attr]
-                except (RuntimeError, GeneratorExit):
-                    continue  # it awaits something in a `finally` clause
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            for task in self._tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                if not task.done():
+                    _close(task.get_coro())
+        finally:
+            asyncio._set_running_loop(before)
         self._tasks.clear()
+
+
+def _close(coroutine: Any) -> None:
+    """End a coroutine, also where it awaits something in each of several `finally` clauses."""
+    while coroutine.cr_frame is not None:
+        try:
+            coroutine.close()
+        except (RuntimeError, AssertionError):
+            continue

@@ -1,8 +1,8 @@
 """A node: a model of the agent and its workers. There are no processes here, but the messages are the real ones, and so
 is what becomes of checkpoints: parts are uploaded, verified and recorded by `holdfast.checkpoint`.
 
-A part that a worker has handed over outlives the worker, not the node. When the controller is gone, the workers die, and
-the node finishes the uploads that it was told to make (as `agent.finish_uploads` does) before it ends.
+A part that a worker has handed over outlives the worker, not the node. When the controller is gone, the workers die,
+and the node finishes the uploads that it was told to make (as `agent.finish_uploads` does) before it ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.sim.memory_store import MemoryStore
 from tests.sim.network import Connection, connect
@@ -314,7 +314,7 @@ class Node:
 
     async def _store_part(self, order: m.Upload) -> None:
         key = (e.Ticket(order.generation, order.number), order.rank)
-        numbers = {"generation": order.generation, "number": order.number, "rank": order.rank}
+        numbers: Any = {"generation": order.generation, "number": order.number, "rank": order.rank}
         try:
             files = await asyncio.to_thread(self._put_files, order)
         except HoldfastError as error:

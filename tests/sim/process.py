@@ -1,7 +1,7 @@
 """A simulated process: what its code is given instead of the real machine, and how it is killed, stopped and continued.
 
-Coroutines run on the `VirtualLoop`. A blocking function runs in a greenlet, which stands for a thread: at each request to
-storage, and whenever it sleeps, it gives way to everybody else. A process that is killed is simply never continued;
+Coroutines run on the `VirtualLoop`. A blocking function runs in a greenlet, which stands for a thread: at each request
+to storage, and whenever it sleeps, it gives way to everybody else. A process that is killed is simply never continued;
 its request that is under way then took place, or did not, or (where the storage is not atomic) half of it did.
 """
 

@@ -26,6 +26,7 @@ from tests.sim.scenario import Scenario, draw
 from holdfast.checkpoint import removal
 from holdfast.checkpoint.known_files import process_wide
 from holdfast.core.events import StopRequested
+from holdfast.core.records import Record
 from holdfast.engines.engine import ControllerEndpoint
 from holdfast.errors import AccessDenied, HoldfastError, StorageError, Unavailable
 
@@ -43,7 +44,7 @@ class Simulation:
         self.seed, self.tracing = seed, trace
         self.random = random.Random(seed)
         self.scenario = scenario or draw(seed)
-        self.loop = VirtualLoop()
+        self.loop = VirtualLoop()  # type: ignore[abstract]  # what asyncio's sockets and processes need is left out
         self.network = contextvars.Context()
         """What belongs to no process happens in this context."""
         self.hub = greenlet.getcurrent()
@@ -80,7 +81,7 @@ class Simulation:
         logging.disable(logging.CRITICAL)
         try:
             self._fit()
-            in_time = self.loop.run(self._is_over, self.scenario.quiet_at + _PATIENCE_S, _STEPS_MAX)
+            in_time = self.loop.run(self.scenario.quiet_at + _PATIENCE_S, _STEPS_MAX)
         finally:
             self._discard()
             logging.disable(level)
@@ -92,17 +93,18 @@ class Simulation:
             raise Violation(f"nothing more happened, or too much, and the run is not over at {self.loop.time():.1f} s")
         return self.over
 
-    def _is_over(self) -> bool:
-        return bool(self.over) or self.violation is not None or bool(self.loop.errors)
+    def records(self) -> list[Record]:
+        """The run's journal as it stands."""
+        return self.checkers.run.records()
 
     def _discard(self) -> None:
-        errors = list(self.loop.errors)
+        errors, violation = list(self.loop.errors), self.violation
         for process in self.processes.values():
             process.is_alive = process.is_running = False
         for process in self.processes.values():
             process.discard()
         self.loop.discard()
-        self.loop.errors = errors
+        self.loop.errors, self.violation = errors, violation
 
     # ------------------------------------------------------------ time and chance
 
@@ -197,6 +199,7 @@ class Simulation:
                 self._failed += 1
             if driver.status == "finished" or self._failed > self.scenario.retries_of_failed:
                 self.over = driver.status
+                self.loop.stop()
                 return
         # A driver that was fenced, or would have been, has no say: whoever comes next sees how things stand.
         self._after(self.delay_s(0.5), self._fit)

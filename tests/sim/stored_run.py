@@ -55,6 +55,7 @@ class StoredRun:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
+        self._epochs: tuple[list[int], dict[int, Epoch]] = ([], {})
         self._cache: dict[str, tuple[int, Any]] = {}
 
     def _read(self, key: str, parse: Callable[[bytes], _T]) -> _T | None:
@@ -68,6 +69,13 @@ class StoredRun:
         return found
 
     def epochs(self) -> dict[int, Epoch]:
+        keys = [key for key in self._bucket.below("run/epochs") if key.endswith(".json")]
+        versions = [self._bucket.versions[key] for key in keys]
+        if versions != self._epochs[0]:
+            self._epochs = (versions, self._read_epochs())
+        return self._epochs[1]
+
+    def _read_epochs(self) -> dict[int, Epoch]:
         found: dict[int, Epoch] = {}
         for key in self._bucket.below("run/epochs"):
             if (named := _EPOCH.match(key)) is not None:

@@ -1,27 +1,51 @@
-"""The watchmen watched: break the core, the shell or the storage on purpose, and some seed must tell.
+"""The watchmen watched: break the core or the shell on purpose, and some seed must tell.
 
 Each mutant is a bug that somebody could write. A mutant that survives its seeds means that a checker sleeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
+from tests.sim import driver as drivers
 from tests.sim.__main__ import run_seeds
-from tests.sim.disk import Disk
-from tests.sim.driver import Driver
-from tests.sim.persisting import Persisting
+from tests.sim.checkers import Checkers
 
+from holdfast.checkpoint import catalog, commit, part_records, reservation
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.epochs import Fences
+from holdfast.checkpoint.part_records import PartRecord
+from holdfast.checkpoint.reservation import Reservation
+from holdfast.checkpoint.reserve import reserve
+from holdfast.control import lease, persister
+from holdfast.control.agent_pool import AgentPool
+from holdfast.control.history import History, read_history
+from holdfast.control.loop import Controller
+from holdfast.control.persister import Persister
+from holdfast.control.remover import Remover
+from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import machine, pending_checkpoints, placement, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
+from holdfast.core.checkpoint_types import Draft
 from holdfast.core.state import Durable, Generation, State
+from holdfast.errors import Damaged, StorageError
+from holdfast.journal.format import Line, Segment
+from holdfast.journal.reader import JournalReader, Position, position
+from holdfast.journal.writer import _ObjectWriter
+from holdfast.runtime import current
+from holdfast.storage.store import Store
 
 Patch = pytest.MonkeyPatch
 _SEEDS = 1500
+
+
+# ---------------------------------------------------------------- the core
 
 
 def form_while_a_checkpoint_is_pending(patch: Patch) -> None:
@@ -43,24 +67,6 @@ def count_no_failure(patch: Patch) -> None:
         durable.failures = durable.streak = 0
 
     patch.setattr(states, "_fold_end", fold_end)
-
-
-def let_the_fenced_commit(patch: Patch) -> None:
-    patch.setattr(Disk, "is_fenced", lambda self, epoch, index: False)
-
-
-def forget_the_floor(patch: Patch) -> None:
-    patch.setattr(Disk, "_voids", lambda self, epoch, index: False)
-    patch.setattr(Disk, "is_fenced", lambda self, epoch, index: False)
-    patch.setattr(Disk, "seal", lambda self, epoch, floor: None)
-
-
-def leave_reservations_open(patch: Patch) -> None:
-    patch.setattr(Disk, "seal", lambda self, epoch, floor: None)
-
-
-def run_commands_before_records_are_durable(patch: Patch) -> None:
-    patch.setattr(Driver, "durable_first", False)
 
 
 def take_reports_of_any_generation(patch: Patch) -> None:
@@ -157,68 +163,263 @@ def set_a_deadline_that_has_passed(patch: Patch) -> None:
     patch.setattr(placement, "deadlines", lambda state: [state.not_before])
 
 
-def forget_those_who_never_came(patch: Patch) -> None:
-    lose = Driver.lose
-
-    def silent(self: Driver, node: Any, why: str) -> None:
-        node.slots = node.slots if node.joined else 0
-        lose(self, node, why)
-
-    patch.setattr(Driver, "lose", silent)
+# ---------------------------------------------------------------- the fence
 
 
-def read_the_journal_before_the_indices(patch: Patch) -> None:
-    def look(self: Driver) -> None:
-        cuts = self.sim.disk.lengths(self.epoch)
-        self.clock.after(3.0, lambda: self._pause(self._fence, self.sim.disk.next_index(), cuts))
+def let_the_fenced_commit(patch: Patch) -> None:
+    patch.setattr(Fences, "may_void", lambda self, epoch, index: False)
 
-    patch.setattr(Driver, "_look", look)
+
+def forget_the_floor(patch: Patch) -> None:
+    patch.setattr(Fences, "voids", lambda self, epoch, index: False)
+    patch.setattr(Fences, "may_void", lambda self, epoch, index: False)
+    patch.setattr(Catalog, "void_drafts", lambda self, epoch, floor, wait=None: [])
+
+
+def leave_reservations_open(patch: Patch) -> None:
+    patch.setattr(Catalog, "void_drafts", lambda self, epoch, floor, wait=None: [])
 
 
 def let_the_overtaken_settle(patch: Patch) -> None:
-    patch.setattr(Disk, "close_unsettled", lambda self, below: None)
+    create = lease._create
+
+    def lenient(store: Store, key: str, data: bytes, mount: Any) -> bool:
+        return b'"floor":null' in data or create(store, key, data, mount)
+
+    patch.setattr(lease, "_create", lenient)
+
+
+def reserve_as_whoever_counts(patch: Patch) -> None:
+    """A controller that was taken over reserves in the name of its successor."""
+
+    def bold(store: Store, *, epoch: int | None = None, **options: Any) -> Draft:
+        return reserve(store, epoch=None, **options)
+
+    patch.setattr(persister, "reserve", bold)
+
+
+def remove_without_looking_at_the_lease(patch: Patch) -> None:
+    init = Remover.__init__
+
+    def careless(self: Remover, store: Store, check_lease: Callable[[], None]) -> None:
+        init(self, store, lambda: None)
+
+    patch.setattr(Remover, "__init__", careless)
+
+
+def commit_without_looking_at_the_reservation(patch: Patch) -> None:
+    """The manifest is created although somebody has cleared the reservation away."""
+    make = commit.commit
+
+    def blind(store: Store, draft: Draft, *arguments: Any, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            ours = Reservation(token=draft.token, index=0, epoch=0, created_at="", writer=current_process())
+            inner.setattr(commit, "read_reservation", lambda store, name: ours)
+            return make(store, draft, *arguments, **options)
+
+    patch.setattr(commit, "commit", blind)
+
+
+def create_without_refusal_where_storage_has_none(patch: Patch) -> None:
+    """Nobody announces itself before it creates what must be created once."""
+
+    def hasty(store: Store, key: str, data: bytes, **options: Any) -> bool:
+        store.create(key, data)
+        return True
+
+    patch.setattr(reservation, "create_by_claim", hasty)
+
+
+# ---------------------------------------------------------------- the journal
+
+
+def run_commands_before_records_are_durable(patch: Patch) -> None:
+    flush = Controller._make_durable
+
+    async def later(self: Controller) -> bool:
+        self._spawn(_ignore(flush(self)))
+        return True
+
+    patch.setattr(Controller, "_make_durable", later)
+
+
+def go_on_without_a_journal(patch: Patch) -> None:
+    """Commands run although their records could not be written."""
+    flush = Controller._make_durable
+
+    async def bold(self: Controller) -> bool:
+        await flush(self)
+        return True
+
+    patch.setattr(Controller, "_make_durable", bold)
+
+
+def forget_that_the_journal_is_lost(patch: Patch) -> None:
+    """Records that could not be written are taken for written."""
+
+    async def deaf(self: Controller) -> bool:
+        try:
+            await self._flush_journal()
+        except StorageError:
+            self._journal._unsaved.clear()
+        return True
+
+    patch.setattr(Controller, "_make_durable", deaf)
+
+
+def read_the_journal_before_the_indices(patch: Patch) -> None:
+    class Early(Catalog):
+        def survey(self) -> Any:
+            ends[self._store] = position(self._store)
+            current().sleep(3.0)
+            return super().survey()
+
+    ends: dict[Store, Position] = {}
+    patch.setattr(lease, "Catalog", Early)
+    patch.setattr(lease, "position", lambda store: ends[store])
 
 
 def read_the_journal_before_the_lease_is_held(patch: Patch) -> None:
-    take = Disk.take_epoch
-    begin = Driver._begin
-    seen: dict[int, list[r.Record]] = {}
+    read = read_history
+    seen: dict[Store, History] = {}
 
-    def note(self: Disk) -> int:
-        records = list(self.records())
-        epoch = take(self)
-        seen[epoch] = records
-        return epoch
+    def early(store: Store) -> History:
+        if store not in seen:
+            seen[store] = read(store)
+        return seen[store]
 
-    def stale(self: Driver, floor: int) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self.sim.disk, "records", lambda: iter(seen[self.epoch]))
-            inner.setattr(self.sim.checkers, "began", lambda driver: None)
-            begin(self, floor)
+    patch.setattr(drivers, "read_history", early)
+    patch.setattr(Checkers, "read_history", lambda self, driver, durable: None)
 
-    patch.setattr(Disk, "take_epoch", note)
-    patch.setattr(Driver, "_begin", stale)
+
+def read_what_was_cut_off(patch: Patch) -> None:
+    patch.setattr(JournalReader, "_limit", lambda self, epoch: float("inf"))
+
+
+def use_the_fold_of_a_fenced_controller(patch: Patch) -> None:
+    patch.setattr(JournalReader, "is_cut", lambda self, mark: False)
+
+
+def stop_reading_at_a_torn_line(patch: Patch) -> None:
+    joined = JournalReader._joined
+
+    def strict(self: JournalReader, text: bytes) -> list[Line]:
+        found = joined(self, text)
+        if text and not found:
+            raise Damaged("the journal is torn")
+        return found
+
+    patch.setattr(JournalReader, "_joined", strict)
+
+
+def trust_the_name_of_a_torn_segment(patch: Patch) -> None:
+    """A segment is taken to hold what its name says: gaps are not told, and later records take the place."""
+    parse = JournalReader._parse
+
+    def trusting(self: JournalReader, segment: Segment, data: bytes, first: int = 1) -> Iterator[Line]:
+        n = segment.first
+        for line in parse(self, segment, data, first):
+            yield line._replace(n=n) if not segment.lease else line
+            n += 1
+        while segment.last is not None and n <= segment.last:
+            yield Line(n, "", 0, r.RunInterrupted(at=0.0, why="torn"))
+            n += 1
+
+    patch.setattr(JournalReader, "_parse", trusting)
+
+
+def delete_segments_before_they_are_merged(patch: Patch) -> None:
+    merge = _ObjectWriter._merge
+
+    def hasty(self: _ObjectWriter) -> None:
+        self._store.delete([part.key for part in self._parts])
+        merge(self)
+
+    patch.setattr(_ObjectWriter, "_merge", hasty)
+
+
+# ---------------------------------------------------------------- checkpoints
 
 
 def call_a_commit_failed_that_was_made(patch: Patch) -> None:
-    tell = Persisting._tell
+    persist = Persister.persist
 
-    def confused(self: Persisting) -> None:
-        if self.clock.happens(0.2):
-            self.driver.post(e.CheckpointFailed(ticket=self.command.ticket, error="no answer"))
-        else:
-            tell(self)
+    async def confused(self: Persister, command: c.PersistCheckpoint) -> Any:
+        outcome = await persist(self, command)
+        if isinstance(outcome, e.CheckpointStored) and current().uniform(0, 1) < 0.2:
+            return e.CheckpointFailed(ticket=command.ticket, error="no answer")
+        return outcome
 
-    patch.setattr(Persisting, "_tell", confused)
+    patch.setattr(Persister, "persist", confused)
+
+
+def try_again_with_another_token(patch: Patch) -> None:
+    reserve_once = Persister._reserve
+
+    def forgetful(self: Persister, command: c.PersistCheckpoint, token: str) -> Draft:
+        return reserve_once(self, command, current().token_hex(16))
+
+    patch.setattr(Persister, "_reserve", forgetful)
+
+
+def take_the_answer_of_an_earlier_upload(patch: Patch) -> None:
+    """An agent's answer is taken for that to the present order, whichever ticket it names."""
+
+    def lax(self: Persister, answer: Any) -> None:
+        for (_, rank), waiting in self._answers.items():
+            if rank == answer.rank and not waiting.done() and hasattr(answer, "files"):
+                waiting.set_result(answer)
+
+    patch.setattr(Persister, "deliver", lax)
+
+
+def commit_for_a_dead_controller_what_is_not_whole(patch: Patch) -> None:
+    """Part records of some ranks are taken for those of all."""
+    read = part_records._read_records
+
+    def lax(store: Store, name: str, token: str) -> dict[int, PartRecord]:
+        found = read(store, name, token)
+        return {rank: msgspec.structs.replace(one, ranks=tuple(found)) for rank, one in found.items()}
+
+    patch.setattr(part_records, "_read_records", lax)
+
+
+def take_a_torn_manifest_for_a_damaged_one(patch: Patch) -> None:
+    patch.setattr(catalog, "is_torn", lambda data: False)
+
+
+# ---------------------------------------------------------------- agents
+
+
+def forget_those_who_never_came(patch: Patch) -> None:
+    gone = Controller._agent_process_gone
+
+    def silent(self: Controller, agent: str, slots: int, why: str) -> None:
+        gone(self, agent, slots if agent in self._agents.met else 0, why)
+
+    patch.setattr(Controller, "_agent_process_gone", silent)
+
+
+def lose_no_agent_that_is_silent(patch: Patch) -> None:
+    async def patient(self: AgentPool, *arguments: Any) -> None:
+        await asyncio.sleep(1e6)
+
+    patch.setattr(AgentPool, "watch", patient)
+
+
+async def _ignore(work: Any) -> None:
+    await work
+
+
+def current_process() -> Any:
+    from holdfast.checkpoint.process_identity import this_process
+
+    return this_process()
 
 
 MUTANTS: list[Callable[[Patch], None]] = [
     form_while_a_checkpoint_is_pending,
     count_no_failure,
-    let_the_fenced_commit,
-    forget_the_floor,
-    leave_reservations_open,
-    run_commands_before_records_are_durable,
     take_reports_of_any_generation,
     start_before_the_old_are_gone,
     delete_the_newest,
@@ -233,11 +434,31 @@ MUTANTS: list[Callable[[Patch], None]] = [
     excuse_all_while_one_waits,
     go_on_after_being_fenced,
     set_a_deadline_that_has_passed,
-    forget_those_who_never_came,
-    read_the_journal_before_the_indices,
+    let_the_fenced_commit,
+    forget_the_floor,
+    leave_reservations_open,
     let_the_overtaken_settle,
+    reserve_as_whoever_counts,
+    remove_without_looking_at_the_lease,
+    commit_without_looking_at_the_reservation,
+    create_without_refusal_where_storage_has_none,
+    run_commands_before_records_are_durable,
+    go_on_without_a_journal,
+    forget_that_the_journal_is_lost,
+    read_the_journal_before_the_indices,
     read_the_journal_before_the_lease_is_held,
+    read_what_was_cut_off,
+    use_the_fold_of_a_fenced_controller,
+    stop_reading_at_a_torn_line,
+    trust_the_name_of_a_torn_segment,
+    delete_segments_before_they_are_merged,
     call_a_commit_failed_that_was_made,
+    try_again_with_another_token,
+    take_the_answer_of_an_earlier_upload,
+    commit_for_a_dead_controller_what_is_not_whole,
+    take_a_torn_manifest_for_a_damaged_one,
+    forget_those_who_never_came,
+    lose_no_agent_that_is_silent,
 ]
 
 
