@@ -19,7 +19,6 @@ from holdfast.core import records as r
 from holdfast.core.commands import StartWorkers
 from holdfast.core.machine import Step
 from holdfast.core.state import Durable, fold
-from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver
@@ -231,12 +230,12 @@ class Checkers:
         if budget >= 0 and spent > budget:
             self.fail(f"generation {command.generation} starts after {spent} failures with a budget of {budget}")
 
-    def loaded(self, order: m.Start, state: tuple[int, int]) -> None:
+    def loaded(self, order: StartWorkers, state: tuple[int, int]) -> None:
         """A worker has read its checkpoint."""
         if state != (order.iteration, self.sums[order.iteration]):
             self.fail(f"a worker that should resume at {order.iteration} found {state} in {order.checkpoint}")
 
-    def not_loaded(self, node: Node, order: m.Start, error: Exception) -> None:
+    def not_loaded(self, node: Node, order: StartWorkers, error: Exception) -> None:
         """Only a fenced controller's workers may find that their checkpoint is gone."""
         driver = self.sim.driver_at(node.endpoint.address)
         if driver.process.is_alive and self.is_newest(driver):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.sim.memory_store import MemoryStore
 from tests.sim.network import Connection, connect
@@ -21,6 +21,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.part_records import write_part_record
 from holdfast.checkpoint.upload import upload_memory
+from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.checkpoint_types import FileEntry, Report
 from holdfast.core.failure_kind import FailureKind
@@ -162,7 +163,7 @@ class Node:
         self.connection: Connection | None = None
         self._channel: Channel[m.ControllerMessage] | None = None
         self._starting: tuple[int, asyncio.Task[None]] | None = None
-        self._sent: list[m.AgentMessage] = []
+        self._sent: list[tuple[tuple[int, int], m.AgentMessage]] = []
         self.process.on_death.append(self._died)
         self.process.spawn(self._run())
 
@@ -175,30 +176,20 @@ class Node:
         except WireError:
             self.process.exit()
             return
-        hello = m.AgentHello(
-            protocol=m.PROTOCOL,
-            agent=self.name,
-            host=self.process.host,
-            address="127.0.0.1",
-            pid=self.process.pid,
-            slots=self.slots,
-            master_port=1,
-        )
-        self._channel.send_nowait(hello)
+        self._channel.send_nowait(e.AgentJoined(agent=self.name, host=self.process.host, slots=self.slots))
         while (message := await self._channel.recv()) is not None:
             self._take(message)
         await self.lose_controller()
 
-    def send(self, event: e.Event) -> None:
+    def send(self, message: m.AgentMessage) -> None:
         """To the controller; some are sent twice, and some once more when they are stale."""
-        message = to_wire(event)
         self._post(message)
         if self.sim.happens(self.scenario.repeats):
             self._post(message)
-        if self.scenario.repeats and hasattr(message, "generation"):
-            self._sent.append(message)
-            stale = self.sim.random.choice(self._sent)
-            if stale.generation < message.generation:  # type: ignore[union-attr]
+        if self.scenario.repeats and (age := _age(message)) is not None:
+            self._sent.append((age, message))
+            stale_age, stale = self.sim.random.choice(self._sent)
+            if stale_age < age if isinstance(stale, m.Uploaded) else stale_age[0] < age[0]:
                 self._post(stale)
 
     def _post(self, message: m.AgentMessage) -> None:
@@ -213,14 +204,14 @@ class Node:
         match message:
             case m.Prepare():
                 self.after(0.2, self.send, e.AgentPrepared(agent=self.name))
-            case m.Start():
+            case c.StartWorkers():
                 self._starting = (message.generation, self.process.spawn(self._start(message)))
-            case m.Stop():
+            case c.StopWorkers():
                 self._stop(message.generation)
             case m.Upload():
                 self._upload(message)
-            case m.Settled():
-                self._settle(e.Ticket(message.generation, message.number))
+            case c.AnnounceCheckpoint():
+                self._settle(message.ticket)
             case m.Ping():
                 self._post(m.Pong())
             case m.Shutdown():
@@ -231,7 +222,7 @@ class Node:
 
     # ------------------------------------------------------------ generations
 
-    async def _start(self, order: m.Start) -> None:
+    async def _start(self, order: c.StartWorkers) -> None:
         state = (0, 0)
         if order.checkpoint is not None:
             try:
@@ -246,7 +237,7 @@ class Node:
                 return
             self.sim.checkers.loaded(order, state)
         fabric = self.sim.fabric(self.endpoint.address, order.generation, order.world_size)
-        self.workers += [Worker(self, order.generation, rank, fabric, state) for rank in order.ranks]
+        self.workers += [Worker(self, order.generation, rank, fabric, state) for rank in order.places[0].ranks]
         for worker in self.workers:
             worker.soon()
         fabric.moved()
@@ -305,7 +296,7 @@ class Node:
     # ------------------------------------------------------------ parts
 
     def _upload(self, order: m.Upload) -> None:
-        key = (e.Ticket(order.generation, order.number), order.rank)
+        key = (order.ticket, order.rank)
         if key not in self.staged:
             self.sim.checkers.fail(f"{self.name} does not hold the part of rank {order.rank}")
         self.ordered[key] = (order, None)
@@ -313,20 +304,21 @@ class Node:
         self.process.spawn(self._store_part(order))
 
     async def _store_part(self, order: m.Upload) -> None:
-        key = (e.Ticket(order.generation, order.number), order.rank)
-        numbers: Any = {"generation": order.generation, "number": order.number, "rank": order.rank}
+        key = (order.ticket, order.rank)
         try:
             files = await asyncio.to_thread(self._put_files, order)
         except HoldfastError as error:
-            self._post(m.UploadFailed(**numbers, kind=FailureKind.of(error), error=str(error)))
+            self._post(
+                m.UploadFailed(ticket=order.ticket, rank=order.rank, kind=FailureKind.of(error), error=str(error))
+            )
             return
         if key in self.ordered:
             self.ordered[key] = (order, files)
         self.sim.moment("uploaded")
-        self._post(m.Uploaded(**numbers, files=files))
+        self.send(m.Uploaded(ticket=order.ticket, rank=order.rank, files=files))
 
     def _put_files(self, order: m.Upload) -> list[FileEntry]:
-        iteration, total = self.staged[e.Ticket(order.generation, order.number), order.rank]
+        iteration, total = self.staged[order.ticket, order.rank]
         state = json.dumps({"iteration": iteration, "sum": total}).encode()
         files = {f"rank_{order.rank}.json": memoryview(state)}
         if order.rank == 0:
@@ -371,7 +363,7 @@ class Node:
 
     def _leave_record(self, order: m.Upload, files: list[FileEntry]) -> None:
         assert order.info is not None
-        write_part_record(self.store, order.draft, order.info, order.rank, files, generation=order.generation)
+        write_part_record(self.store, order.draft, order.info, order.rank, files, generation=order.ticket.generation)
 
     def cut(self) -> None:
         """The connection breaks; the controller notices by its pings, the node in its own time."""
@@ -386,30 +378,9 @@ class Node:
             self.sim.locks.discard(self._lock(order))
 
 
-def to_wire(event: e.Event) -> m.AgentMessage:
-    """The message by which an agent tells the controller of an event."""
-    match event:
-        case e.AgentPrepared():
-            return m.Prepared()
-        case e.WorkersStarted(generation=generation):
-            return m.Started(generation=generation, pids={})
-        case e.DamageFound(generation=generation, checkpoint=checkpoint, why=why):
-            return m.DamageFound(generation=generation, checkpoint=checkpoint, why=why)
-        case e.RankReported(generation=generation, rank=rank, items=items):
-            return m.Reports(generation=generation, rank=rank, reports=list(items))
-        case e.WorkerWaited(generation=generation, rank=rank, waiting=waiting):
-            return m.Waiting(generation=generation, rank=rank, waiting=waiting)
-        case e.WorkerFinished(generation=generation, rank=rank, value=value):
-            return m.Finished(generation=generation, rank=rank, value=value)
-        case e.WorkerExited(generation=generation, failure=failure):
-            return m.Exited(
-                generation=generation,
-                rank=failure.rank,
-                cause=failure.cause,
-                error_type=failure.error_type,
-                error=failure.error,
-            )
-        case e.WorkersStopped(generation=generation):
-            return m.Stopped(generation=generation, master_port=1)
-        case _:
-            raise AssertionError(event)
+def _age(message: m.AgentMessage) -> tuple[int, int] | None:
+    """The generation and the report that a message is about."""
+    if isinstance(message, m.Uploaded):
+        return message.ticket.generation, message.ticket.number
+    generation = getattr(message, "generation", None)
+    return None if generation is None else (generation, 0)

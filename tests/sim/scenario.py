@@ -24,9 +24,23 @@ FAULTS = {
     "force_stop": 1,
     "outage": 2,
     "pause_driver": 3,
+    "overtake": 2,
 }
-MOMENTS = ("leased", "started", "part", "reserved", "uploaded", "created", "flushed", "lost", "settled", "unlinked")
-"""When it hurts most: a fault may wait for the n-th of these instead of a time."""
+MOMENTS = (
+    "leased",
+    "started",
+    "part",
+    "reserved",
+    "uploaded",
+    "created",
+    "flushed",
+    "lost",
+    "settled",
+    "unlinked",
+    "request",
+)
+"""When it hurts most: a fault may wait for the n-th of these instead of a time. "request" is any request of a driver's
+to storage."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
@@ -140,7 +154,7 @@ def draw(seed: int) -> Scenario:
     )
     _draw_users(scenario, random.Random(f"users {seed}"))
     _draw_storage(scenario, random.Random(f"storage {seed}"))
-    if chance.random() < 0.3:
+    if chance.random() < 0.5:
         _sharpen(scenario, chance)
         return scenario
     kinds = chance.choices(_NAMES, _WEIGHTS, k=chance.choice([0, 1, 2, 3, 5, 8, 13]))
@@ -182,12 +196,14 @@ def _draw_storage(scenario: Scenario, chance: random.Random) -> None:
 
 def _sharpen(scenario: Scenario, chance: random.Random) -> None:
     """Aim at the races that blind chance seldom hits."""
-    theme = chance.choice(["duel", "duel", "crowd", "parts", "stuck"])
+    theme = chance.choice(
+        ["duel", "overtake", "overtake", "overtake", "crash", "crash", "crowd", "parts", "stuck", "away"]
+    )
     scenario.checkpoint_every = 1
     scenario.lockstep = False
     spec = scenario.spec
     workers = max(2, spec.workers_max)
-    budget = spec.max_failures if theme in ("duel", "crowd") else -1
+    budget = -1 if theme in ("parts", "stuck") else spec.max_failures
     timeout_s = 2.0 if theme == "stuck" else None
     scenario.spec = msgspec.structs.replace(
         spec, workers_min=workers, workers_max=workers, max_failures=budget, progress_timeout_s=timeout_s
@@ -203,6 +219,22 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
     elif theme == "crowd":
         scenario.storage_s, scenario.message_s, scenario.step_s = 0.15, 0.001, 0.05
         aims = [("take_over", "started"), ("take_over", "leased"), ("take_over", "flushed"), ("take_over", "reserved")]
+        scenario.exclusive = chance.random() < 0.5
+    elif theme == "overtake":
+        scenario.storage_s, scenario.message_s, scenario.step_s = 0.02, 0.001, 0.05
+        aims = [("overtake", "request")]
+    elif theme == "crash":
+        scenario.checkpoint_ranks, scenario.step_s, scenario.slots_per_node = "all", 0.05, 1
+        scenario.tears = chance.random() < 0.5
+        aims = [
+            ("kill_driver", "request"),
+            ("kill_driver", "request"),
+            ("kill_driver", "uploaded"),
+            ("kill_node", "part"),
+        ]
+    elif theme == "away":
+        scenario.outage_s = 12.0
+        aims = [("outage", "flushed"), ("outage", "lost"), ("outage", "started"), ("kill_node", "started")]
     elif theme == "parts":
         scenario.slots_per_node, scenario.checkpoint_ranks, scenario.step_s = 1, "all", 0.2
         scenario.message_s = 0.1
@@ -212,4 +244,5 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
         aims = [("hang_worker", "started"), ("hang_worker", "part"), ("kill_driver", "part")]
     for kind, moment in chance.choices(aims, k=chance.randint(1, 5)):
         when = chance.uniform(0.0, scenario.quiet_at / 2)
-        scenario.faults.append(Fault(when, kind, moment, chance.randint(1, 3)))
+        count = chance.randint(1, 200) if moment == "request" else chance.randint(1, 3)
+        scenario.faults.append(Fault(when, kind, moment, count))

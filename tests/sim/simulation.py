@@ -64,6 +64,8 @@ class Simulation:
         self.over = ""
         self._armed: list[list[Any]] = []
         """[moment, how many more of it, kind of fault]"""
+        self._waking: list[tuple[str, Process]] = []
+        """(moment, process that goes on at that)"""
         self._fabrics: dict[tuple[str, int], Fabric] = {}
         self._failed = 0
 
@@ -139,6 +141,8 @@ class Simulation:
 
     def request_failure(self, process: Process, verb: str, key: str) -> StorageError | None:
         """What a request to storage fails with, if it does."""
+        if self._armed and process.name.startswith("driver"):
+            self.moment("request")
         if self.loop.time() < self.outage_until:
             self.excuses.add("outage")
             return Unavailable(f"{key} cannot be reached.")
@@ -254,6 +258,9 @@ class Simulation:
 
     def moment(self, name: str) -> None:
         """Something happened that makes a good time for a fault: at once, or a blink later."""
+        for waking in [one for one in self._waking if one[0] == name]:
+            self._waking.remove(waking)
+            self._after(0.0, waking[1].go_on)
         for armed in [one for one in self._armed if one[0] == name]:
             armed[1] -= 1
             if armed[1] == 0:
@@ -303,6 +310,16 @@ class Simulation:
         if (driver := self._some_driver()) is not None:
             driver.process.stop()
             self._after(self.random.choice([0.5, 3.0, 20.0]) * self.random.random(), driver.process.go_on)
+
+    def _overtake(self) -> None:
+        """A driver stands still wherever it is, another one takes over, and the first goes on in the middle of that."""
+        if (driver := self._some_driver()) is not None and not self.over:
+            driver.process.stop()
+            self._start_driver(takeover=True)
+            moment = self.random.choice(["", "leased", "settled", "flushed", "created", "unlinked"])
+            if moment:
+                self._waking.append((moment, driver.process))
+            self._after(20.0 * self.random.random(), driver.process.go_on)
 
     def _kill_machine(self) -> None:
         for process in list(self.processes.values()):

@@ -15,7 +15,7 @@ from tests.sim import driver as drivers
 from tests.sim.__main__ import run_seeds
 from tests.sim.checkers import Checkers
 
-from holdfast.checkpoint import catalog, commit, part_records, reservation
+from holdfast.checkpoint import catalog, claims, commit, part_records
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.epochs import Fences
 from holdfast.checkpoint.part_records import PartRecord
@@ -227,7 +227,7 @@ def create_without_refusal_where_storage_has_none(patch: Patch) -> None:
         store.create(key, data)
         return True
 
-    patch.setattr(reservation, "create_by_claim", hasty)
+    patch.setattr(claims, "create_by_claim", hasty)
 
 
 # ---------------------------------------------------------------- the journal
@@ -316,9 +316,9 @@ def trust_the_name_of_a_torn_segment(patch: Patch) -> None:
     """A segment is taken to hold what its name says: gaps are not told, and later records take the place."""
     parse = JournalReader._parse
 
-    def trusting(self: JournalReader, segment: Segment, data: bytes, first: int = 1) -> Iterator[Line]:
+    def trusting(self: JournalReader, segment: Segment, blocks: Iterable[bytes], first: int = 1) -> Iterator[Line]:
         n = segment.first
-        for line in parse(self, segment, data, first):
+        for line in parse(self, segment, blocks, first):
             yield line._replace(n=n) if not segment.lease else line
             n += 1
         while segment.last is not None and n <= segment.last:
