@@ -12,6 +12,7 @@ import contextvars
 import functools
 import heapq
 import itertools
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -167,13 +168,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
-            for task in self._tasks:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                if not task.done():
-                    _close(task.get_coro())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # some coroutines have never been awaited
+                for task in self._tasks:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    if not task.done():
+                        _close(task.get_coro())
+                self._tasks.clear()
         finally:
             asyncio._set_running_loop(before)
-        self._tasks.clear()
 
 
 def _close(coroutine: Any) -> None:

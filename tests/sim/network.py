@@ -19,6 +19,7 @@ from holdfast.wire.channel import HANDSHAKE_TIMEOUT_S, Channel, OnAgent, Server
 from holdfast.wire.channel import _controller_messages as controller_messages
 from holdfast.wire.channel import _introduce as introduce
 from holdfast.wire.channel import _server_handshake as server_handshake
+from holdfast.wire.envelope import Stamp
 from holdfast.wire.frames import MAX_FRAME_BYTES
 from holdfast.wire.messages import ControllerMessage
 
@@ -31,8 +32,8 @@ __all__ = ["Connection", "Listener", "connect"]
 class Listener(Server):
     """The controller's real server, but for the socket."""
 
-    def __init__(self, process: Process, token: str, on_agent: OnAgent) -> None:
-        super().__init__(token, on_agent, None, MAX_FRAME_BYTES)
+    def __init__(self, process: Process, token: str, run: str, on_agent: OnAgent) -> None:
+        super().__init__(token, run, on_agent, None, MAX_FRAME_BYTES)
         self.process = process
         self._port = process.sim.add_listener(self)
 
@@ -132,9 +133,9 @@ async def connect(process: Process, endpoint: ControllerEndpoint) -> tuple[Chann
     channel = Channel[Any](end.reader, end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            await introduce(channel, endpoint.token, "")
+            run = await introduce(channel, endpoint.token, "", process.name)
     except TimeoutError:
         channel.abort()
         raise WireError("The controller did not answer.") from None
-    channel._upgrade(controller_messages, MAX_FRAME_BYTES)
+    channel._upgrade(controller_messages, Stamp(run, process.name), MAX_FRAME_BYTES)
     return channel, connection
