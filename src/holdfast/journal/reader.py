@@ -39,6 +39,7 @@ __all__ = ["START", "JournalReader", "Mark", "OnDamage", "Position", "position",
 _HEADER_BYTES = 1024
 _FETCHES = 16
 _BLOCK_BYTES = 256 * 1024
+_PROBE_BYTES = 4096
 _RELISTS = 5
 _log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class JournalReader:
     def _read_lease(self, segments: list[Segment], first: int, limit: float) -> Iterator[Line]:
         wanted = self._needed(segments, first)
         next_n = first
-        for segment, blocks in self._fetch(wanted):
+        for segment, blocks in self._fetch(wanted, first):
             for line in self._parse(segment, blocks, first):
                 if line.n < next_n or line.n > limit:
                     continue
@@ -177,23 +178,42 @@ class JournalReader:
             covered = max(covered, segment.last or 0)
         return found
 
-    def _fetch(self, segments: list[Segment]) -> Iterator[tuple[Segment, Iterable[bytes]]]:
-        """Each segment with its bytes: files block by block, objects whole and ahead of the reader, since each costs a
-        round trip."""
+    def _fetch(self, segments: list[Segment], first: int = 1) -> Iterator[tuple[Segment, Iterable[bytes]]]:
+        """Each segment with its bytes: files block by block from near the record `first` on, objects whole and ahead
+        of the reader, since each costs a round trip."""
         if self._store.local_root is not None:
-            yield from ((segment, self._blocks(segment)) for segment in segments)
+            yield from ((segment, self._blocks(segment, first)) for segment in segments)
             return
         for start in range(0, len(segments), _FETCHES):
             some = segments[start : start + _FETCHES]
             found = current().map_in_threads(self._store.get, [one.key for one in some], _FETCHES)
             yield from ((segment, [data]) for segment, data in zip(some, found, strict=True))
 
-    def _blocks(self, segment: Segment) -> Iterator[bytes]:
+    def _blocks(self, segment: Segment, first: int) -> Iterator[bytes]:
         """Several views may read at the same time, each in its own thread: whole segments would take megabytes each."""
-        start = 0
+        start = self._offset_before(segment, first) if segment.lease and first > segment.first else 0
         while block := self._store.get_range(segment.key, start, _BLOCK_BYTES):
             yield block
             start += len(block)
+
+    def _offset_before(self, segment: Segment, first: int) -> int:
+        """Where a line begins that is not behind the record `first`, less than a block before it if lines are whole.
+
+        A view that lags reads the newest records again and again: a search by halves spares it the lines before them.
+        Only lines whose checksum matches are believed."""
+        low, high = 0, segment.size_bytes
+        while high - low > _BLOCK_BYTES:
+            middle = (low + high) // 2
+            cut, _, rest = self._store.get_range(segment.key, middle, _PROBE_BYTES).partition(b"\n")
+            try:
+                line = parse_line(rest.partition(b"\n")[0])
+            except DECODE_ERRORS:
+                line = None
+            if line is not None and line.n <= first:
+                low = middle + len(cut) + 1
+            else:
+                high = middle
+        return low
 
     def _rescue(self, segments: list[Segment], around: Segment, first: int, end: int) -> Iterator[Line]:
         """The records from `first` up to `end`, without it, wherever else they stand; what is found nowhere is told."""

@@ -245,3 +245,28 @@ def test_segments_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     journal.close()
     assert found == records
     assert set(store.read_bytes) == {block_bytes}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_only_the_end_of_a_segment_is_read_for_the_newest_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 2000)
+    store = BlockStore(tmp_path / "run")
+    (records,) = history(3, controllers=1, reports=600)
+    journal = Journal(store, 1, LEASES[1], "abcd")
+    journal.append(records)
+    journal.flush()
+    (path,) = (tmp_path / "run" / "journal").iterdir()
+    size_bytes = path.stat().st_size
+    if damaged:  # a number that is wrong must not lead astray
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b'{"n":%d,' % (len(records) // 2), b'{"n":%d,' % 1))
+    for after in range(len(records) // 2, len(records), 23):
+        mark = reader.Mark(1, LEASES[1], after)
+        found = [line.record for _, line in reader.JournalReader(store, run="abcd").read(mark)]
+        assert found == records[after:]
+    store.read_bytes.clear()
+    assert reader.JournalReader(store, run="abcd").find(reader.Mark(1, LEASES[1], len(records))) is not None
+    assert sum(store.read_bytes) < size_bytes / 2
+    journal.close()
