@@ -42,4 +42,3 @@ def is_uploading(token: str, cache: Path | None = None) -> bool:
     if not token.isalnum():
         return False
     return current().has_locked_file(cache or local_cache_dir(), f"agents/*/{_DIRECTORY}/{token}")
-
