@@ -77,7 +77,14 @@ def began(*found: StoredCheckpoint, epoch: int = 1, **rest: Any) -> e.Controller
 
 
 def started(rig: Rig, at: float, epoch: int = 1) -> r.ControllerStarted:
-    return r.ControllerStarted(at=at, epoch=epoch, host="head", pid=100 + epoch, workers=rig.spec.workers_max)
+    return r.ControllerStarted(
+        at=at,
+        epoch=epoch,
+        host="head",
+        pid=100 + epoch,
+        workers=rig.spec.workers_max,
+        num_to_keep=rig.spec.retention.num_to_keep,
+    )
 
 
 def joined(agent: str, slots: int = 1) -> e.AgentJoined:

@@ -16,7 +16,7 @@ from holdfast.control.history import read_history, read_records
 from holdfast.core import records as r
 from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.curve import effective_reports
-from holdfast.errors import HoldfastError, NotFound
+from holdfast.errors import NotFound, TrainingFailedError
 from holdfast.storage.store import Store
 
 __all__ = ["RunView", "read_reports", "read_run"]
@@ -32,11 +32,12 @@ class RunView:
     checkpoints: list[StoredCheckpoint] = field(default_factory=list)
     """The committed ones since the run's last restart that retention has not removed, ascending by iteration."""
     return_value: Any = None
-    error: HoldfastError | None = None
+    error: TrainingFailedError | None = None
     """What `fit()` raised, or would have."""
     params: dict[str, Any] | None = None
     """What params.json holds."""
     score_attribute: str | None = None
+    num_to_keep: int | None = None
     score_order: Literal["max", "min"] = "max"
     """By what the run ranks its checkpoints (`CheckpointConfig`)."""
     recoveries: int = 0
@@ -57,6 +58,7 @@ def read_run(store: Store) -> RunView:
         error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else None,
         params=_params(store),
         score_attribute=started.score_attribute if started else None,
+        num_to_keep=started.num_to_keep if started else None,
         score_order="min" if started and started.score_order == "min" else "max",
         recoveries=len(spent.recoveries),
         goodput=spent.goodput,

@@ -51,6 +51,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
             workers=state.spec.workers_max,
             score_attribute=state.spec.retention.score_attribute,
             score_order=state.spec.retention.score_order,
+            num_to_keep=state.spec.retention.num_to_keep,
             fingerprint=event.fingerprint,
             changes=event.changes,
         )

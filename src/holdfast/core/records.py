@@ -69,6 +69,7 @@ class ControllerStarted(_Record, frozen=True, kw_only=True):
     workers: int
     score_attribute: str | None = None
     score_order: str = "max"
+    num_to_keep: int | None = None
     fingerprint: dict[str, Any] = {}
     changes: tuple[str, ...] = ()
     """What differs from the script and configuration of the controller before. A finished run is reopened by it."""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.view import RunView
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.metrics import flatten_metrics
 from holdfast.core.retention import RetentionRule, ranked
-from holdfast.errors import HoldfastError, NotFound
+from holdfast.errors import NotFound, TrainingFailedError
 from holdfast.storage.uri import join
 
 if TYPE_CHECKING:
@@ -26,14 +27,46 @@ __all__ = ["Result"]
 
 
 class Result:
-    """The end, or the present state, of a run."""
+    """The end, or the present state, of a run. `fit()` and `from_path` make one from the run's directory; the
+    constructor takes what Ray's does.
 
-    def __init__(self, place: Checkpoint, view: RunView) -> None:
+    `metrics` are the last report's, exactly as they were reported (None if there was none), `checkpoint` is the newest
+    committed one, `error` what ended the run, if it failed, `path` the run's directory (a local path, or
+    `bucket/prefix` on remote storage), `return_value` what rank 0's training function returned.
+    """
+
+    return_value: Any = None
+
+    def __init__(
+        self,
+        metrics: dict[str, Any] | None,
+        checkpoint: Checkpoint | None,
+        error: TrainingFailedError | None,
+        path: str,
+        metrics_dataframe: pandas.DataFrame | None = None,
+        best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] | None = None,
+        _storage_filesystem: object | None = None,
+        return_value: Any = None,
+    ) -> None:
+        self.metrics = metrics
+        self.checkpoint = checkpoint
+        self.error = error
+        self.path = path
+        self.return_value = return_value
+        self._place = Checkpoint(path, _storage_filesystem)
+        self._view: RunView | None = None
+        # In the place of the properties that read storage.
+        self.__dict__.update(metrics_dataframe=metrics_dataframe, best_checkpoints=best_checkpoints)
+
+    @classmethod
+    def _of_run(cls, place: Checkpoint, view: RunView) -> Result:
         """`place` is the run's directory: a handle that knows its path and its filesystem."""
-        self._place = place
-        self._view = view
-        self.error: HoldfastError | None = view.error
-        """What ended the run, if it failed; `worker_failures` has each rank's."""
+        newest = _handle(place, view.checkpoints[-1].name) if view.checkpoints else None
+        metrics = dict(view.metrics) if view.metrics is not None else None
+        made = cls(metrics, newest, view.error, place.path, return_value=view.return_value)
+        made._place, made._view = place, view
+        del made.__dict__["metrics_dataframe"], made.__dict__["best_checkpoints"]
+        return made
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: object | None = None) -> Result:
@@ -47,18 +80,12 @@ class Result:
                 raise RuntimeError(f"Experiment folder {os.fspath(path)} doesn't exist.") from None
         from holdfast.control.view import read_run
 
-        return cls(place, read_run(store))
+        return cls._of_run(place, read_run(store))
 
     def _with_metrics(self, metrics: dict[str, Any] | None) -> Result:
         """The same run as another rank than 0 saw it, whose reports are not in storage."""
-        return Result(self._place, replace(self._view, metrics=metrics))
-
-    # ------------------------------------------------------------------ what was reported
-
-    @property
-    def metrics(self) -> dict[str, Any] | None:
-        """The last report's metrics, exactly as they were reported; None if there was none."""
-        return dict(self._view.metrics) if self._view.metrics is not None else None
+        assert self._view is not None
+        return Result._of_run(self._place, replace(self._view, metrics=metrics))
 
     @functools.cached_property
     def metrics_dataframe(self) -> pandas.DataFrame | None:
@@ -77,54 +104,44 @@ class Result:
         )
 
     @property
-    def return_value(self) -> Any:
-        """What rank 0's training function returned."""
-        return self._view.return_value
-
-    @property
     def config(self) -> dict[str, Any] | None:
         """What the run was configured with, as params.json has it."""
-        return self._view.params
+        return self._view.params if self._view is not None else None
 
-    # ------------------------------------------------------------------ checkpoints
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The newest committed checkpoint."""
-        return self._handle(self._view.checkpoints[-1].name) if self._view.checkpoints else None
-
-    @property
+    @functools.cached_property
     def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """Every checkpoint that is left, with its metrics: the best last, or the newest where no score was named."""
-        return self._ranked(self._view.score_attribute, self._view.score_order)
+        """The `CheckpointConfig(num_to_keep)` best checkpoints (all, if that is None) with their metrics: the best
+        last, or the newest where no score was named. The newest of all is kept besides: `checkpoint` is that one."""
+        view = self._view
+        assert view is not None
+        found = self._ranked(view.score_attribute, view.score_order)
+        return found[-view.num_to_keep :] if view.num_to_keep is not None else found
 
     def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint:
         """The checkpoint with the highest (`"max"`) or lowest (`"min"`) value of `metric`; nested ones are `a/b`."""
         if mode not in ("max", "min"):
             raise ValueError(f'Unsupported mode: {mode!r}. Please choose from "max" and "min".')
-        if not self._view.checkpoints:
+        found = self._ranked(metric, mode)
+        if not found:
             raise RuntimeError("No checkpoint exists in the run directory!")
-        names = sorted({name for one in self._view.checkpoints for name in flatten_metrics(one.metrics)})
-        if not any(metric in flatten_metrics(one.metrics) or metric in one.metrics for one in self._view.checkpoints):
+        if not any(metric in flatten_metrics(metrics) or metric in metrics for _, metrics in found):
+            names = sorted({name for _, metrics in found for name in flatten_metrics(metrics)})
             raise RuntimeError(f"Invalid metric name {metric!r}! You may choose from: {names}.")
-        return self._ranked(metric, mode)[-1][0]
+        return found[-1][0]
 
     def _ranked(self, attribute: str | None, order: Literal["max", "min"]) -> list[tuple[Checkpoint, dict[str, Any]]]:
         rule = RetentionRule(score_attribute=attribute, score_order=order)
-        return [(self._handle(one.name), dict(one.metrics)) for one in ranked(self._view.checkpoints, rule)]
-
-    def _handle(self, name: str) -> Checkpoint:
-        place = self._place
-        if place._custom is not None:
-            return Checkpoint(join(place._given, name), place._custom)
-        return Checkpoint._from_store(place._open(), name)
+        if self._view is not None:
+            stored = ranked(self._view.checkpoints, rule)
+            return [(_handle(self._place, one.name), dict(one.metrics)) for one in stored]
+        given = self.best_checkpoints or []
+        numbered = [
+            StoredCheckpoint(name=str(at), index=at, iteration=at, generation=0, metrics=metrics)
+            for at, (_, metrics) in enumerate(given)
+        ]
+        return [given[one.index] for one in ranked(numbered, rule)]
 
     # ------------------------------------------------------------------ where
-
-    @property
-    def path(self) -> str:
-        """The run's directory: a local path, or `bucket/prefix` on remote storage."""
-        return self._place.path
 
     @property
     def filesystem(self) -> Any:
@@ -137,3 +154,10 @@ class Result:
         if self.error is not None:
             parts.append(f"error={self.error!r}")
         return "Result(\n  " + ",\n  ".join(parts) + "\n)"
+
+
+def _handle(place: Checkpoint, name: str) -> Checkpoint:
+    """The checkpoint of this name in the run's directory."""
+    if place._custom is not None:
+        return Checkpoint(join(place._given, name), place._custom)
+    return Checkpoint._from_store(place._open(), name)

@@ -51,7 +51,7 @@ def view(**changes: Any) -> RunView:
 
 
 def result(tmp_path: Path, **changes: Any) -> Result:
-    return Result(Checkpoint(tmp_path / "run"), view(**changes))
+    return Result._of_run(Checkpoint(tmp_path / "run"), view(**changes))
 
 
 def indices(pairs: list[tuple[Checkpoint, dict[str, Any]]]) -> list[int]:
@@ -196,7 +196,7 @@ def test_a_run_on_a_filesystem_of_the_users_keeps_it(tmp_path: Path) -> None:
     import pyarrow.fs
 
     filesystem = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    found = Result(Checkpoint("bucket/run", filesystem), view())
+    found = Result._of_run(Checkpoint("bucket/run", filesystem), view())
     assert found.path == "bucket/run"
     assert found.filesystem is filesystem
     assert found.checkpoint is not None
@@ -207,3 +207,19 @@ def test_a_path_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"Experiment folder .*gone doesn't exist\."):
         Result.from_path(tmp_path / "gone")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_best_checkpoints_are_as_many_as_are_kept(tmp_path: Path) -> None:
+    best = result(tmp_path, score_attribute="val/acc", num_to_keep=2)
+    assert indices(best.best_checkpoints) == [3, 1], "the newest, which is kept besides, is no good"
+    assert indices(result(tmp_path, num_to_keep=3).best_checkpoints) == [1, 2, 3]
+
+
+def test_a_result_can_be_made_by_hand(tmp_path: Path) -> None:
+    pairs = [(Checkpoint(tmp_path / str(at)), {"loss": loss}) for at, loss in enumerate([0.5, 0.25, 0.75])]
+    made = Result({"loss": 0.75}, pairs[-1][0], None, str(tmp_path), best_checkpoints=pairs, return_value=3)
+    assert (made.metrics, made.checkpoint, made.path) == ({"loss": 0.75}, pairs[-1][0], str(tmp_path))
+    assert (made.best_checkpoints, made.return_value, made.metrics_dataframe, made.config) == (pairs, 3, None, None)
+    assert made.get_best_checkpoint("loss", "min") == pairs[1][0]
+    assert Result(metrics=None, checkpoint=None, error=None, path="/x").best_checkpoints is None
+    assert "metrics={'loss': 0.75}" in repr(made)
