@@ -1,4 +1,4 @@
-"""Who watches a run: result files, the terminal, and whatever else shows what was decided.
+"""The interface of what watches a run: result files, the terminal, callbacks.
 
 `control.publisher` calls every observer from one thread, with records that are durable already; `views.files` and
 `views.terminal` hold the observers that come with Holdfast. An observer decides nothing.
@@ -16,7 +16,7 @@ __all__ = ["Observer"]
 
 
 class Observer(Protocol):
-    """Told of everything that is durable, in order."""
+    """Gets every durable record and the output of workers, in order."""
 
     def record(self, record: Record) -> None:
         """One more record of the journal. Must be quick: thousands may come in a second."""
@@ -31,5 +31,5 @@ class Observer(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; nothing is called after this."""
+        """Release all resources; nothing is called after this."""
         ...
