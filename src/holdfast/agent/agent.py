@@ -163,8 +163,8 @@ class Agent:
     def _lose_controller(self) -> None:
         """The connection ended without a `Shutdown`. Uploads that were ordered may still be finished; all else ends."""
         if self._own_process:
-            # A dying controller hangs up first and may have this process killed a moment later, when the zygote was
-            # told that this process tidies up itself.
+            # A dying controller's connection ends first, and this process may be killed a moment later, when it has
+            # told the zygote that it removes its files itself.
             live_without_parent()
         self._controller_died = True
         self._end.set()
@@ -303,7 +303,7 @@ class Agent:
     def _master_port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    # ------------------------------------------------------------------ what the spawner tells (`spawner.Parent`)
+    # ------------------------------------------------------------------ calls of the spawner (`spawner.Parent`)
 
     def worker_started(self, generation: int, rank: int, pid: int) -> None:
         if self._workers is not None and self._is_current(generation):
@@ -328,7 +328,8 @@ class Agent:
         self._send(await asyncio.shield(uploading))
 
     def _choose_death_signal(self) -> None:
-        """With the controller's process the kernel ends this one, too, by force unless uploads must be finished."""
+        """Choose what the kernel sends this process when the controller's dies: SIGKILL, or SIGHUP while there are
+        uploads to finish."""
         if self._own_process and self._linger_s > 0:
             change_death_signal(signal.SIGHUP if self._storage.parts.ordered else signal.SIGKILL)
 
@@ -370,7 +371,7 @@ class Agent:
             paused.resume()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run beside the loop. An error that nobody expected ends the agent: the controller knows what to do then."""
+        """Start a task. An unexpected error in it ends the agent; the controller then handles the loss of the agent."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -1,4 +1,4 @@
-"""Takes what lies on the node to the run's storage: log files, and the artifacts that the user left in the
+"""Copies files of the node to the run's storage: log files, and the artifacts that the user left in the
 working directory.
 
 Files are uploaded whole when they changed since the last time; a failure is logged, and made good by the next

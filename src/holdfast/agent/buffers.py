@@ -68,7 +68,7 @@ class Buffers:
         buffer.ticket, buffer.snapshot, buffer.name = ticket, snapshot, None
 
     def files(self, snapshot: Snapshot) -> dict[str, memoryview]:
-        """The files of a snapshot, as they lie in memory."""
+        """The files of a snapshot, as views of the memory."""
         data = self._buffers[snapshot.buffer].memory.data.toreadonly()
         found = {file.path: data[file.offset : file.offset + file.size_bytes] for file in snapshot.files}
         if any(found[file.path].nbytes != file.size_bytes for file in snapshot.files):
@@ -90,7 +90,7 @@ class Buffers:
                     self._close(path)
 
     def snapshots(self, name: str | None) -> list[Snapshot]:
-        """What lies here, whole, of the committed checkpoint `name`."""
+        """The snapshots of the committed checkpoint `name` that are intact in this node's memory."""
         return [
             buffer.snapshot
             for buffer in self._buffers.values()

@@ -49,7 +49,7 @@ async def finish_uploads(parts: Parts, open_store: OpenStore, executor: Executor
             one.cancel()
         await asyncio.gather(*looking, return_exceptions=True)
     for draft in drafts.values():
-        # Once more: it may have been shut since the last look, and its files removed before ours were there.
+        # Checked once more: it may have been closed meanwhile, and its files removed before ours were there.
         if draft in work.shut or not await work.is_open(draft):
             await work.remove_files(draft)
 
@@ -64,7 +64,7 @@ class _Finishing:
         """The drafts that were found not to be open any more."""
 
     async def finish(self, one: Ordered) -> None:
-        """Wait for one upload, try it again while storage may come back, and leave its record."""
+        """Wait for one upload, repeat it while its error is transient, and write its part record."""
         from holdfast.checkpoint.part_records import write_part_record
 
         order = one.order
@@ -84,7 +84,7 @@ class _Finishing:
         def write(store: Store) -> bool:
             return write_part_record(store, order.draft, info, order.rank, files, generation=order.ticket.generation)
 
-        await self._patiently(write)
+        await self._retry(write)
 
     async def watch(self, draft: Draft) -> None:
         """Until the draft is not open any more; its uploads are then abandoned."""
@@ -97,10 +97,10 @@ class _Finishing:
         """Whether the draft may still be committed."""
         from holdfast.checkpoint.part_records import is_open
 
-        return bool(await self._patiently(lambda store: is_open(store, draft)))
+        return bool(await self._retry(lambda store: is_open(store, draft)))
 
     async def remove_files(self, draft: Draft) -> None:
-        """Remove what was uploaded after a tombstone had shut the draft: whoever made that has cleared up already."""
+        """Remove what was uploaded after a tombstone had closed the draft: its writer removed earlier files only."""
         from holdfast.checkpoint.catalog import Catalog
         from holdfast.checkpoint.deletion import delete_files
 
@@ -109,10 +109,10 @@ class _Finishing:
             if found is not None and found.void and found.token == draft.token:
                 delete_files(store, draft.name)
 
-        await self._patiently(remove)
+        await self._retry(remove)
 
-    async def _patiently(self, action: Callable[[Store], _T]) -> _T | None:
-        """Do it in a thread, again and again while storage may come back; None if it will not."""
+    async def _retry(self, action: Callable[[Store], _T]) -> _T | None:
+        """Run `action` in a thread, again while the error is transient; None if it fails otherwise."""
         loop = asyncio.get_running_loop()
         pause_s = _FIRST_PAUSE_S
         while True:

@@ -21,7 +21,7 @@ __all__ = ["FunctionMemory"]
 
 
 class FunctionMemory:
-    """One function. `whole` is done when all of it is here and its hash is right."""
+    """One function. `whole` is done when all of it has arrived and its hash is right."""
 
     def __init__(self, order: Prepare) -> None:
         self._size_bytes = len(order.function) if order.function_size_bytes is None else order.function_size_bytes

@@ -81,7 +81,7 @@ class LogWriter:
         return self._backlog_bytes > _BACKLOG_MAX_BYTES
 
     def when_caught_up(self, call: Callable[[], None]) -> None:
-        """Call back on the event loop, once, when the disk has taken enough."""
+        """Call back on the event loop, once, when enough is written."""
         with self._lock:
             self._waiting.append(call)
         self._put(lambda: None, 0)  # the thread looks again, also if it caught up just now
@@ -128,7 +128,7 @@ class LogWriter:
 
 
 class ThreadedHandler(logging.Handler):
-    """Writes log records to a stream in a thread: a terminal that was stopped (Ctrl+S) must stop nobody who logs."""
+    """Writes log records to a stream in a thread, so that a stopped terminal (Ctrl+S) does not block whoever logs."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class ThreadedHandler(logging.Handler):
         self._lines.put(self.format(record) + "\n")
 
     def close(self) -> None:
-        """Write what is left, as long as that does not take for ever."""
+        """Write what is left, within a time limit."""
         self._lines.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()

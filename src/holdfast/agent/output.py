@@ -25,13 +25,13 @@ _TAIL_LINES = 20
 
 
 class Lines:
-    """Puts together again what one process wrote in pieces, such as a `print` that is not buffered."""
+    """Joins the pieces that a process wrote to whole lines; a `print` that is not buffered writes several."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Take what was read from a pipe; gives the lines that are whole now, and a part of one that grows too long."""
+        """Add what was read from a pipe; gives the lines that are complete now, and a part of one that is too long."""
         self._partial += data
         end = self._partial.rfind(b"\n") + 1
         if end == 0 and len(self._partial) >= _LINE_MAX_BYTES:
@@ -41,7 +41,7 @@ class Lines:
         return block
 
     def rest(self) -> bytes:
-        """The line that never ended, ended here, for nothing more will come; nothing where there is none."""
+        """The last line, with a line feed if it has none; empty if there is nothing left."""
         block = bytes(self._partial) + b"\n" if self._partial else b""
         self._partial.clear()
         return block
@@ -97,21 +97,21 @@ class RankLog:
         self._lines = {"stdout": Lines(), "stderr": Lines()}
 
     def feed(self, stream: str, data: bytes) -> None:
-        """Take what was read from a pipe; whole lines go on, so that two streams do not mix within one."""
+        """Add what was read from a pipe; only whole lines are passed on, so that two streams do not mix within one."""
         if block := self._lines[stream].feed(data):
             self._pass_on(stream, block)
 
     def note(self, text: str) -> None:
-        """Into the file only: what the controller is told in other words."""
+        """Write to the file only; the controller gets it in a message."""
         self._file.write(text.rstrip("\n").encode() + b"\n")
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Write the last lines and close the file."""
         self.finish_lines()
         self._file.close()
 
     def finish_lines(self) -> None:
-        """Let go of lines that never ended: their process is gone."""
+        """Pass on lines without a line feed: their process has ended."""
         for stream, lines in self._lines.items():
             if block := lines.rest():
                 self._pass_on(stream, block)

@@ -51,7 +51,7 @@ class Ordered:
 
 
 class _Abandoned(HoldfastError):
-    """Nobody wants this upload any more."""
+    """This upload was abandoned."""
 
 
 class Parts:

@@ -1,4 +1,4 @@
-"""The run's storage as the agent uses it: opened on first use, in a thread; parts, logs and artifacts go up.
+"""The run's storage as the agent uses it: opened on first use, in a thread; parts, logs and artifacts are uploaded.
 
 `parts` and `artifact_sync` do the work; this holds what they share, and the threads that they run in.
 """
@@ -42,7 +42,7 @@ class RunStorage:
 
     def __init__(self, session: Path, buffers: Buffers) -> None:
         """`session` is the agent's directory (see `session_dir`)."""
-        self._executor = ThreadPoolExecutor(_THREADS, "holdfast-agent", _give_way)
+        self._executor = ThreadPoolExecutor(_THREADS, "holdfast-agent", _lower_priority)
         self._logs = session / "logs"
         self.log_writer = LogWriter()
         self._order: Prepare | None = None
@@ -53,7 +53,7 @@ class RunStorage:
         self._executor.submit(_sweep_cache)
 
     def prepare(self, order: Prepare) -> None:
-        """From here on, storage is what `order` says."""
+        """Use the storage that `order` names from here on."""
         work_dir = make_private_directory(Path(order.work_dir))
         self._order = order
         self._store = None
@@ -94,7 +94,7 @@ class RunStorage:
         self._executor.submit(self._sync)
 
     async def sync_artifacts_periodically(self) -> None:
-        """Store artifacts every `sync_period_s`, for as long as the order of this moment is the agent's."""
+        """Store artifacts every `sync_period_s`, until another `Prepare` comes."""
         order, mirror = self._order, self._mirror
         assert order is not None and mirror is not None
         while order.sync_artifacts and self._order is order:
@@ -102,13 +102,13 @@ class RunStorage:
             await asyncio.get_running_loop().run_in_executor(self._executor, mirror.sync_artifacts)
 
     async def sync_logs(self) -> None:
-        """While they are written."""
+        """Store the logs while they are still written."""
         if self._mirror is not None:
             work = functools.partial(self._mirror.sync_logs, still_written=True)
             await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def close(self, flush_s: float) -> None:
-        """Take up to `flush_s` to store what is left of logs and artifacts, then let go of everything."""
+        """Take up to `flush_s` to store what is left of logs and artifacts, then close everything."""
         self.parts.abandon()
         if flush_s > 0 and self._mirror is not None:
             with suppress(TimeoutError):
@@ -139,8 +139,8 @@ class RunStorage:
             return self._store
 
 
-def _give_way() -> None:
-    """Training comes first: a thread that stores, and those that it starts, take what is left of the processors."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread, and of those that it starts: training comes first."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 

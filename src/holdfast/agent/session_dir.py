@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class SessionDir:
-    """Where this agent keeps things. Created at once, removed by `remove`."""
+    """The agent's directory. Created at once, removed by `remove`."""
 
     def __init__(self, agent: str, root: Path | None = None) -> None:
         agents = make_private_directory((root or local_cache_dir()) / "agents")
@@ -66,7 +66,7 @@ class SessionDir:
 
     @property
     def leftovers(self) -> list[Path]:
-        """What must go if this process is killed, in this order."""
+        """What must be removed if this process is killed, in this order."""
         return [*([] if self.temp_link is None else [self.temp_link]), self.path, self.lock_path]
 
     def renew_times(self) -> None:
@@ -114,7 +114,7 @@ def sweep_dead(agents: Path) -> list[str]:
 
 
 def _is_abandoned(path: Path, lock_path: Path) -> bool:
-    """Whether nobody has touched either for so long that an agent on any machine would have."""
+    """Whether neither was touched for so long that an agent on any machine would have renewed them."""
     times = []
     for one in (path, lock_path):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The seam between an agent and its workers' processes: who starts them, tells of their deaths, and ends them.
+"""The interface between an agent and what starts, watches and kills its workers' processes.
 
 Three ways: forked from a warm zygote or started cold (`zygote_client` does both), or run inside the calling process
 (`inline`, for local mode). `agent` and `generation` know only what is written here.
@@ -25,7 +25,7 @@ class Parent(Protocol):
         ...
 
     def workers_lost(self, why: str) -> None:
-        """Whoever watched over the workers is gone, and so are they; nobody knows how each of them ended."""
+        """The zygote died, and the workers with it; how each of them ended is unknown."""
         ...
 
     def spawner_output(self, text: str) -> None:
@@ -42,7 +42,7 @@ class Spawner(Protocol):
         ...
 
     async def ready(self) -> None:
-        """Returns when `spawn` will be quick."""
+        """Returns when `spawn` can start workers without a wait."""
         ...
 
     def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:

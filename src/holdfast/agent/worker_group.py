@@ -60,7 +60,7 @@ class WorkerGroup:
         self._started = False
 
     def spawn(self, assignment: Assignment, log_file: Path, listen_fd: int | None) -> None:
-        """Start one worker; `listen_fd` is handed over."""
+        """Start one worker; `listen_fd` is the worker's from then on."""
         log = RankLog(log_file, assignment.rank, self._forwarder, self._log_writer)
         self._logs.append(log)
         worker = WorkerHandle(self.number, assignment.rank, log, listen_fd, self._received)
@@ -133,7 +133,7 @@ class WorkerGroup:
             worker.send(message)
 
     def pause(self) -> None:
-        """The controller lags: leave reports where they are until `resume`."""
+        """Stop reading workers' messages until `resume`, because the controller lags: `report` then blocks."""
         for worker in self._workers.values():
             worker.pause()
 

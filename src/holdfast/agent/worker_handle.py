@@ -71,7 +71,7 @@ class WorkerHandle:
     # ------------------------------------------------------------------ sending
 
     def send(self, message: ToWorker) -> None:
-        """Send to the worker; a dead one does not mind, a slow one is waited for without blocking."""
+        """Queue a message for the worker, without blocking; dropped if it is dead."""
         if not self.alive:
             return
         empty = not self._unsent
@@ -80,7 +80,7 @@ class WorkerHandle:
             self._write()
 
     def pause(self) -> None:
-        """Leave what it sends in the socket: the controller lags, and so the worker shall wait."""
+        """Stop reading its messages, because the controller lags: it blocks when its socket is full."""
         if self.alive:
             self._loop.remove_reader(self._connection)
 
@@ -108,7 +108,7 @@ class WorkerHandle:
         return self._dump.decode("utf-8", "replace")
 
     async def _is_dumping(self) -> bool:
-        """Whether any more of a dump comes within a moment."""
+        """Whether more of a dump arrives within `_DUMP_QUIET_S`."""
         self._dumped.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_DUMP_QUIET_S):
@@ -128,7 +128,7 @@ class WorkerHandle:
         return self._failure(ended.cause, ended.signal)
 
     def lost(self, why: str) -> WorkerFailure | None:
-        """The process is gone, and nobody can say how."""
+        """The process is gone, and its wait status is unknown."""
         self.drain()
         return None if self._sent_failure else self._failure(why, None)
 

@@ -82,7 +82,7 @@ class ZygoteSpawner:
         return self._cold_reason
 
     def launch(self) -> None:
-        """Start a zygote that has nothing to load yet: it will be there by the time that the job is."""
+        """Start a zygote before there is a job, so that it runs when the job arrives."""
         self._zygote = _ZygoteProcess(self._parent, self._adopts_orphans)
 
     async def ready(self) -> None:
@@ -171,7 +171,8 @@ class _ZygoteProcess:
         await asyncio.shield(self._cleared)
 
     async def end(self, patience_s: float) -> None:
-        """Have it end everything and go; after `patience_s`, end it. Orphans that reach us are ended too."""
+        """Have it kill everything and exit; kill it after `patience_s`. Orphans that become our children are killed
+        too."""
         if not self.lost:
             self.send(Dismiss())
         self._close()
@@ -259,7 +260,8 @@ class _ZygoteProcess:
         self._cleared = None
 
     def _handle_death(self) -> None:
-        """It is gone, and by PR_SET_PDEATHSIG so are its workers; what those had started is ours now, and ends."""
+        """The zygote is dead, and by PR_SET_PDEATHSIG so are its workers; what those had started is now a child of
+        ours, and is killed."""
         self._close()
         self._signal(signal.SIGKILL)
         ending = exit_status_of(self._reap())

@@ -1,4 +1,4 @@
-"""The run's machine: `step(state, event, now)` takes in what happened and says what to record and what to do.
+"""The run's state machine: `step(state, event, now)` applies an event and returns the records and commands that follow.
 
 It reads no clock and does no I/O. It is level-triggered: an event only updates what is known (`_apply`), and
 `_advance` then looks at the whole state and makes every move that has become possible, so that the order in which
@@ -163,7 +163,7 @@ def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
 
 
 def _current(state: State, generation: int) -> Generation | None:
-    """The generation, if this news is of it and not of one that is gone."""
+    """The current generation if it has this number; None for an event of one that has ended."""
     return state.generation if state.generation is not None and state.generation.number == generation else None
 
 
@@ -260,7 +260,7 @@ def _stop(generation: Generation, out: Output, *, dump_stacks: bool) -> None:
 
 
 def _watched(generation: Generation) -> dict[int, float]:
-    """Last sign of life of the ranks whose silence counts: those that report at all, or all while none has.
+    """When each rank that is watched for progress made it last: ranks that have reported, or all while none has.
 
     A rank that waits inside `report` is known to live: where no upload is under way, it waits for a rank that is
     behind, and that one is watched."""
@@ -284,7 +284,7 @@ def _hung(state: State, generation: Generation, now: float) -> bool:
 
 
 def _close(state: State, generation: Generation, now: float, out: Output) -> None:
-    """The last worker of the generation is gone: write down what that cost."""
+    """Record the end of the generation: its last worker is gone."""
     reason = generation.stop_reason
     assert reason is not None
     out.record(

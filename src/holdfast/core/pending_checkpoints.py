@@ -184,7 +184,8 @@ def persist_next(state: State, now: float, out: Output) -> None:
 def finish_persisting(
     state: State, event: e.CheckpointStored | e.CheckpointFailed, now: float, out: Output
 ) -> dict[int, str]:
-    """The ticket is done with. Says which ranks' parts (rank to agent) were lost with their agents, if any were."""
+    """The checkpoint of a ticket is stored, or has failed. Gives the ranks, with their agents, whose parts were lost
+    with those."""
     pending = state.pending.pop(event.ticket, None)
     if pending is None:
         return {}
@@ -203,7 +204,7 @@ def finish_persisting(
 
 
 def drop_incomplete(state: State, now: float, out: Output) -> None:
-    """The generation is gone: what not every rank had reported never will be."""
+    """The generation has ended: give up the checkpoints that not every rank has reported."""
     for pending in [pending for pending in state.pending.values() if not pending.complete]:
         state.pending.pop(pending.ticket)
         why = pending.lost or "the workers stopped before every rank had reported it"

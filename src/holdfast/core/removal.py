@@ -74,7 +74,7 @@ def finish_removal(state: State, name: str) -> None:
 
 
 def pins_found(state: State, event: e.PinsFound, now: float, out: Output) -> None:
-    """Storage has told the pins, or could not: then nothing goes, and it is asked again later."""
+    """The pins were looked up; if that failed, nothing is removed, and it is tried again later."""
     state.finding_pins = False
     if event.error is not None:
         state.retention_due = True
@@ -87,7 +87,7 @@ def pins_found(state: State, event: e.PinsFound, now: float, out: Output) -> Non
 
 
 def checkpoint_removed(state: State, event: e.CheckpointRemoved, now: float, out: Output) -> None:
-    """A checkpoint is gone, by our hand or another's."""
+    """A checkpoint was removed, by this controller or by somebody else."""
     if _answered(state, event.name, event.token) is not None:
         del state.removals[event.name]
         why = "somebody else removed it" if event.by_others else ""

@@ -112,7 +112,7 @@ class Generation:
     alive: set[str]
     """Agents that may still have workers of this generation."""
     starting: set[str]
-    """Agents that have not said yet that their workers run."""
+    """Agents that have not sent `WorkersStarted` yet."""
     counts: dict[int, int]
     """How often each rank has reported."""
     progress_at: dict[int, float]
@@ -174,7 +174,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Removal:
-    """A checkpoint that retention lets go and that is not gone yet."""
+    """A checkpoint that the retention rule removes and that is not removed yet."""
 
     token: str
     under_way: bool = False
@@ -201,10 +201,10 @@ class State:
     pending: dict[Ticket, Pending] = field(default_factory=dict)
     removals: dict[str, Removal] = field(default_factory=dict)
     pins: set[str] = field(default_factory=set)
-    """Pinned checkpoints, as storage told last."""
+    """Pinned checkpoints, as storage had them when they were last looked up."""
     finding_pins: bool = False
     pin_failures: int = 0
-    """How often in a row storage could not tell the pins."""
+    """How often in a row the pins could not be looked up."""
     find_pins_at: float = 0.0
     retention_due: bool = False
     """There is a new checkpoint: the retention rule has to be applied."""

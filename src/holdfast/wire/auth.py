@@ -1,4 +1,4 @@
-"""Both peers prove that they know the run's token, before either listens to anything else.
+"""Both peers prove that they know the run's token, before either accepts anything else.
 
     server -> client   Challenge(protocol, nonce)
     client -> server   Proof(protocol, nonce, agent, mac over both nonces and agent)

@@ -1,5 +1,4 @@
-"""One connection between controller and agent, after both proved themselves; and how it comes about at either
-end.
+"""A connection between controller and agent, and how each end makes and authenticates it.
 
 The controller calls `serve`, the agent `connect`. A `Channel` decodes only the messages of its own direction. A peer
 that sends garbage, too much, another run's message, or nothing during the handshake loses its connection and is

@@ -51,7 +51,8 @@ def encode(message: Any, name: str | None = None) -> bytes:
 
 
 class Splitter:
-    """Cuts a stream into frames' bodies. Raises `WireError` as soon as a header announces more than `limit_bytes`."""
+    """Splits a stream into the bodies of frames. Raises `WireError` as soon as a header announces more than
+    `limit_bytes`."""
 
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self.limit_bytes = limit_bytes

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 PROTOCOL = 1
-"""Version of this vocabulary; both sides of a connection must speak the same."""
+"""Version of these messages; both sides of a connection must have the same."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -85,7 +85,7 @@ class UploadFailed(_Message, frozen=True, kw_only=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line. Rank -1 is the zygote, while it imports; the stream "holdfast" is the agent's own voice."""
+    """One line. Rank -1 is the zygote, while it imports; the stream "holdfast" is the agent itself."""
 
     rank: int
     stream: str
@@ -108,7 +108,7 @@ class Stacks(_Message, frozen=True, kw_only=True):
 
 
 class Pong(_Message, frozen=True, kw_only=True):
-    """Still here."""
+    """The answer to `Ping`."""
 
 
 class CollectiveKind(enum.StrEnum):
@@ -191,7 +191,7 @@ class Collected(_Message, frozen=True, kw_only=True):
 
 
 class Ping(_Message, frozen=True, kw_only=True):
-    """Are you there? Answered by `Pong`, so that a stopped agent or a dead network is noticed."""
+    """Answered by `Pong`, so that a stopped agent or a dead network is noticed."""
 
 
 class Shutdown(_Message, frozen=True, kw_only=True):
@@ -205,7 +205,7 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 
 
 class Imported(_Message, frozen=True, kw_only=True):
-    """Modules that this worker imported beyond its zygote's: worth having before the next fork."""
+    """Modules that this worker imported beyond its zygote's: the zygote may import them before the next fork."""
 
     modules: list[str]
 

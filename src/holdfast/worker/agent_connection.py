@@ -55,7 +55,7 @@ class AgentConnection:
             self._handle(self._receive())
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Until what the agent says makes `condition` true; the run is told that this rank waits."""
+        """Read the agent's messages until `condition` is true. Meanwhile the controller knows that this rank waits."""
         self.drain()
         if condition():
             return
@@ -80,7 +80,7 @@ class AgentConnection:
         return answer.data
 
     def _has_arrived(self) -> bool:
-        """Whether a read would find something: bytes, or the end."""
+        """Whether a read would not block: there are bytes, or the connection has ended."""
         try:
             self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,5 +1,4 @@
-"""A worker's life from its first instruction to its last: environment, session, framework, the user's
-function, the end.
+"""Runs the training function in a worker: sets up environment, session and framework, calls it, sends how it ended.
 
 The zygote calls `run_worker` in a forked child, `cold_start` in a fresh process, and local mode `run_inline` in the
 user's own (`run_other_rank` in those of torchrun's that are not rank 0). How it ended is sent over the connection
@@ -56,7 +55,7 @@ RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ForkContext:
-    """What a forked worker has from its zygote besides the job: looked up there, once for all."""
+    """What a forked worker gets from its zygote besides the job; the zygote looks it up once for all workers."""
 
     openblas: list[SetThreads]
     modules: Set[str]
@@ -96,7 +95,7 @@ def run_worker(
 
 def _exit_like_python(code: int) -> None:
     """What the interpreter does at its end: wait for threads that are no daemons, and run what was left to `atexit`.
-    After an error nobody is waited for."""
+    After an error nothing is waited for."""
     if code == 0:
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -157,7 +156,7 @@ def _restored(session: sessions.Session, variables: Mapping[str, str]) -> Iterat
 
 
 def _run_job(job: Job, session: ImportTrackingSession, connection: socket.socket, listen_fd: int | None) -> int:
-    """Run the function and tell how it ended; gives the process's exit code."""
+    """Run the function and send how it ended; gives the process's exit code."""
     here, pid = session.assignment, os.getpid()
     sessions.install(session)
     try:
@@ -167,7 +166,7 @@ def _run_job(job: Job, session: ImportTrackingSession, connection: socket.socket
     except BaseException as error:
         if os.getpid() != pid:
             raise  # a process that the function forked and let escape: its end is not the worker's
-        # Told first: taking a framework down while its peers are stuck may take for ever.
+        # Sent first: to shut a framework down while its peers hang may take for ever.
         _send_failure(connection, here, _failure(error, session))
         if job.framework is not None:
             with suppress(Exception):

@@ -66,7 +66,7 @@ def set_environment(assignment: Assignment) -> None:
 
 
 def use_temp_dir(assignment: Assignment) -> None:
-    """Temporary files go where the agent removes them, unless the user has said where they go."""
+    """Set TMPDIR to a directory that the agent removes, unless the user has set it."""
     if "TMPDIR" not in os.environ:
         # torch.compile keeps its cache among temporary files; a restarted worker should find it.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(local_cache_dir() / "torch_compile"))
@@ -81,7 +81,7 @@ def enter_work_dir(assignment: Assignment) -> None:
 
 
 def refresh_randomness() -> None:
-    """Workers forked from one process must not roll the same dice; whoever wants them equal sets a seed."""
+    """Seed the random generators anew: workers forked from one process would draw the same numbers."""
     random.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
@@ -107,7 +107,7 @@ def find_openblas() -> list[SetThreads]:
 
 
 def set_thread_counts(assignment: Assignment, openblas: list[SetThreads]) -> None:
-    """The zygote imported everything with one thread; give the worker what a fresh process would have had."""
+    """Set the thread counts that a fresh process would have: the zygote imported everything with one thread."""
     wanted = _count("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
     if (torch := sys.modules.get("torch")) is not None and torch.get_num_threads() != wanted:
         torch.set_num_threads(wanted)

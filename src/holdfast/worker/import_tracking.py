@@ -18,7 +18,7 @@ __all__ = ["ImportTrackingSession"]
 
 
 class ImportTrackingSession(Session):
-    """A session that tells, before each report, which modules are new."""
+    """A session that sends, before each report, which modules are new."""
 
     def __init__(self, known: Set[str] | None, *args: Any, **kwargs: Any) -> None:
         """`known` are the zygote's modules; None where there is no zygote to learn. They are not copied: touching
@@ -29,7 +29,7 @@ class ImportTrackingSession(Session):
         self._modules = len(sys.modules)
 
     def report(self, metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        # Before the report: whoever stops this worker as soon as that is there has heard of the modules.
+        # Before the report, so that a worker that is stopped as soon as that arrives has sent its modules.
         if len(sys.modules) != self._modules:
             self.send_imports()
         super().report(metrics, *args, **kwargs)

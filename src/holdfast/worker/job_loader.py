@@ -37,7 +37,7 @@ class Loaded:
 
 
 def set_up_imports(sys_path: Sequence[str], environment: dict[str, str]) -> None:
-    """The controller's view of where modules are, and its environment; what only this process knows comes last."""
+    """Take over the controller's `sys.path` and environment; entries that only this process has come last."""
     os.environ.update(environment)
     sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path and entry != "")]
 
@@ -62,7 +62,7 @@ def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
 
 @contextmanager
 def _mapped(fd: int) -> Iterator[mmap.mmap | bytes]:
-    """What lies behind a descriptor, without a copy."""
+    """The memory behind a descriptor, mapped and so not copied."""
     size_bytes = os.fstat(fd).st_size
     if not size_bytes:
         yield b""
@@ -76,7 +76,7 @@ def _mapped(fd: int) -> Iterator[mmap.mmap | bytes]:
 
 
 def import_quietly(name: str) -> bool:
-    """Import a module that would be good to have; False where it cannot be, whatever the reason."""
+    """Import a module, if that works; False where it raises anything."""
     try:
         importlib.import_module(name)
     except BaseException:  # noqa: BLE001  someone's module: it may raise anything, SystemExit included

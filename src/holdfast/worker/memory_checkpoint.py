@@ -1,4 +1,4 @@
-"""Loading a checkpoint from the node's memory, where it still lies there from before a restart.
+"""Loading a checkpoint from the node's memory, if it is still there from before a restart.
 
 The agent tells a new worker, in its assignment, which buffers hold the very checkpoint that it is to resume from, and
 under which seals (`snapshot_buffer`). Any rank may read any of them. A seal that is not as told, or is not any more

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointUploadMode", "ReportedCheckpoint", "Session", "current", "install", "is_installed"]
 
 _DRAIN_EVERY = 64
-"""A rank that gives no checkpoints still hears of others' and must read that now and then. A power of two."""
+"""A rank that reports no checkpoints is sent the announcements of others' all the same, and reads them after so many
+reports, or the socket would fill up. A power of two."""
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -77,7 +78,7 @@ class Session:
         """At which call of `should_checkpoint` all ranks ask the run."""
 
     def close(self) -> None:
-        """Let go of the agent's memory, in a process that goes on (local mode)."""
+        """Unmap the agent's memory, in a process that goes on (local mode)."""
         self._snapshots.close()
 
     # ------------------------------------------------------------------ reporting
@@ -327,7 +328,7 @@ _current: Session | None = None
 
 
 def install(session: Session | None) -> None:
-    """Make `session` this process's own; None takes it away again (local mode)."""
+    """Make `session` the one of this process; None removes it (local mode)."""
     global _current
     _current = session
 

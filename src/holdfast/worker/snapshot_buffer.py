@@ -1,4 +1,4 @@
-"""Memory that an agent and its workers share, and the seal by which each knows whether it is whole.
+"""Memory that an agent and its workers share, with a seal that shows whether its contents are complete.
 
 A buffer is a memfd of the agent's: it has no name that could be left behind, and lives as long as the agent. Its first
 page holds the seal, then come the files of one snapshot. A writer breaks the seal before it writes and puts a new one

@@ -66,7 +66,7 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _is_self_contained(directory: Path) -> bool:
-    """Whether a rename gives everything away: no link leads out of it, and no other name leads in."""
+    """Whether a rename moves all of it: there is no symbolic link in it, and no hard link into it."""
     if directory.is_symlink():
         return False
     return all(

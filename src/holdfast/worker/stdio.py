@@ -1,4 +1,4 @@
-"""A worker's file descriptors: its line to the agent, its output, the pipe for its last words, and rank 0's
+"""A worker's file descriptors: its connection to the agent, its output, the pipe for stack dumps, and rank 0's
 listening socket.
 
 Output is caught at the level of descriptors, so that what C code and child processes print is caught too.
@@ -43,7 +43,7 @@ class WorkerFds:
 
 
 def redirect_output(worker_fds: WorkerFds) -> None:
-    """Make the two pipes this process's standard output and error, whatever those were."""
+    """Make the two pipes this process's standard output and error."""
     os.dup2(worker_fds.stdout, 1)
     os.dup2(worker_fds.stderr, 2)
     os.close(worker_fds.stdout)
@@ -52,7 +52,7 @@ def redirect_output(worker_fds: WorkerFds) -> None:
 
 
 def detach_output() -> None:
-    """Give up standard output and error: whoever reads them shall not wait for this process."""
+    """Point standard output and error to /dev/null, so that readers of the old ones do not wait for this process."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)

@@ -34,7 +34,7 @@ _SIGNALS_EVERY = datetime.timedelta(seconds=1)
 """A wait for the store is cut into pieces of this length, for Python answers signals in between only."""
 
 _LEFT = "left"
-"""What a rank says that will take part in nothing any more."""
+"""What a rank puts into the store when it takes part in no collective any more."""
 
 _store: Any = None
 """One connection for all runs of this process. Where rank 0 serves the store, it does so as long as this lives."""
@@ -43,7 +43,7 @@ _runs = 0
 
 
 class TorchrunStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 tells the others before its function is called; without an assignment the run is complete."""
+    """What rank 0 sends the others before its function is called; without an assignment the run is complete."""
 
     storage: str
     assignment: Assignment | None = None
@@ -55,7 +55,7 @@ class _StoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Torchrun:
-    """This process's place in torchrun's group, and its line to the other processes, for one `fit()`."""
+    """This process's place in torchrun's group, and its connection to the others, for one `fit()`."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.rank = int(variables["RANK"])
@@ -127,7 +127,7 @@ class Torchrun:
         self._wait([self._key("left", rank) for rank in self._others])
 
     def fail(self, why: str) -> None:
-        """Tell the others why this rank does not go on, as far as they listen; torchrun ends them in any case."""
+        """Send the others why this rank does not go on, if they still read; torchrun ends them in any case."""
         self._sequence += 1
         with suppress(RuntimeError):  # the store has gone, and with it torchrun
             self._set(self._key(self._sequence, 0), _StoreAnswer(error=why))
@@ -141,7 +141,7 @@ class Torchrun:
         self.collect("end", None)
 
     def leave(self) -> None:
-        """The last word of a rank: rank 0 may go, and the store with it, and should not wait for this rank."""
+        """The last message of a rank: rank 0 may end, and the store with it, without waiting for this rank."""
         with suppress(RuntimeError):  # they have gone already
             _store.set(self._key(self._sequence + 1, self.rank), _LEFT.encode())
             _store.set(self._key("left", self.rank), b"")

@@ -66,14 +66,14 @@ class ImportTrial:
         self.add(untried)
 
     def start_trial(self) -> bool:
-        """Whether there is a batch to try, and nobody at it."""
+        """Begin the next batch; False if there is none, or a trial is running."""
         if self.trial_pid is not None or not self._untried:
             return False
         self._on_trial = self._untried.popleft()
         return True
 
     def run_trial(self) -> NoReturn:
-        """In the forked child: import the batch, and say by the exit code whether that was safe."""
+        """In the forked child: import the batch; the exit code is 0 if that was safe."""
         code = 1
         try:
             os.nice(19)
@@ -97,7 +97,7 @@ class ImportTrial:
             self._untried.extend([batch[:middle], batch[middle:]])
 
     def interrupted(self) -> None:
-        """The trial is about to be killed for no fault of its own: it will have another turn."""
+        """The trial is about to be killed with its generation: its batch is tried again later."""
         if self.trial_pid is not None:
             self.trial_pid = None
             self._untried.append(self._on_trial)

@@ -65,7 +65,7 @@ class AddImports(_Order, frozen=True, kw_only=True):
 
 
 class Dismiss(_Order, frozen=True, kw_only=True):
-    """The end, with the agent alive: its directory is not the zygote's to remove."""
+    """End; the agent is alive and removes its directory itself."""
 
 
 class Warm(_Order, frozen=True, kw_only=True):

@@ -125,7 +125,7 @@ class Zygote:
 
     @property
     def _is_child(self) -> bool:
-        """Whether this process was forked by a zygote a moment ago, and has its own way to go."""
+        """Whether this process was forked a moment ago, and must leave the zygote's loop."""
         return self._forked is not None or self._taking_over is not None
 
     # ------------------------------------------------------------------ messages of the agent
@@ -277,7 +277,7 @@ class Zygote:
         return True
 
     def _take_over(self) -> None:
-        """Be the next zygote: import, wait, then do as the one that forked this process."""
+        """Become the next zygote: import, wait for the takeover, then serve the agent."""
         former, self._pid = self._pid, os.getpid()
         connection, self._taking_over = self._taking_over, None
         assert connection is not None
@@ -388,9 +388,9 @@ class Zygote:
         os._exit(0)
 
     def _agent_lives(self) -> bool:
-        """It says so before it lets go. A killed one hangs up without a word, though perhaps a while after the
-        kernel's signal: that comes with the death of one thread, the end of the connection with the last. Until then
-        the kernel shows that it is on its way out."""
+        """Whether the agent is alive: it sends `Dismiss` before it closes the connection. A killed one sends nothing,
+        and its connection may end a while after the kernel's signal: that comes with the death of one thread, the end
+        of the connection with the last. Until then the kernel shows that the process is exiting."""
         self._control.settimeout(_LAST_WORD_S)
         try:
             while not self._dismissed:
