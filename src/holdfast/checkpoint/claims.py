@@ -11,7 +11,6 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -22,7 +21,7 @@ from holdfast.checkpoint.timestamps import now_text
 from holdfast.core.backoff import backoff_s
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
-from holdfast.runtime import current
+from holdfast.runtime import Runtime, current
 from holdfast.storage.store import Store
 
 __all__ = ["CLAIM_TIME_TO_LIVE_S", "Claim", "create_by_claim", "create_once", "decode_claim"]
@@ -67,48 +66,27 @@ def create_once(store: Store, key: str, data: bytes) -> bool:
     return True
 
 
-def create_by_claim(
-    store: Store,
-    key: str,
-    data: bytes,
-    *,
-    cache_s: float = 0.0,
-    sleep: Callable[[float], None] | None = None,
-    clock: Callable[[], float] | None = None,
-    uniform: Callable[[float, float], float] | None = None,
-) -> bool:
+def create_by_claim(store: Store, key: str, data: bytes, *, cache_s: float = 0.0) -> bool:
     """Create `key`; False if it is there. `cache_s` is how long other writers' files may stay unseen."""
     runtime = current()
-    sleep, clock, uniform = sleep or runtime.sleep, clock or runtime.monotonic, uniform or runtime.uniform
-    contender = _Contender(store, key, data, cache_s, sleep, clock, uniform)
+    contender = _Contender(store, key, data, cache_s, runtime)
     for failures in range(1, _ATTEMPTS + 1):
         outcome = contender.attempt()
         if outcome is not None:
             return outcome
-        sleep(uniform(0, backoff_s(failures, _MIN_PAUSE_S, _MAX_PAUSE_S)))
+        runtime.sleep(runtime.uniform(0, backoff_s(failures, _MIN_PAUSE_S, _MAX_PAUSE_S)))
     raise Unavailable(f"{store.uri}: {key} could not be created in {_ATTEMPTS} tries; let fewer writers start at once.")
 
 
 class _Contender:
     """One writer's attempts at one key."""
 
-    def __init__(
-        self,
-        store: Store,
-        key: str,
-        data: bytes,
-        cache_s: float,
-        sleep: Callable[[float], None],
-        clock: Callable[[], float],
-        uniform: Callable[[float, float], float],
-    ) -> None:
+    def __init__(self, store: Store, key: str, data: bytes, cache_s: float, runtime: Runtime) -> None:
         self._store = store
         self._key = key
         self._data = data
         self._cache_s = cache_s
-        self._sleep = sleep
-        self._clock = clock
-        self._uniform = uniform
+        self._runtime = runtime
         self._directory, _, name = key.rpartition("/")
         self._below = f"{self._directory}/" if self._directory else ""
         self._prefix = f"{self._below}{CLAIM_PREFIX}{name}-"
@@ -131,9 +109,9 @@ class _Contender:
                 self._has_made_keep = True
         if self._live_claims(found):
             return None
-        claim = Claim(key=self._key, token=current().token_hex(8), writer=this_process(), created_at=now_text())
+        claim = Claim(key=self._key, token=self._runtime.token_hex(8), writer=this_process(), created_at=now_text())
         own = f"{self._prefix}{claim.token}.json"
-        began_s = self._clock()
+        began_s = self._runtime.monotonic()
         outcome: bool | None = None
         try:
             # Not `put`: a mount may have to copy what is put in the place of something.
@@ -154,7 +132,7 @@ class _Contender:
     def _contend(self, own: str, began_s: float) -> bool | None:
         while True:
             if self._cache_s:
-                self._sleep(self._cache_s)
+                self._runtime.sleep(self._cache_s)
             found = self._list()
             if self._key in found:
                 return False
@@ -162,13 +140,13 @@ class _Contender:
             # A claim that is not listed would not be seen by others either.
             if own not in claims or own != min(claims):
                 return None
-            if self._clock() - began_s > self._cache_s + CLAIM_TIME_TO_LIVE_S / 2:
+            if self._runtime.monotonic() - began_s > self._cache_s + CLAIM_TIME_TO_LIVE_S / 2:
                 return None  # others may soon take this claim for a dead writer's
             if len(claims) == 1:
                 created = self._create()
                 self._stale = [one for one in found if one.startswith(self._prefix) and one != own]
                 return created
-            self._sleep(self._uniform(0, _MIN_PAUSE_S))
+            self._runtime.sleep(self._runtime.uniform(0, _MIN_PAUSE_S))
 
     def _create(self) -> bool:
         try:
@@ -186,7 +164,7 @@ class _Contender:
     def _is_stale(self, claim: str) -> bool:
         """Whether a claim's writer is gone: certainly dead, or its claim was seen for the whole time to live, by this
         process's own clock."""
-        seen_s = self._clock() - self._first_seen_s.setdefault(claim, self._clock())
+        seen_s = self._runtime.monotonic() - self._first_seen_s.setdefault(claim, self._runtime.monotonic())
         if seen_s > self._cache_s + CLAIM_TIME_TO_LIVE_S:
             return True
         return seen_s > _TRUSTED_S and self._is_dead(claim)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -131,7 +130,7 @@ def acquire(
 ) -> Lease:
     """Become the run's controller; `RunBusy` names who holds it otherwise."""
     sleep = sleep or current().sleep
-    mount = _find_mount(store, sleep)
+    cache_s = _mount_cache_s(store)
     highest = max(list_epochs(store), default=0)
     if highest and not takeover:
         holder = _read(store, highest)
@@ -150,9 +149,9 @@ def acquire(
     )
     _held.add(own.id)  # before others can see the epoch file: they are to find its holder alive
     try:
-        if not _create(store, epoch_key(epoch), msgspec.json.encode(own), mount):
+        if not _create(store, epoch_key(epoch), msgspec.json.encode(own), cache_s):
             raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
-        lease = Lease(store, own, _settle(store, epoch, mount))
+        lease = Lease(store, own, _settle(store, epoch, cache_s))
         lease.beat()
     except BaseException:
         _held.discard(own.id)
@@ -170,21 +169,15 @@ def read_cuts(store: Store) -> list[tuple[int, Position]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    """A FUSE mount: creation is exclusive among its own processes only, and names are seen late."""
-
-    cache_s: float
-    sleep: Callable[[float], None]
-
-
-def _find_mount(store: Store, sleep: Callable[[float], None]) -> _Mount | None:
+def _mount_cache_s(store: Store) -> float | None:
+    """How long a FUSE mount may show names too late, as far as it is waited for; None where the store is no such mount.
+    Creation is exclusive among the processes of one mount only."""
     cache = find_mount_cache(store.local_root) if store.local_root is not None else None
     if cache is None:
         return None
     if cache.time_s is None or cache.time_s > _MAX_CACHE_WAIT_S:
         _warn_of_cache(cache.kind, cache.time_s)
-    return _Mount(min(cache.time_s or 0.0, _MAX_CACHE_WAIT_S), sleep)
+    return min(cache.time_s or 0.0, _MAX_CACHE_WAIT_S)
 
 
 @functools.cache
@@ -199,14 +192,14 @@ def _warn_of_cache(kind: str, time_s: float | None) -> None:
     )
 
 
-def _create(store: Store, key: str, data: bytes, mount: _Mount | None) -> bool:
+def _create(store: Store, key: str, data: bytes, cache_s: float | None) -> bool:
     """Create a file that only one controller may create, on whatever machine; False if it is there."""
-    if mount is None:
+    if cache_s is None:
         return create_once(store, key, data)
-    return create_by_claim(store, key, data, cache_s=mount.cache_s, sleep=mount.sleep)
+    return create_by_claim(store, key, data, cache_s=cache_s)
 
 
-def _settle(store: Store, epoch: int, mount: _Mount | None = None) -> int:
+def _settle(store: Store, epoch: int, cache_s: float | None = None) -> int:
     """The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
 
     Whoever stands below and has not settled its own floor never will: it could only void what counts by then. Indices
@@ -214,10 +207,10 @@ def _settle(store: Store, epoch: int, mount: _Mount | None = None) -> int:
     """
     for number in (number for number, has_floor in list_epochs(store).items() if number < epoch and not has_floor):
         overtaken = EpochFloor(epoch=number, floor=None)
-        _create(store, floor_key(number), msgspec.json.encode(overtaken), mount)
-    if mount is not None and mount.cache_s and epoch > 1:
+        _create(store, floor_key(number), msgspec.json.encode(overtaken), cache_s)
+    if cache_s and epoch > 1:
         # Once until the one before sees the fence, once until this controller sees what that had committed by then.
-        mount.sleep(2 * mount.cache_s)
+        current().sleep(2 * cache_s)
     floor = Catalog(store).survey().next_index()
     end = position(store)
     settled = EpochFloor(
@@ -227,7 +220,7 @@ def _settle(store: Store, epoch: int, mount: _Mount | None = None) -> int:
         journal_bytes=end.size_bytes,
         journal_record=end.number,
     )
-    if not _create(store, floor_key(epoch), msgspec.json.encode(settled), mount):
+    if not _create(store, floor_key(epoch), msgspec.json.encode(settled), cache_s):
         raise Fenced(f"{store.uri} was taken over by another controller this very moment.")
     return floor
 

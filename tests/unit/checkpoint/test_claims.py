@@ -13,6 +13,7 @@ from holdfast.checkpoint import claims
 from holdfast.checkpoint.claims import CLAIM_TIME_TO_LIVE_S, Claim, create_by_claim
 from holdfast.checkpoint.process_identity import ProcessIdentity, this_process
 from holdfast.errors import AlreadyExists, NotFound
+from holdfast.runtime import Runtime, runtime_var
 from holdfast.storage.store import Entry
 
 KEY = "epochs/000001.json"
@@ -60,9 +61,6 @@ class Turns:
             self._choose()
         self._wait(int(threading.current_thread().name))
 
-    def clock(self) -> float:
-        return self.now_s
-
     def _choose(self) -> None:
         self._current = self.random.choice(self._alive) if self._alive else -1
         self._changed.notify_all()
@@ -70,6 +68,25 @@ class Turns:
     def _wait(self, me: int) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._current == me)
+
+
+class SteppedRuntime(Runtime):
+    """A writer whose clock, pauses and random numbers are those of `Turns`."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def monotonic(self) -> float:
+        return self._turns.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._turns.step(seconds)
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._turns.random.uniform(low, high)
+
+    def token_hex(self, size_bytes: int) -> str:
+        return f"{self._turns.random.getrandbits(8 * size_bytes):0{2 * size_bytes}x}"
 
 
 class SteppedStore:
@@ -120,41 +137,32 @@ class SteppedStore:
         self._turns.step()
 
 
-def race(patch: pytest.MonkeyPatch, seed: int, crashing: int = 0) -> tuple[list[bool | None], dict[str, bytes]]:
+def race(seed: int, crashing: int = 0) -> tuple[list[bool | None], dict[str, bytes]]:
     """Let writers create one key; returns each outcome (None: it crashed), and what is stored afterwards."""
     turns = Turns(seed)
-    patch.setattr("secrets.token_hex", lambda _: f"{turns.random.getrandbits(64):016x}")
     files: dict[str, bytes] = {}
     told: list[bool | None] = [None] * WRITERS
 
     def writer(number: int) -> None:
         crashes = turns.random.randrange(1, 14) if number < crashing else 10**9
         store = SteppedStore(files, turns, crashes)
-        told[number] = create_by_claim(
-            store,  # type: ignore[arg-type]
-            KEY,
-            str(number).encode(),
-            sleep=turns.step,
-            clock=turns.clock,
-            uniform=turns.random.uniform,
-        )
+        runtime_var.set(SteppedRuntime(turns))
+        told[number] = create_by_claim(store, KEY, str(number).encode())  # type: ignore[arg-type]
 
     turns.run([lambda number=number: writer(number) for number in range(WRITERS)])  # type: ignore[misc]
     return told, files
 
 
-def test_exactly_one_writer_creates_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_one_writer_creates_in_any_order_of_events() -> None:
     for seed in range(300):
-        told, files = race(monkeypatch, seed)
+        told, files = race(seed)
         assert sorted(told, key=bool) == [False] * (WRITERS - 1) + [True], seed
         assert files == {KEY: str(told.index(True)).encode()}, seed
 
 
-def test_writers_that_crash_at_any_step_neither_block_the_others_nor_let_two_win(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_writers_that_crash_at_any_step_neither_block_the_others_nor_let_two_win() -> None:
     for seed in range(150):
-        told, files = race(monkeypatch, seed, crashing=WRITERS - 1)
+        told, files = race(seed, crashing=WRITERS - 1)
         survivor = told[-1]
         assert survivor is not None, seed
         assert told.count(True) <= 1, seed
@@ -181,7 +189,8 @@ def test_a_claim_of_a_dead_writer_does_not_count(writer: ProcessIdentity, waits_
 
     def create() -> None:
         store = SteppedStore(files, turns)
-        told.append(create_by_claim(store, KEY, b"1", sleep=turns.step, clock=turns.clock))  # type: ignore[arg-type]
+        runtime_var.set(SteppedRuntime(turns))
+        told.append(create_by_claim(store, KEY, b"1"))  # type: ignore[arg-type]
 
     turns.run([create])
     assert told == [True]
@@ -193,12 +202,14 @@ def test_the_name_cache_time_is_waited_between_claim_and_listing() -> None:
     """On a mount that caches names, a claim counts only once the others cannot miss it any more."""
     turns, files, pauses = Turns(0), dict[str, bytes](), list[float]()
 
-    def sleep(pause_s: float) -> None:
-        pauses.append(pause_s if any(".claim-" in key for key in files) else -pause_s)
+    class Sleeper(SteppedRuntime):
+        def sleep(self, seconds: float) -> None:
+            pauses.append(seconds if any(".claim-" in key for key in files) else -seconds)
 
     def create() -> None:
         store = SteppedStore(files, turns)
-        create_by_claim(store, KEY, b"1", cache_s=3.0, sleep=sleep, clock=turns.clock)  # type: ignore[arg-type]
+        runtime_var.set(Sleeper(turns))
+        create_by_claim(store, KEY, b"1", cache_s=3.0)  # type: ignore[arg-type]
 
     turns.run([create])
     assert pauses == [3.0] and files[KEY] == b"1"
