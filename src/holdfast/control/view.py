@@ -26,7 +26,6 @@ __all__ = ["RunView", "read_reports", "read_run"]
 class RunView:
     """All of it but the reports, of which there may be millions: `read_reports` gives those."""
 
-    status: Literal["running", "finished", "failed", "interrupted"]
     metrics: dict[str, Any] | None = None
     """The last report that counts; None if there is none."""
     checkpoints: list[StoredCheckpoint] = field(default_factory=list)
@@ -40,18 +39,13 @@ class RunView:
     num_to_keep: int | None = None
     score_order: Literal["max", "min"] = "max"
     """By what the run ranks its checkpoints (`CheckpointConfig`)."""
-    recoveries: int = 0
-    goodput: float | None = None
-    """Share of the wall time spent on training that was kept, 0 to 1."""
 
 
 def read_run(store: Store) -> RunView:
     """Look at the run whose directory is the store's root."""
     summary = read_history(store).summary
     outcome, started = summary.durable.outcome, summary.started
-    spent = summary.account
     return RunView(
-        status=_status(outcome),
         metrics=summary.curve.last.metrics,
         checkpoints=[one.stored for one in Catalog(store).committed() if one.index >= summary.durable.first_index],
         return_value=outcome.return_value if isinstance(outcome, r.RunFinished) else None,
@@ -60,8 +54,6 @@ def read_run(store: Store) -> RunView:
         score_attribute=started.score_attribute if started else None,
         num_to_keep=started.num_to_keep if started else None,
         score_order="min" if started and started.score_order == "min" else "max",
-        recoveries=len(spent.recoveries),
-        goodput=spent.goodput,
     )
 
 
@@ -71,18 +63,6 @@ def read_reports(store: Store) -> list[r.Reported]:
         return effective_reports(read_records(store))
     except NotFound:
         return []
-
-
-def _status(outcome: r.Record | None) -> Literal["running", "finished", "failed", "interrupted"]:
-    match outcome:
-        case r.RunFinished():
-            return "finished"
-        case r.RunFailed():
-            return "failed"
-        case r.RunInterrupted():
-            return "interrupted"
-        case _:
-            return "running"
 
 
 def _params(store: Store) -> dict[str, Any] | None:

@@ -32,7 +32,6 @@ from holdfast.train import (
 def view(**changes: Any) -> RunView:
     scores = {0: 0.5, 1: 0.9, 2: math.nan, 3: 0.7}
     fields: dict[str, Any] = {
-        "status": "finished",
         "metrics": {"loss": 0.25},
         "checkpoints": [
             StoredCheckpoint(
@@ -144,7 +143,7 @@ def test_errors_come_back_with_their_class_where_it_is_imported(tmp_path: Path) 
         WorkerFailure(rank=8, cause="raised", error_type="antigravity.Error", error="not imported here"),
     )
     ended = RunFailed(at=1.0, error="rank 0 raised ValueError: bad batch", failures=failures)
-    error = result(tmp_path, status="failed", error=run_error(ended, "/runs/x")).error
+    error = result(tmp_path, error=run_error(ended, "/runs/x")).error
     assert isinstance(error, WorkerGroupError) and isinstance(error, TrainingFailedError)
     assert str(error) == (
         "Training failed: rank 0 raised ValueError: bad batch. The same call continues the run in /runs/x.\n\n"
