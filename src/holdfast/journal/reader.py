@@ -17,7 +17,6 @@ import msgspec
 from holdfast.checkpoint.epochs import epoch_key
 from holdfast.checkpoint.layout import EPOCHS
 from holdfast.core.decode_errors import DECODE_ERRORS
-from holdfast.core.records import Record
 from holdfast.errors import NotFound
 from holdfast.journal.format import (
     DIRECTORY,
@@ -34,7 +33,7 @@ from holdfast.printable import printable
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 
-__all__ = ["START", "JournalReader", "Mark", "OnDamage", "Position", "position", "read_records"]
+__all__ = ["START", "JournalReader", "Mark", "OnDamage", "Position", "position"]
 
 _HEADER_BYTES = 1024
 _FETCHES = 16
@@ -70,11 +69,6 @@ START = Mark()
 def position(store: Store) -> Position:
     """The journal's present end."""
     return JournalReader(store).end()
-
-
-def read_records(store: Store, cuts: Sequence[tuple[int, Position]] = ()) -> list[Record]:
-    """Every record that counts, in order; see `JournalReader`."""
-    return [line.record for _, line in JournalReader(store, cuts).read()]
 
 
 class JournalReader:

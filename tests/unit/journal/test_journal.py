@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,17 @@ from holdfast.core.records import CheckpointCommitted, Record, Reported, RunFini
 from holdfast.errors import NotFound, StorageError, Unavailable
 from holdfast.journal import writer as module
 from holdfast.journal.format import encode_header, encode_line, encode_record
-from holdfast.journal.reader import START, JournalReader, Mark, Position, position, read_records
+from holdfast.journal.reader import START, JournalReader, Mark, Position, position
 from holdfast.journal.writer import Journal
 from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Entry
 
 LEASE = "0123456789abcdef"
 OTHER = "fedcba9876543210"
+
+
+def read_records(store: PosixStore, cuts: Sequence[tuple[int, Position]] = ()) -> list[Record]:
+    return [line.record for _, line in JournalReader(store, cuts).read()]
 
 
 class Remote(PosixStore):
