@@ -93,7 +93,7 @@ class WorkerGroup:
                 self._send_failure(worker, failure)
 
     def _send_failure(self, worker: WorkerHandle, failure: WorkerFailure) -> None:
-        """Also while the group is being stopped: the rank that failed first, the root cause, may be heard of last."""
+        """Also while the group is being stopped: the root cause is often the last failure to be known."""
         self.flush()
         self._forwarder.flush()
         whole = msgspec.structs.replace(failure, agent=self._agent, host=self._host, last_lines=tuple(worker.log.tail))

@@ -7,6 +7,7 @@ collective, which goes to whoever handles that.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -23,6 +24,7 @@ from holdfast.wire.channel import Channel
 
 __all__ = ["OnUpload", "AgentPool"]
 
+_log = logging.getLogger(__name__)
 _LAST_WORD_S = 1.0
 """A dying process closes its connection before the kernel says that it is dead: on a busy machine, long before."""
 
@@ -52,9 +54,9 @@ class AgentPool:
     async def serve(self, channel: Channel[m.AgentMessage]) -> None:
         """One agent's connection, from its `AgentJoined` to its end."""
         joined = await channel.recv()
-        if not isinstance(joined, e.AgentJoined):
+        if not isinstance(joined, e.AgentJoined) or joined.agent != channel.agent:
             return
-        link = AgentLink(channel, joined.agent)
+        link = AgentLink(channel, channel.agent)
         if (former := self.links.get(link.name)) is not None:
             # The end of that one may be noticed long after the agent has connected again.
             self.lose(former, "it connected anew")
@@ -63,9 +65,9 @@ class AgentPool:
         self._post(joined)
         sending = asyncio.ensure_future(link.send_job(self._prepare))
         try:
-            while (message := await channel.recv()) is not None:
+            while (message := await channel.recv()) is not None and _is_of(link.name, message):
                 link.unanswered_pings = 0
-                self.receive(link.name, message)
+                self.receive(message)
             with suppress(TimeoutError):  # where the engine knows how it died, it says so soon
                 async with asyncio.timeout(_LAST_WORD_S):
                     await link.gone.wait()
@@ -74,7 +76,7 @@ class AgentPool:
             self.lose(link, "its connection closed")
 
     def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
-        """Those that are gone do not hear it; their loss is on its way to the core."""
+        """Send one message to these agents; not to those that are lost, of which the core is about to be told."""
         for agent in agents:
             if (link := self.links.get(agent)) is not None:
                 link.send(message)
@@ -118,11 +120,11 @@ class AgentPool:
                     link.send(m.Ping())
 
     def forgive(self) -> None:
-        """This process stood still: what was not heard meanwhile is nobody's silence."""
+        """Forget unanswered pings, since this process itself stood still and could not read the answers."""
         for link in self.links.values():
             link.unanswered_pings = 0
 
-    def receive(self, agent: str, message: m.AgentMessage) -> None:
+    def receive(self, message: m.AgentMessage) -> None:
         """Handle one message of a connected agent."""
         match message:
             case m.Uploaded() | m.UploadFailed():
@@ -140,3 +142,19 @@ class AgentPool:
                 return
             case _:
                 self._post(message)
+
+
+def _is_of(agent: str, message: m.AgentMessage) -> bool:
+    """Whether a message is about the agent that sent it, or about its workers: it may change no other agent's state."""
+    match message:
+        case (
+            e.AgentPrepared(agent=named)
+            | e.WorkersStarted(agent=named)
+            | e.DamageFound(agent=named)
+            | e.WorkersStopped(agent=named)
+        ):
+            if named != agent:
+                _log.warning("The connection of agent %s is closed: it sent a message of agent %s.", agent, named)
+            return named == agent
+        case _:
+            return True

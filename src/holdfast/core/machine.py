@@ -3,7 +3,7 @@
 It reads no clock and does no I/O. It is level-triggered: an event only updates what is known (`_apply`), and
 `_advance` then looks at the whole state and makes every move that has become possible, so that the order in which
 news arrives decides nothing. Every change of membership is the same move: stop the generation, wait until nothing
-of it is alive and every complete checkpoint is settled, form the next generation from the newest commit.
+of it is alive and every complete checkpoint is committed or given up, start the next generation from the newest commit.
 Checkpoint bookkeeping is in `holdfast.core.pending_checkpoints`, forming generations in `holdfast.core.placement`.
 """
 

@@ -66,6 +66,12 @@ class Channel(Generic[_In]):
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "a socket")
 
     @property
+    def agent(self) -> str:
+        """The name of the agent, as it was authenticated."""
+        assert self._stamp is not None
+        return self._stamp.agent
+
+    @property
     def local_host(self) -> str:
         """This side's address on the connection: one at which the peer's network can reach this machine."""
         return str(self._writer.get_extra_info("sockname")[0])

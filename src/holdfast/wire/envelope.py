@@ -31,22 +31,22 @@ class Stamp:
     """Makes the envelopes of one side of a connection, and checks those of the other."""
 
     def __init__(self, run: str, agent: str) -> None:
+        self.agent = agent
         self._run = run
-        self._agent = agent
         self._sent = 0
         self._received = 0
 
     def wrap(self, message: Any) -> Envelope[Any]:
         """The message in the next envelope."""
         self._sent += 1
-        return Envelope(self._run, self._agent, self._sent, message)
+        return Envelope(self._run, self.agent, self._sent, message)
 
     def unwrap(self, envelope: Envelope[_M]) -> _M:
         """The message of the other side's next envelope; `WireError` if this is another one."""
-        if envelope.run != self._run or envelope.agent != self._agent:
+        if envelope.run != self._run or envelope.agent != self.agent:
             raise WireError(
                 f"It sent a message of run {envelope.run!r} and agent {envelope.agent!r} on the connection of "
-                f"run {self._run!r} and agent {self._agent!r}."
+                f"run {self._run!r} and agent {self.agent!r}."
             )
         self._received += 1
         if envelope.sequence != self._received:

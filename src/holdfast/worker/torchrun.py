@@ -119,7 +119,7 @@ class Torchrun:
         self.collect("start", msgspec.to_builtins(TorchrunStart(storage=assignment.storage, assignment=plain)))
 
     def finish(self, storage: str) -> None:
-        """The run is complete, and maybe was before: let the others return, and wait until they have heard so."""
+        """The run is complete, and maybe was before: let the others return, and wait until they know."""
         if self._started:
             self.collect("end", None)
         else:

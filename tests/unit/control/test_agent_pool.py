@@ -31,16 +31,16 @@ _PREPARE = Prepare(
 
 
 class _Controller:
-    """A roster behind a real server, and the events that it posted."""
+    """An agent pool behind a real server, and the events that it posted."""
 
     def __init__(self) -> None:
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
-        self.roster = AgentPool(_PREPARE, self.events.append, Publisher([]), lambda kind, data: data)
+        self.pool = AgentPool(_PREPARE, self.events.append, Publisher([]), lambda kind, data: data)
 
     async def serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
-            await self.roster.serve(channel)  # type: ignore[arg-type]
+            await self.pool.serve(channel)  # type: ignore[arg-type]
         finally:
             self.served.put_nowait(None)
 
@@ -67,7 +67,7 @@ def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
 
 async def _is_reachable(controller: _Controller, agent: Channel[ControllerMessage]) -> bool:
     message = AnnounceCheckpoint(ticket=Ticket(1, 1), name=None)
-    controller.roster.send(["a"], message)
+    controller.pool.send(["a"], message)
     return await agent.recv() == message
 
 
@@ -98,7 +98,7 @@ def test_an_agent_may_reconnect_before_its_loss_is_reported() -> None:
         await new.close()
         await controller.served.get()
         assert isinstance(controller.events[-1], e.AgentLost)
-        assert controller.roster.links == {}
+        assert controller.pool.links == {}
 
     _run(test)
 
@@ -106,7 +106,7 @@ def test_an_agent_may_reconnect_before_its_loss_is_reported() -> None:
 def test_an_agent_whose_process_exited_is_lost_with_its_newest_connection() -> None:
     async def test(controller: _Controller, address: str) -> None:
         agent = await controller.join(address)
-        controller.roster.lose_agent("a", "its agent was killed by SIGKILL")
+        controller.pool.lose_agent("a", "its agent was killed by SIGKILL")
         assert await agent.recv() is None
         await agent.close()
         await controller.served.get()
@@ -121,7 +121,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
     prepare = msgspec.structs.replace(_PREPARE, function=function, function_size_bytes=len(function))
 
     async def test(controller: _Controller, address: str) -> None:
-        controller.roster = AgentPool(prepare, controller.events.append, Publisher([]), lambda kind, data: data)
+        controller.pool = AgentPool(prepare, controller.events.append, Publisher([]), lambda kind, data: data)
         channel = await connect(address, _TOKEN, agent="a")
         channel.send_nowait(_JOINED)
         first = await channel.recv()
@@ -134,5 +134,30 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
         assert b"".join(pieces) == function
         await channel.close()
         await controller.served.get()
+
+    _run(test)
+
+
+def test_an_agent_joins_under_its_authenticated_name_only() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        channel = await connect(address, _TOKEN, agent="a")
+        channel.send_nowait(msgspec.structs.replace(_JOINED, agent="b"))
+        assert await channel.recv() is None
+        await channel.close()
+        await controller.served.get()
+        assert controller.events == []
+
+    _run(test)
+
+
+def test_an_agent_that_sends_an_event_of_another_agent_is_lost() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address)
+        agent.send_nowait(e.WorkersStopped(generation=1, agent="b"))
+        agent.send_nowait(e.AgentPrepared(agent="a"))
+        assert await agent.recv() is None
+        await agent.close()
+        await controller.served.get()
+        assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentLost]
 
     _run(test)
