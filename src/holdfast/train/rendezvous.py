@@ -22,6 +22,7 @@ from holdfast.worker.session import current
 __all__ = ["exchange_addresses", "find_free_port", "wait_for_listener"]
 
 _TIMEOUT_S = 300.0
+_HELLO_S = 10.0
 _POLL_S = 0.005
 _LINE_BYTES_MAX = 4096
 _PORTS_BELOW = 32768
@@ -46,16 +47,20 @@ def exchange_addresses(assignment: Assignment, listen_fd: int | None, port: int)
 
 
 def _serve(stack: ExitStack, listener: socket.socket, here: Assignment, token: str, port: int) -> list[str]:
-    addresses = {0: f"{here.master_address}:{port}"}
-    connections = []
+    addresses: dict[int, str] = {}
+    connections: list[socket.socket] = []
     listener.settimeout(_TIMEOUT_S)
-    while len(addresses) < here.world_size:
+    while len(connections) < here.world_size - 1:
         connection, (host, *_) = listener.accept()
         stack.enter_context(connection)
-        connection.settimeout(_TIMEOUT_S)
-        theirs, rank, their_port = json.loads(_read_line(connection))
-        if hmac.compare_digest(str(theirs), token):
+        connection.settimeout(_HELLO_S)
+        try:
+            theirs, rank, their_port = json.loads(_read_line(connection))
+        except (OSError, ValueError, TypeError, RunError):
+            continue  # a stranger
+        if hmac.compare_digest(str(theirs).encode(), token.encode()):
             addresses[int(rank)] = f"{host}:{int(their_port)}"
+            addresses[0] = f"{connection.getsockname()[0]}:{port}"  # the master's address may be a name
             connections.append(connection)
     answer = [addresses[rank] for rank in range(here.world_size)]
     for connection in connections:

@@ -75,7 +75,7 @@ def _assignment(rank: int, world_size: int) -> Assignment:
         world_size=world_size,
         local_world_size=world_size,
         node_count=1,
-        master_address="127.0.0.1",
+        master_address="localhost",
         master_port=0,
         restart_count=0,
         max_restarts=0,
@@ -104,6 +104,23 @@ def test_every_rank_learns_the_addresses_of_all(listens: bool, monkeypatch: pyte
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(exchange, range(3)))
     assert answers == [["127.0.0.1:1000", "127.0.0.1:1001", "127.0.0.1:1002"]] * 3
+
+
+def test_strangers_take_no_part_in_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _Session(2)
+    monkeypatch.setattr(rendezvous, "current", lambda: session)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    for line in (b"", b"GET / HTTP/1.0\n", b'["wrong", 1, 99]\n', b"7\n", b'["\xc3\xa9", 1, 99]\n'):
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(line)
+    fd = listener.detach()
+
+    def exchange(rank: int) -> list[str]:
+        return rendezvous.exchange_addresses(_assignment(rank, 2), fd if rank == 0 else None, 1000 + rank)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(exchange, range(2))) == [["127.0.0.1:1000", "127.0.0.1:1001"]] * 2
 
 
 def test_a_free_port_is_not_one_that_the_kernel_gives_away() -> None:

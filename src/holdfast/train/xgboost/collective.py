@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from holdfast.worker.bootstrap import release_port
@@ -45,7 +46,7 @@ class XGBoostCollective:
         if self._context is not None:
             context, self._context = self._context, None
             context.__exit__(None, None, None)
-        if self._tracker is not None:
-            # The tracker lives in this process, and the other ranks need it until they have left the group.
-            tracker, self._tracker = self._tracker, None
-            tracker.wait_for()
+        if self._tracker is not None and sys.exception() is None:
+            # The tracker lives in this process, and the other ranks need it until they have left the group. After a
+            # failure nobody is waited for: they may never leave.
+            self._tracker.wait_for()
