@@ -52,10 +52,6 @@ class Durable:
         """The newest checkpoint that there is."""
         return max(self.checkpoints.values(), key=_order, default=None)
 
-    def resumable(self) -> list[StoredCheckpoint]:
-        """The checkpoints of the run since its last restart, oldest first."""
-        return sorted(self._since_restart(), key=_order)
-
     def resume_point(self) -> StoredCheckpoint | None:
         """The checkpoint from which the next generation starts; None: from the beginning."""
         return max(self._since_restart(), key=_order, default=None)
