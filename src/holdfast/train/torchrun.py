@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.control.run import run_training
+from holdfast.core.commands import RunStatus
 from holdfast.storage.uri import join
 from holdfast.train.result import Result
 from holdfast.worker import bootstrap
@@ -22,7 +23,7 @@ def run_rank_zero(request: TrainRequest, torchrun: Torchrun) -> TrainOutcome:
     except BaseException as error:
         torchrun.fail(f"{type(error).__name__}: {error}")
         raise
-    if outcome.status == "finished":
+    if outcome.status is RunStatus.FINISHED:
         torchrun.finish(join(request.storage_path, request.name))
     else:
         torchrun.fail(str(outcome.error) if outcome.error is not None else f"the run was {outcome.status}")

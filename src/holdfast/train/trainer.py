@@ -74,6 +74,7 @@ class DataParallelTrainer:
         """
         request = build_request(self, self._takes_config, self._framework(), self._preload)
         from holdfast.control.run import run_training
+        from holdfast.core.commands import RunStatus
         from holdfast.train.result import Result
 
         if request.torchrun is None:
@@ -86,12 +87,12 @@ class DataParallelTrainer:
                 return run_other_rank(request, request.torchrun)
             outcome = run_rank_zero(request, request.torchrun)
         outcome.store.close()
-        if outcome.status == "interrupted":
+        if outcome.status is RunStatus.INTERRUPTED:
             raise Interrupted(outcome.interrupted_by)
         if outcome.error is not None:
             raise outcome.error
         result = Result.from_path(join(request.storage_path, request.name), request.filesystem)
-        if outcome.status == "failed":
+        if outcome.status is RunStatus.FAILED:
             raise result.error or TrainingFailedError(f"The run {outcome.uri} failed; error.txt there says why.")
         return result
 
