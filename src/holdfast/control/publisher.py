@@ -85,6 +85,8 @@ class _ObserverThread:
         """How often in a row the journal could not be read."""
         self._flush_at = time.monotonic() + _FLUSH_S
         self._unflushed = 0
+        self._blocked = False
+        """The observer could not write what it got: nothing more is passed on, or it would hold all of it in memory."""
         name = f"holdfast-{type(observer).__name__.lower()}"
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.thread.start()
@@ -101,8 +103,9 @@ class _ObserverThread:
 
     def put_logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         with self._changed:
-            self._queue.append((generation, lines))
-            self._changed.notify()
+            if not self._blocked:
+                self._queue.append((generation, lines))
+                self._changed.notify()
 
     def put_end(self) -> None:
         with self._changed:
@@ -124,13 +127,13 @@ class _ObserverThread:
     def _serve_next(self) -> bool:
         """Pass the next item to the observer; False at the end."""
         with self._changed:
-            if not self._queue and not self._behind and not self._ended:
+            is_idle = not self._queue and not self._behind
+            if (is_idle or self._blocked) and not self._ended:
                 self._changed.wait(max(0.0, self._flush_at - time.monotonic()))
-            item = self._queue.popleft() if self._queue else None
-            if isinstance(item, list):
-                self._waiting -= len(item)
-            behind = item is None and self._behind
-            ended = item is None and not behind and self._ended
+            if self._blocked and not self._ended:
+                item, behind, ended = None, False, False
+            else:
+                item, behind, ended = self._next_item()
         if isinstance(item, list):
             for record in item:
                 self._pass_on(record)
@@ -140,6 +143,15 @@ class _ObserverThread:
             self._catch_up()
         self._flush_if_due()
         return not ended
+
+    def _next_item(self) -> tuple[list[Record] | tuple[int, Sequence[LogLine]] | None, bool, bool]:
+        """What is queued next, if anything; otherwise whether records must be read back, and whether that is all."""
+        if not self._queue:
+            return None, self._behind, self._ended and not self._behind
+        item = self._queue.popleft()
+        if isinstance(item, list):
+            self._waiting -= len(item)
+        return item, False, False
 
     def _catch_up(self) -> None:
         """Pass on what is in the journal; once nothing is missing, records are queued again."""
@@ -153,6 +165,8 @@ class _ObserverThread:
                 self._passed = n - 1
                 self._pass_on(record)
                 self._flush_if_due()
+                if self._blocked and not self._ended:
+                    return
         except StorageError as error:
             _log.info("%s cannot read the journal now: %s", type(self._observer).__name__, error)
             with self._changed:
@@ -172,6 +186,6 @@ class _ObserverThread:
 
     def _flush_if_due(self) -> None:
         if self._unflushed >= _FLUSH_RECORDS or time.monotonic() >= self._flush_at:
-            self._observer.flush()
+            self._blocked = self._observer.flush() is False
             self._unflushed = 0
             self._flush_at = time.monotonic() + _FLUSH_S

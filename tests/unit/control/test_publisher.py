@@ -127,3 +127,47 @@ def test_an_observer_that_fails_is_switched_off_alone() -> None:
     publisher.close()
     assert good.seen == list(range(1, 20))
     assert bad.ended == []
+
+
+class Blocked(Slow):
+    """Cannot write at first, as result files on a disk that is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go.set()
+        self.works = threading.Event()
+        self.tries = 0
+        self.tried = threading.Event()
+
+    def flush(self, final: bool = False) -> bool:  # type: ignore[override]
+        super().flush(final)
+        self.tries += 1
+        if self.tries > 20:
+            self.tried.set()
+        return self.works.is_set()
+
+
+@pytest.mark.usefixtures("small")
+def test_an_observer_that_cannot_write_gets_no_more_records_until_it_can(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "run")
+    journal = Journal(store, 1, LEASE)
+
+    def read_back(after: int) -> Iterator[tuple[int, Record]]:
+        for mark, line in JournalReader(store).read(Mark(1, LEASE, after)):
+            yield mark.n, line.record
+
+    observer = Blocked()
+    publisher = Publisher([observer], read_back)
+    for n in range(1, 501):
+        journal.append([report(n)])
+        journal.flush()
+        publisher.hold([report(n)])
+        publisher.release()
+        publisher.logs(n, [])
+    assert observer.tried.wait(60)
+    assert len(observer.seen) < 100
+    assert len(publisher._threads[0]._queue) < 100
+    observer.works.set()
+    publisher.close()
+    journal.close()
+    assert observer.seen == list(range(1, 501))

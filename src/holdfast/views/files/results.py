@@ -120,10 +120,11 @@ class ResultFiles:
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         """Worker output is kept by the agents; nothing of it is in these files."""
 
-    def flush(self, final: bool = False) -> None:
+    def flush(self, final: bool = False) -> bool:
+        """False while what was recorded is not in the files: storage fails, or this controller is or may be fenced."""
         with self._lock:
             if self._started is None or self._fenced():
-                return  # no record yet, or this controller is or may be fenced
+                return not self._queue
             failures: list[StorageError] = []
             try:
                 if self._sinks is None:
@@ -138,10 +139,11 @@ class ResultFiles:
                 failures.append(error)
             except Fenced as error:
                 _log.info("The result files are left as they are: %s", error)
-                return
+                return False
             if failures and not self._failing:
                 _log.warning("The result files cannot be written now, and will be tried again: %s", failures[0])
             self._failing = bool(failures)
+            return self._sinks is not None and not any(sink.pending for sink in self._sinks)
 
     def close(self) -> None:
         with self._lock:

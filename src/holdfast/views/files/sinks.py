@@ -56,6 +56,11 @@ class _OwnFile:
         self._fd = -1
         self._queue: deque[bytes | int | Rewrite] = deque()
 
+    @property
+    def pending(self) -> bool:
+        """Whether something is queued that could not be done yet."""
+        return bool(self._queue)
+
     def append(self, data: bytes) -> None:
         if data:
             self._queue.append(data)
