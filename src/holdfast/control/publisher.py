@@ -122,7 +122,7 @@ class _ObserverThread:
             _log.exception("%s failed and is switched off for the rest of this run.", type(self._observer).__name__)
             with self._changed:  # nothing is read from the queue any more
                 self._queue.clear()
-                self._behind, self._read_back = True, None
+                self._behind, self._read_back, self._blocked = True, None, True
 
     def _serve_next(self) -> bool:
         """Pass the next item to the observer; False at the end."""
