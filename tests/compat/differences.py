@@ -11,15 +11,7 @@ _VALIDATION = "asynchronous validation is not there yet; score checkpoints in th
 _TUNE = "a part of Ray Tune; Ray Train refuses it as well"
 _RAY_DATA = "a part of Ray Data"
 
-_NOT_YET = "not there yet"
-
 MISSING = {
-    "train.CheckpointConsistencyMode": _NOT_YET,
-    "train.ReportedCheckpoint(status)": _NOT_YET,
-    "train.ReportedCheckpointStatus": _NOT_YET,
-    "train.get_all_reported_checkpoints(consistency_mode)": _NOT_YET,
-    "train.get_all_reported_checkpoints(timeout_s)": _NOT_YET,
-    "train.report(checkpoint_upload_fn)": _NOT_YET,
     "train.DataConfig.configure": _RAY_DATA,
     "train.DataConfig.default_ingest_options": _RAY_DATA,
     "train.NCCLHangError": "hangs of any kind are found by `FailureConfig(progress_timeout_s=...)`",

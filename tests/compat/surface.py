@@ -53,7 +53,8 @@ def _compare_objects(theirs: Any, mine: Any, key: str, found: Differences) -> No
         return
     if inspect.isclass(theirs):
         if issubclass(theirs, enum.Enum):
-            found.missing += [f"{key}.{one.name}" for one in theirs if one.name not in mine.__members__]
+            names = {one.name for one in theirs} | {one for one in vars(theirs) if not one.startswith("_")}
+            found.missing += [f"{key}.{one}" for one in sorted(names) if not hasattr(mine, one)]
             return
         for name, attribute in sorted(_attributes(theirs)):
             if not hasattr(mine, name) and name not in getattr(mine, "__dataclass_fields__", ()):

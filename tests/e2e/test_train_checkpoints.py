@@ -48,6 +48,40 @@ def test_checkpoint_names_upload_modes_and_reported_checkpoints(place: Place) ->
     place.check_stored()
 
 
+def test_what_was_just_reported_is_read_back_on_every_rank_that_gave_it(place: Place) -> None:
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        """As a script that stores with a tool of its own: to the place that the run names."""
+        target = train.get_context().get_storage().build_checkpoint_path_from_name(name)
+        Path(target).mkdir(exist_ok=True)
+        rank = train.get_context().get_world_rank()
+        Path(target, f"rank-{rank}.txt").write_text(Path(checkpoint.path, "text").read_text())
+        return Checkpoint(target)
+
+    def function() -> None:
+        rank = train.get_context().get_world_rank()
+        for step in range(2):
+            Path("text").write_text(f"{step}")
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "text").write_text(f"step {step}, rank {rank}")
+                train.report({"step": step}, Checkpoint.from_directory(directory), checkpoint_upload_fn=upload)
+            newest = train.get_checkpoint()
+            assert newest is not None
+            with newest.as_directory() as found:
+                assert Path(found, f"rank-{rank}.txt").read_text() == f"step {step}, rank {rank}"
+        mode = train.CheckpointConsistencyMode.COMMITTED
+        reported = train.get_all_reported_checkpoints(mode, timeout_s=60)
+        assert [one.metrics for one in reported] == [{"step": 0}, {"step": 1}]
+        assert {one.status for one in reported} == {train.ReportedCheckpointStatus.COMMITTED}
+        storage = train.get_context().get_storage()
+        path = storage.build_checkpoint_path_from_name("x")
+        assert storage.extract_checkpoint_dir_name_from_path(path) == "x"
+        assert Path(path).parent.parent == Path(storage.storage_fs_path)
+        assert storage.storage_filesystem.type_name == "local"
+
+    fit(place, function, workers=2)
+    assert len(place.check_stored()) == 2
+
+
 def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Place) -> None:
     def function() -> None:
         save(1, checkpoint_dir_name="same")

@@ -41,13 +41,16 @@ if TYPE_CHECKING:
     from holdfast.train.result import Result as Result
     from holdfast.train.trainer import DataParallelTrainer as DataParallelTrainer
     from holdfast.worker.context import TrainContext as TrainContext
+    from holdfast.worker.session import CheckpointConsistencyMode as CheckpointConsistencyMode
     from holdfast.worker.session import CheckpointUploadMode as CheckpointUploadMode
     from holdfast.worker.session import ReportedCheckpoint as ReportedCheckpoint
+    from holdfast.worker.session import ReportedCheckpointStatus as ReportedCheckpointStatus
 
 _HOMES = {
     "BackendConfig": "holdfast.train.backend",
     "Checkpoint": "holdfast.checkpoint.handle",
     "CheckpointConfig": "holdfast.train.config",
+    "CheckpointConsistencyMode": "holdfast.worker.session",
     "CheckpointUploadMode": "holdfast.worker.session",
     "ControllerError": "holdfast.errors",
     "DataConfig": "holdfast.train.data",
@@ -57,6 +60,7 @@ _HOMES = {
     "PreemptionError": "holdfast.errors",
     "PreemptionInfo": "holdfast.train.preemption",
     "ReportedCheckpoint": "holdfast.worker.session",
+    "ReportedCheckpointStatus": "holdfast.worker.session",
     "Result": "holdfast.train.result",
     "RunConfig": "holdfast.train.config",
     "ScalingConfig": "holdfast.train.config",
@@ -91,6 +95,7 @@ __all__ = [
     "BackendConfig",
     "Checkpoint",
     "CheckpointConfig",
+    "CheckpointConsistencyMode",
     "CheckpointUploadMode",
     "ControllerError",
     "DataConfig",
@@ -100,6 +105,7 @@ __all__ = [
     "PreemptionError",
     "PreemptionInfo",
     "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
     "Result",
     "RunConfig",
     "ScalingConfig",

@@ -22,7 +22,7 @@ def barrier() -> None:
 def broadcast_from_rank_zero(data: _T) -> _T:
     """Give rank 0's `data` to every worker; what the others pass is ignored.
 
-    Numbers, strings, bytes, booleans, None, and lists and dicts of these; tuples arrive as lists.
+    Anything that can be pickled; only workers of the run open it.
     """
     answer: _T = current("train.collective.broadcast_from_rank_zero()").broadcast_from_rank_zero(data)
     return answer

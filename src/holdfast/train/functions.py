@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from holdfast.errors import ConfigError
 from holdfast.train.data import DatasetShard
 from holdfast.train.preemption import PreemptionInfo
 from holdfast.train.worker_inputs import current_inputs
 from holdfast.worker.context import TrainContext
-from holdfast.worker.session import CheckpointUploadMode, ReportedCheckpoint, current
+from holdfast.worker.session import (
+    CheckpointConsistencyMode,
+    CheckpointUploadMode,
+    ReportedCheckpoint,
+    UploadFunction,
+    current,
+)
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -35,6 +42,7 @@ def report(
     checkpoint_dir_name: str | None = None,
     checkpoint_upload_mode: CheckpointUploadMode | None = None,
     delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: UploadFunction | None = None,
 ) -> None:
     """Tell the run how it goes, and give it a checkpoint.
 
@@ -45,9 +53,11 @@ def report(
     `checkpoint_dir_name` names the checkpoint's directory: rank 0's value counts, with a checkpoint or without one,
     otherwise that of the lowest rank that gives one.
     `checkpoint_upload_mode`: `ASYNC` returns after the copy (the default), `SYNC` after the commit, `NO_UPLOAD` takes
-    files that were written straight into the run's directory.
+    files that were written straight into the run's directory, and returns after the commit as well.
     `delete_local_checkpoint_after_upload` lets the directory go, which may save the copy; it is the default where
     `ASYNC` is asked for by name.
+    `checkpoint_upload_fn(checkpoint, name)` stores the files itself, at
+    `get_context().get_storage().build_checkpoint_path_from_name(name)`, and returns a `Checkpoint` of that place.
     """
     current("train.report()").report(
         metrics,
@@ -55,6 +65,7 @@ def report(
         checkpoint_dir_name,
         checkpoint_upload_mode,
         delete_local_checkpoint_after_upload,
+        checkpoint_upload_fn,
     )
 
 
@@ -69,13 +80,28 @@ def should_checkpoint() -> bool:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The newest committed checkpoint of the run, or None where there is none yet: what to resume from."""
+    """The newest committed checkpoint of the run, or None where there is none yet: what to resume from.
+
+    Right after a `report` with a checkpoint it is that one: this waits for its commit.
+    """
     return current("train.get_checkpoint()").get_checkpoint()
 
 
-def get_all_reported_checkpoints() -> list[ReportedCheckpoint]:
-    """All committed checkpoints of the run with their metrics, oldest first; waits for the one on its way."""
-    return current("train.get_all_reported_checkpoints()").get_all_reported_checkpoints()
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+    timeout_s: float | None = None,
+) -> list[ReportedCheckpoint]:
+    """All committed checkpoints of the run with their metrics, oldest first.
+
+    Waits for the one that this rank has reported and that is on its way; `TimeoutError` if that is not committed within
+    `timeout_s`. Nothing validates checkpoints yet, so both modes mean the same.
+    """
+    if not isinstance(consistency_mode, CheckpointConsistencyMode):
+        raise ConfigError(
+            f"get_all_reported_checkpoints(consistency_mode) must be a CheckpointConsistencyMode, not "
+            f"{consistency_mode!r}."
+        )
+    return current("train.get_all_reported_checkpoints()").get_all_reported_checkpoints(timeout_s)
 
 
 def get_context() -> TrainContext:

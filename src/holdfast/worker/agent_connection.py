@@ -6,7 +6,9 @@ is at the other end of the socket pair, and if it dies, so does this process.
 
 from __future__ import annotations
 
+import select
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -54,19 +56,29 @@ class AgentConnection:
         while self._has_arrived():
             self._handle(self._receive())
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Read the agent's messages until `condition` is true. Meanwhile the controller knows that this rank waits."""
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Read the agent's messages until `condition` is true; False if it is not within `timeout_s`. Meanwhile the
+        controller knows that this rank waits."""
         self.drain()
         if condition():
-            return
+            return True
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.send(WorkerWaited(generation=self._generation, rank=self._rank, waiting=True))
-        while not condition():
+        while not condition() and self._arrives_before(deadline):
             self._handle(self._receive())
         self.send(WorkerWaited(generation=self._generation, rank=self._rank, waiting=False))
+        return condition()
 
-    def wait_for_pending(self) -> None:
-        """Until every checkpoint of this rank is committed or given up."""
-        self.wait_until(lambda: not self.pending)
+    def wait_for_pending(self, timeout_s: float | None = None) -> bool:
+        """Until every checkpoint of this rank is committed or given up; False if that was not in time."""
+        return self.wait_until(lambda: not self.pending, timeout_s)
+
+    def _arrives_before(self, deadline: float | None) -> bool:
+        if deadline is None:
+            return True
+        poll = select.poll()  # unlike select() it takes any descriptor
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def collect(self, kind: CollectiveKind, data: Any) -> Any:
         """Meet all ranks in a collective; what the controller answers."""

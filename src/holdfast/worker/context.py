@@ -50,6 +50,30 @@ class StorageContext:
         """This worker's working directory; what it writes there are the run's artifacts."""
         return self._assignment.work_dir
 
+    @property
+    def local_working_directory(self) -> str:
+        return self._assignment.work_dir
+
+    @property
+    def storage_fs_path(self) -> str:
+        """`RunConfig(storage_path)`: a path or a URI."""
+        return self._assignment.trial_dir.removesuffix("/").rpartition("/")[0]
+
+    @property
+    def storage_filesystem(self) -> Any:
+        """The `pyarrow.fs.FileSystem` on which the run lies."""
+        from holdfast.checkpoint.handle import Checkpoint
+
+        return Checkpoint(self._assignment.storage, self._filesystem).filesystem
+
+    def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
+        """Where a checkpoint of this name lies: a path or a URI, for `Checkpoint`."""
+        return f"{self._assignment.trial_dir.removesuffix('/')}/{checkpoint_name}"
+
+    def extract_checkpoint_dir_name_from_path(self, checkpoint_path: str) -> str:
+        """The name of a checkpoint, of the path that `build_checkpoint_path_from_name` gives."""
+        return _last_part(checkpoint_path)
+
     def open(self) -> Store:
         """The run's directory as a store."""
         from holdfast.storage.locate import open_store

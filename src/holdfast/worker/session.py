@@ -13,7 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,7 +26,7 @@ from holdfast.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.wire.messages import CollectiveKind, WorkerMessage, WorkerReport
 from holdfast.worker.agent_connection import AgentConnection
 from holdfast.worker.job import Assignment
-from holdfast.worker.plain_data import plain_data, plain_metrics
+from holdfast.worker.plain_data import plain_metrics
 from holdfast.worker.snapshot import Snapshots
 from holdfast.worker.staging import stage, staged_files
 
@@ -34,20 +35,59 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.state.handle import StateCheckpoint
     from holdfast.storage.store import Store
 
-__all__ = ["CheckpointUploadMode", "ReportedCheckpoint", "Session", "current", "install", "is_installed"]
+__all__ = [
+    "CheckpointConsistencyMode",
+    "CheckpointUploadMode",
+    "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
+    "Session",
+    "UploadFunction",
+    "current",
+    "install",
+    "is_installed",
+]
 
 _DRAIN_EVERY = 64
 """A rank that reports no checkpoints is sent the announcements of others' all the same, and reads them after so many
 reports, or the socket would fill up. A power of two."""
 
 
+_COMMIT_WAIT_S = 60.0
+"""How long `get_checkpoint` waits for the checkpoint that this rank has just reported."""
+
+
 class CheckpointUploadMode(enum.Enum):
-    """When `train.report` returns: after the copy to the agent (ASYNC), after the commit (SYNC), or at once, because
-    the files lie in the run's storage already (NO_UPLOAD)."""
+    """When `train.report` returns: after the copy to the agent (ASYNC), or after the commit (SYNC, and NO_UPLOAD, where
+    the files lie in the run's storage already)."""
 
     ASYNC = "ASYNC"
     SYNC = "SYNC"
     NO_UPLOAD = "NO_UPLOAD"
+
+    def default_delete_local_checkpoint_after_upload(self) -> bool:
+        """Whether a reported directory is let go where the user does not say."""
+        return self is CheckpointUploadMode.ASYNC
+
+
+class CheckpointConsistencyMode(enum.Enum):
+    """What `get_all_reported_checkpoints` waits for. Nothing validates checkpoints yet, so both wait for commits."""
+
+    COMMITTED = "COMMITTED"
+    VALIDATED = "VALIDATED"
+
+
+class ReportedCheckpointStatus(enum.Enum):
+    """What has come of a reported checkpoint. Nothing validates checkpoints yet, so all are COMMITTED."""
+
+    COMMITTED = "COMMITTED"
+    PENDING_VALIDATION = "PENDING_VALIDATION"
+    VALIDATED = "VALIDATED"
+    VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
+    VALIDATION_FAILED = "VALIDATION_FAILED"
+
+
+UploadFunction = Callable[["Checkpoint", str], "Checkpoint"]
+"""`report(checkpoint_upload_fn)`: stores a checkpoint in the run's directory, under the name that it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +96,7 @@ class ReportedCheckpoint:
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
+    status: ReportedCheckpointStatus
 
 
 class Session:
@@ -90,6 +131,7 @@ class Session:
         checkpoint_dir_name: str | None = None,
         checkpoint_upload_mode: CheckpointUploadMode | None = None,
         delete_local_checkpoint_after_upload: bool | None = None,
+        checkpoint_upload_fn: UploadFunction | None = None,
     ) -> None:
         """See `holdfast.train.report`."""
         self._check_process()
@@ -103,7 +145,7 @@ class Session:
                     self._agent.drain()
                 return
             mode, move = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
-            self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, move)
+            self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, move, checkpoint_upload_fn)
 
     def _report_checkpoint(
         self,
@@ -112,6 +154,7 @@ class Session:
         dir_name: str | None,
         mode: CheckpointUploadMode,
         move: bool,
+        upload: UploadFunction | None,
     ) -> None:
         from holdfast.checkpoint.handle import Checkpoint  # The caller made one, so it is there already.
 
@@ -121,20 +164,38 @@ class Session:
                 "write Checkpoint.from_directory(path) or Checkpoint.from_state(state)."
             )
         began = time.monotonic()
-        part = self._make_part(checkpoint, mode, move)
+        part = self._make_part(checkpoint, mode, move, self._uploader(upload, dir_name))
         self._send_report(metrics, dir_name, part, time.monotonic() - began)
         number = self._number
         self._agent.pending.append(number)
-        if mode is CheckpointUploadMode.SYNC:
+        if mode is not CheckpointUploadMode.ASYNC:
             self._agent.wait_until(lambda: number not in self._agent.pending)
             last = self._agent.announced
             if last is None or last.ticket.number != number or last.name is None:
                 raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
 
-    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, move: bool) -> Part:
+    def _uploader(
+        self, upload: UploadFunction | None, dir_name: str | None
+    ) -> Callable[[Checkpoint], Checkpoint] | None:
+        """The user's function for storing checkpoints, with the name on which all ranks agree without asking."""
+        if upload is None:
+            return None
+        name = dir_name or f"checkpoint-g{self.assignment.generation:03d}-r{self._number + 1:06d}"
+        return lambda checkpoint: upload(checkpoint, name)
+
+    def _make_part(
+        self,
+        checkpoint: Checkpoint,
+        mode: CheckpointUploadMode,
+        move: bool,
+        upload: Callable[[Checkpoint], Checkpoint] | None,
+    ) -> Part:
         """Make the checkpoint the agent's: what happens in here is the stall."""
         from holdfast.checkpoint.state.handle import StateCheckpoint
 
+        if upload is not None:
+            self._agent.wait_for_pending()
+            return ExistingPart(self._name_in_run(upload(checkpoint)))
         if isinstance(checkpoint, StateCheckpoint):
             return self._make_part_of_state(checkpoint, mode)
         if mode is CheckpointUploadMode.NO_UPLOAD:
@@ -211,8 +272,8 @@ class Session:
             same = expected.uri == given.uri
         if not same:
             raise ConfigError(
-                f"With CheckpointUploadMode.NO_UPLOAD the checkpoint must lie directly in the run's directory "
-                f"{run.uri}, but it is {given.uri}: write it there, or use another mode."
+                f"With CheckpointUploadMode.NO_UPLOAD or a checkpoint_upload_fn the checkpoint must lie directly in "
+                f"the run's directory {run.uri}, but it is {given.uri}: write it there, or let report() store it."
             )
         return name
 
@@ -228,22 +289,32 @@ class Session:
     # ------------------------------------------------------------------ reading back
 
     def get_checkpoint(self) -> Checkpoint | None:
-        """The newest committed checkpoint that this rank knows of."""
+        """The newest committed checkpoint. One that this rank has reported is waited for, as long as that can be a
+        matter of storage; a rank that never reports its part may be the reason as well."""
         self._check_process()
         with self._lock:
-            self._agent.drain()
+            if not self._agent.wait_for_pending(_COMMIT_WAIT_S):
+                warnings.warn(
+                    f"train.get_checkpoint(): the checkpoint that was reported last is not committed after "
+                    f"{_COMMIT_WAIT_S:.0f} s, so this is the one before; every rank must call train.report().",
+                    stacklevel=3,
+                )
         newest = self._agent.newest
         return self.initial_checkpoint if newest is None else self._handle(newest)
 
-    def get_all_reported_checkpoints(self) -> list[ReportedCheckpoint]:
+    def get_all_reported_checkpoints(self, timeout_s: float | None = None) -> list[ReportedCheckpoint]:
         """Every committed checkpoint of the run that retention has left, oldest first."""
         self._check_process()
         with self._lock:
-            self._agent.wait_for_pending()
+            if not self._agent.wait_for_pending(timeout_s):
+                raise TimeoutError(
+                    f"train.get_all_reported_checkpoints(): the checkpoint that was reported last is not committed "
+                    f"after {timeout_s:g} s."
+                )
         from holdfast.checkpoint.catalog import Catalog
 
         return [
-            ReportedCheckpoint(self._handle(manifest.name), dict(manifest.metrics))
+            ReportedCheckpoint(self._handle(manifest.name), dict(manifest.metrics), ReportedCheckpointStatus.COMMITTED)
             for manifest in Catalog(self._open_store()).committed()
         ]
 
@@ -306,8 +377,10 @@ class Session:
     def broadcast_from_rank_zero(self, data: Any) -> Any:
         """Rank 0's `data`, on every rank; what others pass is ignored."""
         self._check_process()
-        mine = plain_data(data, "The data of broadcast_from_rank_zero()", binary=True)
-        return self._collect(CollectiveKind.BROADCAST, mine if self.assignment.rank == 0 else None)
+        import cloudpickle
+
+        mine = cloudpickle.dumps(data) if self.assignment.rank == 0 else None
+        return cloudpickle.loads(self._collect(CollectiveKind.BROADCAST, mine))  # a worker's own, of the same run
 
     def _collect(self, kind: CollectiveKind, data: Any) -> Any:
         with self._lock:
@@ -366,5 +439,5 @@ def _upload_mode(mode: CheckpointUploadMode | None, delete_local: bool | None) -
             f"checkpoint_upload_mode must be a CheckpointUploadMode (SYNC, ASYNC or NO_UPLOAD), not {mode!r}."
         )
     if delete_local is None:
-        delete_local = mode is CheckpointUploadMode.ASYNC
+        delete_local = mode is not None and mode.default_delete_local_checkpoint_after_upload()
     return mode or CheckpointUploadMode.ASYNC, delete_local
