@@ -146,6 +146,20 @@ def test_an_unsupported_metric_type_fails_the_function(place: Place) -> None:
     assert "bad" in str(error)
 
 
+def test_return_values_keep_their_types(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    import numpy
+
+    def function() -> Any:
+        return {"shape": (2, 3), "seen": {1, 2}, "blob": b"\x00", "array": numpy.ones((2, 2)), 7: Path("/x")}
+
+    value = fit(place, function).return_value
+    assert value.pop("array").tolist() == [[1, 1], [1, 1]]
+    assert value == {"shape": (2, 3), "seen": {1, 2}, "blob": b"\x00", 7: Path("/x")}
+    assert fit(place, lambda: [threading.Lock()], name="other").return_value is None
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "_thread.lock, which is not kept" in line]
+    assert len(warnings) == 1
+
+
 class ModelError(Exception):
     """A user's own class, whose message is not its argument."""
 

@@ -115,8 +115,8 @@ def test_a_return_value_that_is_too_large_does_not_fail_a_finished_run(
 ) -> None:
     size_mib = (bootstrap.RETURN_VALUE_LIMIT_BYTES >> 20) + 1
 
-    def function() -> bytes:
-        return b"x" * (size_mib << 20)
+    def function() -> str:
+        return "x" * (size_mib << 20)
 
     result = fit(place, function)
     assert result.return_value is None and result.error is None

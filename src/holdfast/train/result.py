@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,7 +64,7 @@ class Result:
         """`place` is the run's directory: a handle that knows its path and its filesystem."""
         newest = _handle(place, view.checkpoints[-1].name) if view.checkpoints else None
         metrics = dict(view.metrics) if view.metrics is not None else None
-        made = cls(metrics, newest, view.error, place.path, return_value=view.return_value)
+        made = cls(metrics, newest, view.error, place.path, return_value=_decoded(view.return_value))
         made._place, made._view = place, view
         del made.__dict__["metrics_dataframe"], made.__dict__["best_checkpoints"]
         return made
@@ -154,6 +155,17 @@ class Result:
         if self.error is not None:
             parts.append(f"error={self.error!r}")
         return "Result(\n  " + ",\n  ".join(parts) + "\n)"
+
+
+def _decoded(value: Any) -> Any:
+    """The return value as it was; None, with a warning, where this process cannot make it."""
+    from holdfast.worker.return_value import decode_value
+
+    try:
+        return decode_value(value)
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+        warnings.warn(f"The return value of the run cannot be read, so it is None: {error}", stacklevel=4)
+        return None
 
 
 def _handle(place: Checkpoint, name: str) -> Checkpoint:

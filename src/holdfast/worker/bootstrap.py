@@ -42,7 +42,7 @@ from holdfast.worker.import_tracking import ImportTrackingSession
 from holdfast.worker.job import Assignment, Job
 from holdfast.worker.job_loader import Loaded
 from holdfast.worker.main_module import send_main_by_value
-from holdfast.worker.plain_data import plain_data
+from holdfast.worker.return_value import encode_value
 from holdfast.worker.stdio import WorkerFds, watch_for_crashes
 from holdfast.worker.torchrun import OtherRankSession, RankZeroSession, Torchrun
 
@@ -223,7 +223,7 @@ def _finished(assignment: Assignment, value: Any) -> WorkerFinished:
     if assignment.rank != 0:
         return WorkerFinished(**here)
     try:
-        finished = WorkerFinished(**here, value=plain_data(value, "The return value", binary=True))
+        finished = WorkerFinished(**here, value=encode_value(value))
     except (TypeError, ValueError) as error:
         return WorkerFinished(**here, value_error=str(error))
     size_bytes = len(msgspec.msgpack.encode(finished))

@@ -1,4 +1,4 @@
-"""Plain data: what may go into a report, a broadcast or a return value, and clear words about what may not.
+"""Plain data: what may go into a report, and clear words about what may not.
 
 Numbers, strings, booleans, None, and lists and dicts of these; one-element tensors and numpy scalars become Python
 numbers on the way. Checked in the worker, at the user's own line, so that nothing odd ever reaches the wire, the
@@ -41,15 +41,15 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
             f"train.report() takes its metrics as a dict with str keys, not {_name(metrics)}: "
             'write train.report({"loss": loss}).'
         )
-    return _dict(metrics, "metrics", (), binary=False)
+    return _dict(metrics, "metrics", ())
 
 
-def plain_data(value: Any, what: str, *, binary: bool = False) -> Any:
-    """`value` as plain data; `what` names it in errors. `binary` lets bytes through."""
-    return _plain(value, what, (), binary)
+def plain_data(value: Any, what: str) -> Any:
+    """`value` as plain data; `what` names it in errors."""
+    return _plain(value, what, ())
 
 
-def _plain(value: Any, what: str, path: tuple[str, ...], binary: bool) -> Any:
+def _plain(value: Any, what: str, path: tuple[str, ...]) -> Any:
     kind = type(value)
     if kind in _ALWAYS_PLAIN:
         return value
@@ -63,12 +63,10 @@ def _plain(value: Any, what: str, path: tuple[str, ...], binary: bool) -> Any:
         return float(value)
     if isinstance(value, str):
         return _str(str(value), what, path)
-    if binary and isinstance(value, bytes):
-        return bytes(value)
     if isinstance(value, Mapping):
-        return _dict(value, what, path, binary)
+        return _dict(value, what, path)
     if isinstance(value, list | tuple):
-        return [_plain(item, what, (*path, str(at)), binary) for at, item in enumerate(value)]
+        return [_plain(item, what, (*path, str(at))) for at, item in enumerate(value)]
     if callable(getattr(value, "item", None)):
         return _scalar(value, what, path)
     raise TypeError(
@@ -76,13 +74,13 @@ def _plain(value: Any, what: str, path: tuple[str, ...], binary: bool) -> Any:
     )
 
 
-def _dict(value: Mapping[Any, Any], what: str, path: tuple[str, ...], binary: bool) -> dict[str, Any]:
+def _dict(value: Mapping[Any, Any], what: str, path: tuple[str, ...]) -> dict[str, Any]:
     plain = {}
     for key, item in value.items():
         if not isinstance(key, str):
             raise TypeError(f"{_where(what, path)} has the key {key!r} of type {_name(key)}: keys must be str.")
         key = _str(str(key), what, (*path, repr(key)))
-        plain[key] = _plain(item, what, (*path, key), binary)
+        plain[key] = _plain(item, what, (*path, key))
     return plain
 
 
@@ -97,7 +95,7 @@ def _scalar(value: Any, what: str, path: tuple[str, ...]) -> Any:
         )
     item = value.item()
     if isinstance(item, bool | int | float | str):
-        return _plain(item, what, path, False)
+        return _plain(item, what, path)
     raise TypeError(
         f"{_where(what, path)} is {_name(value)} that holds {_name(item)}: convert it to a number or a string."
     )
