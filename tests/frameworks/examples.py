@@ -34,7 +34,7 @@ def run_example(place: Place, script: str, name: str, kill: str | None = None) -
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout
     logs = [path.read_text() for path in (place.storage / name / "logs").rglob("*.log")]

@@ -12,7 +12,7 @@ from holdfast import train
 from holdfast.train import Result, RunConfig, ScalingConfig
 
 # Some of the frameworks warn when they are imported.
-pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 _XGBOOST = {"objective": "reg:squarederror", "nthread": 1}
 _LIGHTGBM = {"objective": "regression", "num_threads": 1, "verbosity": -1, "min_data_in_leaf": 1}

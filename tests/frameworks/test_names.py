@@ -7,7 +7,7 @@ import importlib
 import pytest
 from tests.compat.surface import compare
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 _VALIDATION = "comes with asynchronous validation"
 _PREPROCESSOR = "a part of Ray Data"

@@ -6,7 +6,7 @@ import pytest
 from tests.faults.programs.place import Place
 from tests.frameworks.examples import check_survives
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
 
 def test_lightning_survives_a_killed_worker(place: Place) -> None:
