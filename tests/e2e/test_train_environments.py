@@ -10,10 +10,14 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.e2e.small import make_trainer
 from tests.faults.programs import kin
 from tests.faults.programs.place import Place
+
+from holdfast import train
 
 _SCRIPT = """
 import json, os, sys, tempfile
@@ -121,3 +125,19 @@ def test_a_script_finishes_in_environment(name: str, place: Place) -> None:
 def _is_left(path: Path) -> bool:
     """Whether this is neither the script's nor the run's own file."""
     return path.parts[0] not in ("storage", "script.py", "answer") and "work" not in path.parts
+
+
+def test_a_relative_path_of_the_drivers_directory_is_pointed_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place.root)
+    (place.root / "data.csv").write_text("1")
+
+    def function(config: dict[str, Any]) -> None:
+        Path(os.environ["TUNE_ORIG_WORKING_DIR"], "data.csv").read_text()
+        Path(config["name"]).read_text()
+
+    for name, hinted in (("data.csv", True), ("nowhere.csv", False)):
+        with pytest.raises(train.WorkerGroupError) as caught:
+            make_trainer(place, function, config={"name": name}, name=name).fit()
+        text = str(caught.value)
+        assert ("is there: workers run in a directory of the run's" in text) is hinted
+        assert isinstance(caught.value.worker_failures[0], FileNotFoundError)

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -199,11 +200,30 @@ def release_port(listen_fd: int) -> None:
 
 def _failure(error: BaseException, session: ImportTrackingSession) -> WorkerFailure:
     """What `error` was, and which of the run's checkpoints is damaged if it says that one is."""
-    failure = failure_of(error, session.assignment.rank, _our_frames(error))
+    failure = failure_of(error, session.assignment.rank, _our_frames(error), _path_hint(error))
     if (damage := damage_behind(error)) is not None:
         name = session.checkpoint_at(damage.checkpoint)
         failure = msgspec.structs.replace(failure, kind=FailureKind.DAMAGED, damaged_checkpoint=name)
     return failure
+
+
+def _path_hint(error: BaseException) -> str:
+    """Where a relative path that was not found would have been, if that is the driver's directory."""
+    name, directory = getattr(error, "filename", None), os.environ.get("TUNE_ORIG_WORKING_DIR")
+    if (
+        not isinstance(error, FileNotFoundError)
+        or not isinstance(name, str)
+        or not directory
+        or Path(name).is_absolute()
+    ):
+        return ""
+    meant = Path(directory, name)
+    if not meant.exists():
+        return ""
+    return (
+        f"\n{meant} is there: workers run in a directory of the run's, so write the whole path, join it to "
+        'os.environ["TUNE_ORIG_WORKING_DIR"], or set HOLDFAST_CHDIR_TO_TRIAL_DIR=0.'
+    )
 
 
 def _send_failure(connection: socket.socket, assignment: Assignment, failure: WorkerFailure) -> None:

@@ -65,7 +65,7 @@ def test_all_settings_reach_the_request(tmp_path: Path) -> None:
     assert (request.num_to_keep, request.score_attribute, request.score_order) == (2, "val/acc", "min")
     assert request.target_overhead == 0.1
     assert (request.takeover, request.resume, request.sync_artifacts) == (True, "auto", True)
-    assert request.environment == {"A": "1"}
+    assert request.environment == {"A": "1", "TUNE_ORIG_WORKING_DIR": str(Path.cwd())}
     plain = {"lr": 0.1, "layers": [1, 2], "loss": f"{__name__}.no_argument", "nan": "nan"}
     assert request.params == {"train_loop_config": plain}
     assert request.fingerprint.function == f"{__name__}.one_argument"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,9 @@ def _not_initialized() -> Iterator[None]:
 
 def environment_of(run_config: RunConfig | None = None) -> dict[str, str]:
     trainer = DataParallelTrainer(lambda: None, run_config=run_config)
-    return dict(build_request(trainer, False, None, ()).environment)
+    found = dict(build_request(trainer, False, None, ()).environment)
+    assert found.pop("TUNE_ORIG_WORKING_DIR") == str(Path.cwd())
+    return found
 
 
 def test_init_and_shutdown() -> None:
