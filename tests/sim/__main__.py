@@ -6,16 +6,17 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 
 from tests.sim.simulation import Simulation
 
 __all__ = ["main", "run_seeds"]
 
 
-def run_seeds(start: int, count: int) -> Counter[str]:
+def run_seeds(seeds: Iterable[int]) -> Counter[str]:
     """How the runs ended. The first seed that breaks a promise raises, with the command that replays it."""
     endings: Counter[str] = Counter()
-    for seed in range(start, start + count):
+    for seed in seeds:
         simulation = Simulation(seed)
         try:
             endings[simulation.run()] += 1
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     began = time.process_time()
     try:
-        endings = run_seeds(asked.start, asked.seeds)
+        endings = run_seeds(range(asked.start, asked.start + asked.seeds))
     except AssertionError as error:
         print(error, file=sys.stderr)
         return 1

@@ -81,6 +81,8 @@ class Checkers:
         self.acknowledged: set[tuple[str, str]] = set()
         """(name, token) of checkpoints that a controller was told, or saw, to be committed, and that were not let go
         since."""
+        self._let_go: set[tuple[str, str]] = set()
+        """Those that retention has removed."""
         self._visible: list[StoredManifest] = []
         """What counted as committed after the last write."""
 
@@ -147,19 +149,23 @@ class Checkers:
         if driver is None:
             self.fail(f"{name} was deleted by {process.name}, which is no controller")
         if driver.epoch < newest_epoch:
-            if keys[f"run/epochs/{newest_epoch:06d}.json"] <= process.looked_at("run/epochs"):
+            if not 0 < process.looked_at("run/epochs") < keys[f"run/epochs/{newest_epoch:06d}.json"]:
                 self.fail(f"{name} is deleted by {process.name}, which could know that it is fenced")
-            self.acknowledged.discard(_id(manifest))
+            self._let(manifest)
             return
         if name == visible[-1].name:
             self.fail(f"{name}, the newest committed checkpoint, is deleted")
         pin = f"run/{name}/.pinned.json"
-        if self.run.is_pinned(name) and keys[pin] <= process.looked_at(pin):
+        if self.run.is_pinned(name) and not 0 < process.looked_at(pin) < keys[pin]:
             self.fail(f"{name} is deleted although it is pinned")
         keep = self.sim.scenario.spec.retention.num_to_keep
         if keep is None or len(visible) <= keep:
             self.fail(f"{name} is deleted although only {len(visible)} checkpoints are there")
+        self._let(manifest)
+
+    def _let(self, manifest: StoredManifest) -> None:
         self.acknowledged.discard(_id(manifest))
+        self._let_go.add(_id(manifest))
 
     def nothing_lost(self) -> None:
         """Whatever counted as committed is there, unless retention took it."""
@@ -198,7 +204,9 @@ class Checkers:
         if isinstance(event, e.StorageLost) and event.error.startswith("internal error"):
             self.fail(event.error)
         if isinstance(event, e.CheckpointStored):
-            self.acknowledged.add((event.stored.name, event.stored.token))
+            told = (event.stored.name, event.stored.token)
+            if told not in self._let_go:  # by a successor, while this controller stood still
+                self.acknowledged.add(told)
             self.nothing_lost()
         if isinstance(event, e.AgentLost):
             self.sim.moment("lost")

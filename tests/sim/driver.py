@@ -125,7 +125,10 @@ class Driver:
         plan = make_setup(_request(sim), _PREPARE, self.store, history, lease, self._make_engine, lambda *_: [])
         plan.state.spec = scenario.spec
         plan.settings = Settings(
-            flush_s=scenario.flush_s, storage_patience_s=scenario.patience_s, beat_s=3.0, agent_silence_s=8.0
+            flush_s=scenario.flush_s,
+            storage_patience_s=scenario.patience_s,
+            beat_s=scenario.beat_s,
+            agent_silence_s=8.0,
         )
         plan.listen = self._listen
         plan.make_publisher = partial(_SimulatedPublisher, self.process)

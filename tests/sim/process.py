@@ -198,9 +198,9 @@ class Process:
     def _interrupt(self, verb: str, key: str, effect: Callable[[], Any], data: bytes | None) -> None:
         """The process died while this request was under way."""
         roll = self.sim.random.random()
-        if verb not in _WRITES or verb == "delete" or roll < 0.5:
+        if verb not in _WRITES or verb == "delete" or roll < 0.3:
             return
-        if data is not None and self.sim.scenario.tears and roll < 0.8:
+        if data is not None and self.sim.scenario.tears and roll > 0.5:
             self.sim.tear(key, data)
             return
         try:

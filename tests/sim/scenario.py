@@ -38,9 +38,13 @@ MOMENTS = (
     "settled",
     "unlinked",
     "request",
+    "write",
+    "surveyed",
+    "positioned",
 )
 """When it hurts most: a fault may wait for the n-th of these instead of a time. "request" is any request of a driver's
-to storage."""
+to storage, "write" one that writes; it has "surveyed" the checkpoints right before it reserves one, and looks at the
+journal's end ("positioned") right before it settles its floor."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
@@ -101,6 +105,8 @@ class Scenario:
     one_machine: bool = True
     """Whether a driver can see whether another one's process is alive."""
     retries_of_failed: int = 2
+    beat_s: float = 3.0
+    """How often drivers look at their lease."""
     outage_s: float = 5.0
     patience_s: float = 8.0
     """How long storage may fail before the run does."""
@@ -194,11 +200,12 @@ def _draw_storage(scenario: Scenario, chance: random.Random) -> None:
     scenario.one_machine = chance.random() < 0.7
 
 
+_THEMES = ["duel", "overtake", "overtake", "settle", "crash", "crash", "crowd", "parts", "stuck", "away"]
+
+
 def _sharpen(scenario: Scenario, chance: random.Random) -> None:
     """Aim at the races that blind chance seldom hits."""
-    theme = chance.choice(
-        ["duel", "overtake", "overtake", "overtake", "crash", "crash", "crowd", "parts", "stuck", "away"]
-    )
+    theme = chance.choice(_THEMES)
     scenario.checkpoint_every = 1
     scenario.lockstep = False
     spec = scenario.spec
@@ -208,6 +215,8 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
     scenario.spec = msgspec.structs.replace(
         spec, workers_min=workers, workers_max=workers, max_failures=budget, progress_timeout_s=timeout_s
     )
+    if theme in ("duel", "settle", "overtake"):
+        scenario.beat_s = chance.choice([3.0, 30.0])
     if theme == "duel":
         scenario.storage_s, scenario.message_s = 0.15, 0.001
         aims = [
@@ -222,16 +231,19 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
         scenario.exclusive = chance.random() < 0.5
     elif theme == "overtake":
         scenario.storage_s, scenario.message_s, scenario.step_s = 0.02, 0.001, 0.05
-        aims = [("overtake", "request")]
+        aims = [("overtake", "request"), ("overtake", "request"), ("overtake", "leased"), ("take_over", "reserved")]
+    elif theme == "settle":
+        scenario.storage_s, scenario.message_s, scenario.step_s, scenario.names_in_turn = 0.02, 0.001, 0.05, False
+        scenario.faults = [
+            Fault(0.0, "overtake", "surveyed", chance.randint(2, 6)),
+            Fault(0.0, "overtake", "positioned", 2),
+        ]
+        scenario.quiet_at = 15.0
+        return
     elif theme == "crash":
         scenario.checkpoint_ranks, scenario.step_s, scenario.slots_per_node = "all", 0.05, 1
-        scenario.tears = chance.random() < 0.5
-        aims = [
-            ("kill_driver", "request"),
-            ("kill_driver", "request"),
-            ("kill_driver", "uploaded"),
-            ("kill_node", "part"),
-        ]
+        scenario.tears = chance.random() < 0.7
+        aims = [("kill_driver", "write"), ("kill_driver", "write"), ("kill_driver", "uploaded"), ("kill_node", "part")]
     elif theme == "away":
         scenario.outage_s = 12.0
         aims = [("outage", "flushed"), ("outage", "lost"), ("outage", "started"), ("kill_node", "started")]
@@ -244,5 +256,5 @@ def _sharpen(scenario: Scenario, chance: random.Random) -> None:
         aims = [("hang_worker", "started"), ("hang_worker", "part"), ("kill_driver", "part")]
     for kind, moment in chance.choices(aims, k=chance.randint(1, 5)):
         when = chance.uniform(0.0, scenario.quiet_at / 2)
-        count = chance.randint(1, 200) if moment == "request" else chance.randint(1, 3)
+        count = chance.randint(1, {"request": 200, "write": 40}.get(moment, 3))
         scenario.faults.append(Fault(when, kind, moment, count))

@@ -143,6 +143,12 @@ class Simulation:
         """What a request to storage fails with, if it does."""
         if self._armed and process.name.startswith("driver"):
             self.moment("request")
+            if verb in ("put", "create"):
+                self.moment("write")
+            elif (verb, key) == ("list", "run/journal"):
+                self.moment("positioned")
+            elif verb == "get" and key.endswith("/.manifest.json"):
+                self.moment("surveyed")
         if self.loop.time() < self.outage_until:
             self.excuses.add("outage")
             return Unavailable(f"{key} cannot be reached.")
@@ -313,10 +319,11 @@ class Simulation:
 
     def _overtake(self) -> None:
         """A driver stands still wherever it is, another one takes over, and the first goes on in the middle of that."""
-        if (driver := self._some_driver()) is not None and not self.over:
+        driver = self.random.choice([self._some_driver(), self.drivers[-1]])
+        if driver is not None and driver.process.is_alive and not self.over:
             driver.process.stop()
             self._start_driver(takeover=True)
-            moment = self.random.choice(["", "leased", "settled", "flushed", "created", "unlinked"])
+            moment = self.random.choice(["", "leased", "settled", "flushed", "started", "created", "unlinked"])
             if moment:
                 self._waking.append((moment, driver.process))
             self._after(20.0 * self.random.random(), driver.process.go_on)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
 from typing import Any
 
 import msgspec
@@ -14,8 +15,10 @@ import pytest
 from tests.sim import driver as drivers
 from tests.sim.__main__ import run_seeds
 from tests.sim.checkers import Checkers
+from tests.sim.scenario import Scenario, draw
 
-from holdfast.checkpoint import catalog, claims, commit, part_records
+from holdfast.checkpoint import claims, commit, part_records
+from holdfast.checkpoint import reserve as reserving
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.epochs import Fences
 from holdfast.checkpoint.part_records import PartRecord
@@ -42,7 +45,8 @@ from holdfast.runtime import current
 from holdfast.storage.store import Store
 
 Patch = pytest.MonkeyPatch
-_SEEDS = 300
+_SEEDS = 120
+"""So many are tried for each mutant."""
 
 
 # ---------------------------------------------------------------- the core
@@ -184,9 +188,14 @@ def let_the_overtaken_settle(patch: Patch) -> None:
     create = lease._create
 
     def lenient(store: Store, key: str, data: bytes, mount: Any) -> bool:
-        return b'"floor":null' in data or create(store, key, data, mount)
+        if b'"floor":null' in data:
+            return True
+        if key.endswith(".floor.json"):
+            current().sleep(current().uniform(0.0, 10.0))
+        return create(store, key, data, mount)
 
     patch.setattr(lease, "_create", lenient)
+    _reserve_without_looking_at_the_fence(patch)
 
 
 def reserve_as_whoever_counts(patch: Patch) -> None:
@@ -271,12 +280,14 @@ def read_the_journal_before_the_indices(patch: Patch) -> None:
     class Early(Catalog):
         def survey(self) -> Any:
             ends[self._store] = position(self._store)
-            current().sleep(3.0)
+            if ends[self._store].key:  # not the first controller
+                current().sleep(8.0)
             return super().survey()
 
     ends: dict[Store, Position] = {}
     patch.setattr(lease, "Catalog", Early)
     patch.setattr(lease, "position", lambda store: ends[store])
+    _reserve_without_looking_at_the_fence(patch)
 
 
 def read_the_journal_before_the_lease_is_held(patch: Patch) -> None:
@@ -384,10 +395,6 @@ def commit_for_a_dead_controller_what_is_not_whole(patch: Patch) -> None:
     patch.setattr(part_records, "_read_records", lax)
 
 
-def take_a_torn_manifest_for_a_damaged_one(patch: Patch) -> None:
-    patch.setattr(catalog, "is_torn", lambda data: False)
-
-
 # ---------------------------------------------------------------- agents
 
 
@@ -407,6 +414,19 @@ def lose_no_agent_that_is_silent(patch: Patch) -> None:
     patch.setattr(AgentPool, "watch", patient)
 
 
+def _reserve_without_looking_at_the_fence(patch: Patch) -> None:
+    """That look alone covers some mutants up: a controller that was taken over does not get as far as it must to show
+    them."""
+
+    class Blind(Catalog):
+        def survey(self) -> Any:
+            found = super().survey()
+            found.fences = Fences()
+            return found
+
+    patch.setattr(reserving, "Catalog", Blind)
+
+
 async def _ignore(work: Any) -> None:
     await work
 
@@ -417,32 +437,76 @@ def current_process() -> Any:
     return this_process()
 
 
-MUTANTS: list[Callable[[Patch], None]] = [
-    form_while_a_checkpoint_is_pending,
-    count_no_failure,
-    take_reports_of_any_generation,
-    start_before_the_old_are_gone,
-    delete_the_newest,
-    write_a_deletion_down_before_it_is_done,
-    resume_from_the_oldest,
-    trust_the_journal_over_storage,
-    wait_for_ranks_that_are_gone,
-    see_no_hang,
-    excuse_all_while_one_waits,
-    go_on_after_being_fenced,
-    set_a_deadline_that_has_passed,
-    reserve_as_whoever_counts,
-    run_commands_before_records_are_durable,
-    forget_that_the_journal_is_lost,
-    read_the_journal_before_the_lease_is_held,
-    call_a_commit_failed_that_was_made,
-    forget_those_who_never_came,
-    lose_no_agent_that_is_silent,
-]
+def _has(scenario: Scenario, *kinds: str) -> bool:
+    return any(fault.kind in kinds for fault in scenario.faults)
+
+
+def _is_taken_over(scenario: Scenario) -> bool:
+    return _has(scenario, "overtake", "take_over")
+
+
+def _is_taken_over_twice(scenario: Scenario) -> bool:
+    return sum(fault.kind in ("overtake", "take_over") for fault in scenario.faults) > 1
+
+
+def _always(scenario: Scenario) -> bool:
+    return True
+
+
+MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
+    form_while_a_checkpoint_is_pending: _always,
+    count_no_failure: _always,
+    take_reports_of_any_generation: _always,
+    start_before_the_old_are_gone: _always,
+    delete_the_newest: _always,
+    write_a_deletion_down_before_it_is_done: _always,
+    use_a_name_before_its_old_checkpoint_is_gone: lambda one: one.names_in_turn,
+    end_before_removals_are_answered: lambda one: one.spec.retention.num_to_keep is not None,
+    resume_from_the_oldest: _always,
+    trust_the_journal_over_storage: _always,
+    commit_what_lost_a_part: lambda one: _has(one, "kill_node", "cut_link"),
+    wait_for_ranks_that_are_gone: _always,
+    see_no_hang: _always,
+    excuse_all_while_one_waits: _always,
+    go_on_after_being_fenced: _is_taken_over,
+    set_a_deadline_that_has_passed: _always,
+    let_the_fenced_commit: _is_taken_over,
+    forget_the_floor: _is_taken_over,
+    leave_reservations_open: _is_taken_over,
+    let_the_overtaken_settle: _is_taken_over_twice,
+    reserve_as_whoever_counts: _is_taken_over,
+    remove_without_looking_at_the_lease: lambda one: _is_taken_over(one) and one.spec.retention.num_to_keep is not None,
+    commit_without_looking_at_the_reservation: lambda one: _is_taken_over(one) and one.names_in_turn,
+    create_without_refusal_where_storage_has_none: lambda one: _is_taken_over(one) and not one.exclusive,
+    run_commands_before_records_are_durable: _always,
+    go_on_without_a_journal: lambda one: _has(one, "outage"),
+    forget_that_the_journal_is_lost: _always,
+    read_the_journal_before_the_indices: _is_taken_over,
+    read_the_journal_before_the_lease_is_held: _is_taken_over,
+    read_what_was_cut_off: _is_taken_over,
+    use_the_fold_of_a_fenced_controller: _is_taken_over,
+    stop_reading_at_a_torn_line: lambda one: one.tears and _has(one, "kill_driver"),
+    trust_the_name_of_a_torn_segment: lambda one: one.tears and _has(one, "kill_driver"),
+    delete_segments_before_they_are_merged: lambda one: _has(one, "kill_driver"),
+    call_a_commit_failed_that_was_made: _always,
+    try_again_with_another_token: lambda one: one.names_in_turn and one.storage_trouble > 0,
+    take_the_answer_of_an_earlier_upload: lambda one: one.repeats > 0,
+    commit_for_a_dead_controller_what_is_not_whole: lambda one: (
+        one.checkpoint_ranks == "all" and _has(one, "kill_driver")
+    ),
+    forget_those_who_never_came: _always,
+    lose_no_agent_that_is_silent: _always,
+}
+"""Each with the scenarios that may find it; the others cannot, and are left out to save time."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_seed_finds_the_mutant(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, StopIteration)):
-        run_seeds(0, _SEEDS)
+    with pytest.raises(AssertionError, match="Replay it with"):
+        run_seeds(_seeds(MUTANTS[mutant]))
+
+
+def _seeds(may_find: Callable[[Scenario], bool]) -> Iterator[int]:
+    """The first of all seeds whose scenarios may find a mutant."""
+    return islice((seed for seed in count() if may_find(draw(seed))), _SEEDS)
