@@ -40,7 +40,6 @@ from holdfast.core.state import Durable, Generation, State
 from holdfast.errors import Damaged, StorageError
 from holdfast.journal.format import Line, Segment
 from holdfast.journal.reader import JournalReader, Position, position
-from holdfast.journal.writer import _ObjectWriter
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 
@@ -307,10 +306,6 @@ def read_what_was_cut_off(patch: Patch) -> None:
     patch.setattr(JournalReader, "_limit", lambda self, epoch: float("inf"))
 
 
-def use_the_fold_of_a_fenced_controller(patch: Patch) -> None:
-    patch.setattr(JournalReader, "is_cut", lambda self, mark: False)
-
-
 def stop_reading_at_a_torn_line(patch: Patch) -> None:
     joined = JournalReader._joined
 
@@ -337,16 +332,6 @@ def trust_the_name_of_a_torn_segment(patch: Patch) -> None:
             n += 1
 
     patch.setattr(JournalReader, "_parse", trusting)
-
-
-def delete_segments_before_they_are_merged(patch: Patch) -> None:
-    merge = _ObjectWriter._merge
-
-    def hasty(self: _ObjectWriter) -> None:
-        self._store.delete([part.key for part in self._parts])
-        merge(self)
-
-    patch.setattr(_ObjectWriter, "_merge", hasty)
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -472,7 +457,7 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     set_a_deadline_that_has_passed: _always,
     let_the_fenced_commit: _is_taken_over,
     forget_the_floor: _is_taken_over,
-    leave_reservations_open: _is_taken_over,
+    leave_reservations_open: lambda one: _has(one, "overtake") and one.beat_s > 3.0 and one.iterations >= 6,
     let_the_overtaken_settle: _is_taken_over_twice,
     reserve_as_whoever_counts: _is_taken_over,
     remove_without_looking_at_the_lease: lambda one: _is_taken_over(one) and one.spec.retention.num_to_keep is not None,
@@ -484,12 +469,10 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     read_the_journal_before_the_indices: _is_taken_over,
     read_the_journal_before_the_lease_is_held: _is_taken_over,
     read_what_was_cut_off: _is_taken_over,
-    use_the_fold_of_a_fenced_controller: _is_taken_over,
     stop_reading_at_a_torn_line: lambda one: one.tears and _has(one, "kill_driver"),
     trust_the_name_of_a_torn_segment: lambda one: one.tears and _has(one, "kill_driver"),
-    delete_segments_before_they_are_merged: lambda one: _has(one, "kill_driver"),
     call_a_commit_failed_that_was_made: _always,
-    try_again_with_another_token: lambda one: one.names_in_turn and one.storage_trouble > 0,
+    try_again_with_another_token: lambda one: one.names_in_turn and one.storage_trouble > 0 and not one.retries,
     take_the_answer_of_an_earlier_upload: lambda one: one.repeats > 0,
     commit_for_a_dead_controller_what_is_not_whole: lambda one: (
         one.checkpoint_ranks == "all" and _has(one, "kill_driver")
