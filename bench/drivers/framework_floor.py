@@ -9,14 +9,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pickle
 import signal
 import socket
 import statistics
 import sys
 import tempfile
 import time
+import traceback
 from typing import Any, NoReturn
 
+from holdfast.linux.process import die_with_parent
 from holdfast.storage.locate import local_cache_dir
 from holdfast.train import Checkpoint
 from holdfast.train.trainer import DataParallelTrainer
@@ -51,10 +54,10 @@ class _Session(sessions.Session):
     def _collect(self, kind: str, data: Any) -> Any:
         if self.assignment.rank == 0:
             self._peer.recv(1)
-            self._peer.sendall(json.dumps(data).encode())
+            self._peer.sendall(pickle.dumps(data))
             return data
         self._peer.sendall(b"x")
-        return json.loads(self._peer.recv(_SIZE))
+        return pickle.loads(self._peer.recv(_SIZE))
 
 
 def _assignment(rank: int, port: int) -> Assignment:
@@ -67,7 +70,7 @@ def _assignment(rank: int, port: int) -> Assignment:
 
 
 def _work(trainer: DataParallelTrainer, here: Assignment, listen_fd: int | None, session: _Session) -> NoReturn:
-    os.setpgid(0, 0)
+    die_with_parent(os.getppid())
     set_environment(here)
     refresh_randomness()
     set_thread_counts(here, [])
@@ -90,9 +93,15 @@ def _restart(trainer: DataParallelTrainer) -> tuple[float, list[str]]:
             if rank != 0:
                 listener.close()
             here = _assignment(rank, port)
-            _work(trainer, here, listener.detach() if rank == 0 else None, _Session(here, ends[rank], theirs))
+            ours.close()
+            try:
+                _work(trainer, here, listener.detach() if rank == 0 else None, _Session(here, ends[rank], theirs))
+            except BaseException:  # noqa: BLE001  a forked child must not go on as its parent
+                traceback.print_exc()
+                os._exit(1)
         pids.append(pid)
     listener.close()
+    theirs.close()
     with ours.makefile("rb") as file:
         answer = json.loads(file.readline())
     for pid in pids:
