@@ -42,7 +42,7 @@ def test_a_missing_framework_is_one_sentence_with_the_command(
     package: str, name: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module(f"holdfast.train.{package}")
-    monkeypatch.delattr(module, name, raising=False)
+    monkeypatch.delitem(vars(module), name, raising=False)
     for framework in _FRAMEWORKS:
         monkeypatch.delitem(sys.modules, framework, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
