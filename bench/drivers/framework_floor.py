@@ -20,7 +20,7 @@ import traceback
 from typing import Any, NoReturn
 
 from holdfast.linux.process import die_with_parent
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.train import Checkpoint
 from holdfast.train.trainer import DataParallelTrainer
 from holdfast.worker import session as sessions

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.process_identity import machine_id
 from holdfast.storage.files import has_shared_locks
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 
 __all__ = ["SessionDir", "remove_dangling_links", "sweep_dead"]

@@ -23,7 +23,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.process_identity import machine_id
 from holdfast.checkpoint.restore import fetch_manifest
 from holdfast.storage.files import has_shared_locks
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 from holdfast.storage.store import Store
 

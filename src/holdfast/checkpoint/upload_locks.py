@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from holdfast.runtime import current
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 
 __all__ = ["UploadLock", "is_uploading"]

@@ -45,7 +45,7 @@ from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
 from holdfast.printable import printable
 from holdfast.runtime import current
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.store import Store
 from holdfast.storage.uri import join
 from holdfast.views.files.results import ResultFiles

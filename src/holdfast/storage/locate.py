@@ -14,12 +14,11 @@ from urllib.parse import unquote, urlsplit
 from holdfast.errors import InvalidURI, MissingExtra
 from holdfast.storage.files import mount_kind
 from holdfast.storage.posix.store import PosixStore
-from holdfast.storage.private_directory import claim_private_directory
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 from holdfast.storage.uri import redact, scheme_of
 
-__all__ = ["default_storage_path", "local_cache_dir", "open_store"]
+__all__ = ["default_storage_path", "open_store"]
 
 _NEARLY = re.compile(r"(s3|gs|gcs|az|abfs|abfss|hdfs|file):", re.IGNORECASE)
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -63,20 +62,6 @@ def default_storage_path() -> str:
         if value := os.environ.get(name, "").strip():
             return value
     return os.path.expanduser("~/holdfast_results")  # noqa: PTH111  does not fail without a home
-
-
-def local_cache_dir() -> Path:
-    """This node's cache: HOLDFAST_LOCAL_CACHE_DIR, RAY_AIR_LOCAL_CACHE_DIR, ~/.cache/holdfast, or, without a
-    home that may be written, a directory of this user's below the system's temporary one, which is made at once."""
-    for name in ("HOLDFAST_LOCAL_CACHE_DIR", "RAY_AIR_LOCAL_CACHE_DIR"):
-        if value := os.environ.get(name, "").strip():
-            return Path(os.path.abspath(os.path.expanduser(value)))  # noqa: PTH100, PTH111
-    home = os.path.expanduser("~")  # noqa: PTH111
-    if os.path.isabs(home) and _may_write(Path(home, ".cache", "holdfast")):  # noqa: PTH117
-        return Path(home, ".cache", "holdfast")
-    import tempfile  # seldom needed, and a tenth of what `import holdfast.train` may cost
-
-    return claim_private_directory(Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}"))
 
 
 def _open_directory(path: Path) -> Store:
@@ -156,9 +141,3 @@ def _check_bucket(uri: str, scheme: str) -> None:
         bucket = ""
     if not bucket:
         raise InvalidURI(f"The storage path {redact(uri)} names no bucket: write {scheme}://bucket/prefix.")
-
-
-def _may_write(directory: Path) -> bool:
-    while not os.path.exists(directory) and directory != directory.parent:  # noqa: PTH110  pathlib raises EACCES
-        directory = directory.parent
-    return os.access(directory, os.W_OK | os.X_OK)

@@ -1,6 +1,6 @@
 """Directories that only their owner may enter: the cache, staging, session directories and temporary files.
 
-They hold files that are not published yet, and files whose modes the user chose. `locate` finds the cache.
+They hold files that are not published yet, and files whose modes the user chose. `local_cache` finds the cache.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 from holdfast.worker.job import Assignment
 

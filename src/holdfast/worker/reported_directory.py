@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast.checkpoint.layout import EPOCHS, MANIFEST, RESERVED
 from holdfast.checkpoint.manifest import decode
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.worker.job import Assignment
 
 __all__ = ["check_reported_directory", "is_committed"]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigError, InvalidURI, MissingExtra
-from holdfast.storage.locate import default_storage_path, local_cache_dir, open_store
+from holdfast.storage.local_cache import local_cache_dir
+from holdfast.storage.locate import default_storage_path, open_store
 from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.retry import RetryingStore
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.storage.locate import local_cache_dir
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.train.rendezvous import find_free_port, wait_for_listener
 from holdfast.worker.bootstrap import release_port
 from holdfast.worker.job import Assignment
