@@ -14,7 +14,9 @@ import msgspec
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.deletion import delete_part_records, delete_rest
+from holdfast.checkpoint.manifest import Manifest, encode
 from holdfast.checkpoint.process_identity import describe, is_dead, this_process
 from holdfast.checkpoint.reservation import Reservation, read_reservation
 from holdfast.checkpoint.timestamps import now_text
@@ -39,7 +41,7 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
     if check_lease is not None:
         check_lease()
     if is_pinned(store, name):
-        raise Pinned(f"{store.uri}: {name} is pinned: `holdfast ckpt unpin` it before it is removed.")
+        raise _pinned(store, name)
     if check_lease is None and reservation is not None:
         _sign(store, name, reservation)
     delete_part_records(store, name)
@@ -58,7 +60,19 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
         now = read_reservation(store, name)
         return owner == (None if now is None else now.token)
 
+    if entry.manifest is not None and is_pinned(store, name) and still_ours() and _restore(store, entry.manifest):
+        raise _pinned(store, name)
     delete_rest(store, name, still_ours)
+
+
+def _restore(store: Store, manifest: Manifest) -> bool:
+    """Create the manifest of a checkpoint again that was pinned while it was being removed. `pin` writes its file
+    before it looks for the manifest: if it found one, the remover finds the pin after the deletion."""
+    return create_once(store, layout.key_of(manifest.name, layout.MANIFEST), encode(manifest))
+
+
+def _pinned(store: Store, name: str) -> Pinned:
+    return Pinned(f"{store.uri}: {name} is pinned: `holdfast ckpt unpin` it before it is removed.")
 
 
 def _sign(store: Store, name: str, reservation: Reservation) -> None:

@@ -115,6 +115,42 @@ def test_a_paused_removal_does_not_delete_a_successors_commit(source: Path, tmp_
         assert (report.ok, report.damaged) == (successors, {}), store.calls[at]
 
 
+def test_a_pin_that_was_confirmed_during_a_removal_keeps_the_checkpoint(source: Path, tmp_path: Path) -> None:
+    """Pinned before each request of the removal: the checkpoint stays whole, or the pin is refused."""
+    first = PausedStore(tmp_path / "count")
+    commit_directory(first, source, name="a")
+    first.calls.clear()
+    remove(first, "a")
+    confirmed = 0
+    for at in range(len(first.calls)):
+        store = PausedStore(tmp_path / f"run-{at}")
+        done = commit_directory(store, source, name="a")
+        store.calls.clear()
+        refusals: list[NotCommitted] = []
+
+        def pin_now(root: Path = tmp_path / f"run-{at}", found: list[NotCommitted] = refusals) -> None:
+            try:
+                pin(FarStore(root), "a")
+            except NotCommitted as error:
+                found.append(error)
+
+        store.pause_before, store.action = at, pin_now
+        if _removed(store):
+            assert refusals, first.calls[at]
+        else:
+            confirmed += 1
+            assert verify(store, deep=True).ok == [done]
+    assert 0 < confirmed < len(first.calls)
+
+
+def _removed(store: Store) -> bool:
+    try:
+        remove(store, "a")
+    except Pinned:
+        return False
+    return True
+
+
 def test_a_removal_deletes_only_the_checkpoint_with_its_token(source: Path, tmp_path: Path) -> None:
     store = FarStore(tmp_path / "run")
     first = commit_directory(store, source, name="a")
