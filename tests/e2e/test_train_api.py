@@ -229,7 +229,7 @@ def test_local_mode_has_the_variables_and_the_filesystem_of_the_run(place: Place
     )
     local = train.ScalingConfig(num_workers=0)
     result = train.DataParallelTrainer(function, scaling_config=local, run_config=run_config).fit()
-    assert result.return_value == ["set", 7]
+    assert result.return_value == ("set", 7)
     assert "OF_THE_RUN" not in os.environ
 
 

@@ -10,6 +10,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,9 @@ def _job(trainer: DataParallelTrainer, takes_config: bool, framework: Framework 
 def _environment(trainer: DataParallelTrainer) -> dict[str, str]:
     given = trainer.run_config.worker_runtime_env
     # Workers run in a directory of the run's; scripts that were written for Ray find the driver's by this variable.
-    directory = {"TUNE_ORIG_WORKING_DIR": str(Path.cwd())}
+    directory: dict[str, str] = {}
+    with suppress(FileNotFoundError):  # it was removed
+        directory["TUNE_ORIG_WORKING_DIR"] = str(Path.cwd())
     variables = directory | init_environment() | checks.runtime_environment("RunConfig(worker_runtime_env)", given)
     return variables | {"HOLDFAST_USE_GPU": "1"} if trainer.scaling_config.use_gpu else variables
 
