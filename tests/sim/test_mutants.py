@@ -44,7 +44,7 @@ from holdfast.runtime import current
 from holdfast.storage.store import Store
 
 Patch = pytest.MonkeyPatch
-_SEEDS = 120
+_SEEDS = 1000
 """So many are tried for each mutant."""
 
 
