@@ -13,7 +13,7 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.errors import ConfigError
 from holdfast.train import checks
 
-__all__ = ["BoosterCheckpoint", "BoosterReports", "refuse_legacy_arguments"]
+__all__ = ["BoosterCheckpoint", "BoosterReports"]
 
 Metrics = dict[str, Any]
 
@@ -97,12 +97,3 @@ def _renamed(metrics: str | Sequence[str] | Mapping[str, str] | None) -> dict[st
     if isinstance(metrics, str):
         return {metrics: metrics}
     return dict(metrics) if isinstance(metrics, Mapping) else {name: name for name in metrics}
-
-
-def refuse_legacy_arguments(trainer: str, arguments: Mapping[str, Any]) -> None:
-    """`XGBoostTrainer(label_column=..., params=...)` of old scripts."""
-    if given := [name for name, value in arguments.items() if value is not None]:
-        raise DeprecationWarning(
-            f"{trainer}({', '.join(given)}) has gone: call the framework's own train() in a train_loop_per_worker, and "
-            "give that function to the trainer."
-        )

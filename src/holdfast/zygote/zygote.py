@@ -229,12 +229,8 @@ class Zygote:
             self._import_trial.trial_pid = self._fork_trial()
 
     def _fork_trial(self) -> int:
-        parent = os.getpid()
-        pid = os.fork()
+        pid = self._fork_child()
         if pid == 0:
-            os.setsid()
-            die_with_parent(parent)
-            self._reset_child()
             self._import_trial.run_trial()
         return pid
 
@@ -303,15 +299,21 @@ class Zygote:
 
     # ------------------------------------------------------------------ children
 
-    def _fork(self, order: Fork) -> None:
-        here = order.assignment
-        worker_fds = WorkerFds.from_fds([self._fds.popleft() for _ in range(5 if order.listens else 4)])
+    def _fork_child(self) -> int:
+        """`os.fork`; the child, which gets 0, leads a session of its own and dies with this process."""
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             os.setsid()
             die_with_parent(parent)
             self._reset_child()
+        return pid
+
+    def _fork(self, order: Fork) -> None:
+        here = order.assignment
+        worker_fds = WorkerFds.from_fds([self._fds.popleft() for _ in range(5 if order.listens else 4)])
+        pid = self._fork_child()
+        if pid == 0:
             if self._loaded is None:
                 self._become_cold(here, worker_fds)
             os.close(self._function_fd)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from holdfast.errors import ConfigError
-from holdfast.train.boosting import refuse_legacy_arguments
+from holdfast.train.booster_trainer import BoosterTrainer
 from holdfast.train.config import RunConfig, ScalingConfig
-from holdfast.train.lazy_attributes import require
 from holdfast.train.lightgbm.config import LightGBMConfig
 from holdfast.train.lightgbm.network import LightGBMNetwork
-from holdfast.train.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -21,11 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["LightGBMTrainer"]
 
 
-class LightGBMTrainer(DataParallelTrainer):
+class LightGBMTrainer(BoosterTrainer):
     """Calls a function that calls `lightgbm.train` on every worker. With `get_network_params()` among its parameters,
     the workers train one model."""
 
     _preload: ClassVar[tuple[str, ...]] = ("lightgbm",)
+    _package = "lightgbm"
+    _config_type = LightGBMConfig
 
     def __init__(
         self,
@@ -43,18 +42,13 @@ class LightGBMTrainer(DataParallelTrainer):
         params: Mapping[str, Any] | None = None,
         num_boost_round: int | None = None,
     ) -> None:
-        refuse_legacy_arguments(
-            "LightGBMTrainer", {"label_column": label_column, "params": params, "num_boost_round": num_boost_round}
-        )
-        require("LightGBMTrainer", {"lightgbm": "lightgbm"})
-        if lightgbm_config is not None and not isinstance(lightgbm_config, LightGBMConfig):
-            raise ConfigError(f"lightgbm_config must be a LightGBMConfig, not {type(lightgbm_config).__name__}.")
         super().__init__(
             train_loop_per_worker,
+            lightgbm_config,
+            {"label_column": label_column, "params": params, "num_boost_round": num_boost_round},
             train_loop_config=train_loop_config,
             scaling_config=scaling_config,
             run_config=run_config,
-            backend_config=lightgbm_config or LightGBMConfig(),
             datasets=datasets,
             dataset_config=dataset_config,
             metadata=metadata,
@@ -63,7 +57,3 @@ class LightGBMTrainer(DataParallelTrainer):
 
     def _framework(self) -> Framework | None:
         return LightGBMNetwork()
-
-    @classmethod
-    def get_model(cls, checkpoint: Checkpoint) -> Any:
-        raise DeprecationWarning("LightGBMTrainer.get_model() has gone: call RayTrainReportCallback.get_model().")

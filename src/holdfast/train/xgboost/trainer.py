@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from holdfast.errors import ConfigError
-from holdfast.train.boosting import refuse_legacy_arguments
+from holdfast.train.booster_trainer import BoosterTrainer
 from holdfast.train.config import RunConfig, ScalingConfig
-from holdfast.train.lazy_attributes import require
-from holdfast.train.trainer import DataParallelTrainer
 from holdfast.train.xgboost.collective import XGBoostCollective
 from holdfast.train.xgboost.config import XGBoostConfig
 
@@ -21,10 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["XGBoostTrainer"]
 
 
-class XGBoostTrainer(DataParallelTrainer):
+class XGBoostTrainer(BoosterTrainer):
     """Calls a function that calls `xgboost.train` on every worker; with several workers, they train one model."""
 
     _preload: ClassVar[tuple[str, ...]] = ("xgboost",)
+    _package = "xgboost"
+    _config_type = XGBoostConfig
 
     def __init__(
         self,
@@ -42,18 +41,13 @@ class XGBoostTrainer(DataParallelTrainer):
         params: Mapping[str, Any] | None = None,
         num_boost_round: int | None = None,
     ) -> None:
-        refuse_legacy_arguments(
-            "XGBoostTrainer", {"label_column": label_column, "params": params, "num_boost_round": num_boost_round}
-        )
-        require("XGBoostTrainer", {"xgboost": "xgboost"})
-        if xgboost_config is not None and not isinstance(xgboost_config, XGBoostConfig):
-            raise ConfigError(f"xgboost_config must be an XGBoostConfig, not {type(xgboost_config).__name__}.")
         super().__init__(
             train_loop_per_worker,
+            xgboost_config,
+            {"label_column": label_column, "params": params, "num_boost_round": num_boost_round},
             train_loop_config=train_loop_config,
             scaling_config=scaling_config,
             run_config=run_config,
-            backend_config=xgboost_config or XGBoostConfig(),
             datasets=datasets,
             dataset_config=dataset_config,
             metadata=metadata,
@@ -62,7 +56,3 @@ class XGBoostTrainer(DataParallelTrainer):
 
     def _framework(self) -> Framework | None:
         return XGBoostCollective()
-
-    @classmethod
-    def get_model(cls, checkpoint: Checkpoint) -> Any:
-        raise DeprecationWarning("XGBoostTrainer.get_model() has gone: call RayTrainReportCallback.get_model().")
