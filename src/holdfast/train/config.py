@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from holdfast.core.resources import find_problem
 from holdfast.errors import ConfigError
 from holdfast.storage.locate import default_storage_path
 from holdfast.train import checks
@@ -86,6 +87,8 @@ class ScalingConfig:
     def _check_resources(self) -> None:
         resources = checks.resources("ScalingConfig(resources_per_worker)", self.resources_per_worker)
         checks.resources("ScalingConfig(trainer_resources)", self.trainer_resources)
+        if problem := find_problem(resources):
+            raise ConfigError(f"ScalingConfig(resources_per_worker): {problem}.")
         gpus = resources.get("GPU")
         if gpus and not self.use_gpu:
             raise ConfigError(

@@ -46,6 +46,7 @@ def test_the_defaults_are_those_of_ray() -> None:
         (ScalingConfig, {"resources_per_worker": {"CPU": -1}}, r"'CPU': -1 does not"),
         (ScalingConfig, {"resources_per_worker": {"GPU": 1}}, r"asks for 1 GPU but use_gpu is False"),
         (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 0}}, r"contradict each other"),
+        (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 1.5}}, r"'GPU': 1.5 is neither a whole"),
         (ScalingConfig, {"placement_strategy": "pack"}, r'placement_strategy\) must be one of "PACK"'),
         (ScalingConfig, {"use_tpu": True}, r"TPUs are not supported"),
         (ScalingConfig, {"engine": "slurm"}, r"engine='slurm'\): only \"local\" is there"),

@@ -1,0 +1,284 @@
+"""Admission: exact decisions by example, and its promises for any order of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from holdfast.core.admission import Admission, Decision, Gang, Grant, Revoke, capacity
+from holdfast.core.resources import Offer, Taken
+
+CPU = Taken(amounts={"CPU": 10_000})
+
+
+def offer(cpus: float = 0, *gpus: str, slots: int | None = None) -> Offer:
+    return Offer(resources={"CPU": cpus}, gpus=gpus, slots=slots)
+
+
+def gang(run: str, workers: int, workers_per_agent: int | None = None, **resources: float) -> Gang:
+    return Gang(run=run, workers=workers, resources=resources, workers_per_agent=workers_per_agent)
+
+
+def grant(run: str, agent: str, *workers: Taken) -> Grant:
+    return Grant(run=run, agent=agent, workers=workers)
+
+
+def admission(**offers: Offer) -> Admission:
+    made = Admission()
+    for agent, one in offers.items():
+        assert made.agent_joined(agent, one) == []
+    return made
+
+
+def test_a_gang_is_placed_on_agents_in_the_order_in_which_they_joined() -> None:
+    policy = admission(a=offer(2), b=offer(2))
+    assert policy.ask(gang("r", 3, CPU=1)) == [grant("r", "a", CPU, CPU), grant("r", "b", CPU)]
+    assert policy.waiting == []
+
+
+def test_a_gang_gets_all_or_nothing() -> None:
+    policy = admission(a=offer(2))
+    assert policy.ask(gang("r", 3, CPU=1)) == []
+    assert policy.held("r") == {}
+    assert policy.agent_joined("b", offer(1)) == [grant("r", "a", CPU, CPU), grant("r", "b", CPU)]
+
+
+def test_gangs_are_served_in_the_order_in_which_they_came() -> None:
+    policy = admission(a=offer(2))
+    policy.ask(gang("first", 2, CPU=1))
+    assert policy.ask(gang("second", 2, CPU=1)) == []
+    assert policy.ask(gang("third", 1, CPU=1)) == []
+    assert policy.withdraw("first") == []
+    assert policy.release("first", "a") == [grant("second", "a", CPU, CPU)]
+    assert [one.run for one in policy.waiting] == ["third"]
+
+
+def test_nobody_overtakes_a_waiting_gang_on_what_it_could_use() -> None:
+    policy = admission(a=offer(4))
+    policy.ask(gang("small", 1, CPU=1))
+    assert policy.ask(gang("large", 4, CPU=1)) == []
+    assert policy.ask(gang("late", 1, CPU=1)) == []
+    policy.withdraw("small")
+    assert policy.release("small", "a") == [grant("large", "a", CPU, CPU, CPU, CPU)]
+
+
+def test_a_gang_that_waits_for_gpus_does_not_hold_up_one_that_needs_none() -> None:
+    policy = admission(a=offer(4, "0"))
+    policy.ask(gang("g", 1, GPU=1))
+    assert policy.ask(gang("g2", 1, GPU=1)) == []
+    assert policy.ask(gang("c", 1, CPU=1)) == [grant("c", "a", CPU)]
+    assert policy.ask(gang("half", 1, GPU=0.5)) == []
+
+
+def test_a_gang_that_fits_no_agent_blocks_nobody_until_one_joins_that_could_hold_it() -> None:
+    policy = admission(a=offer(2))
+    assert policy.ask(gang("large", 1, CPU=8)) == []
+    assert policy.ask(gang("small", 1, CPU=1)) == [grant("small", "a", CPU)]
+    assert policy.agent_joined("b", offer(8)) == [grant("large", "b", Taken(amounts={"CPU": 80_000}))]
+
+
+def test_gangs_that_take_nothing_share_an_agent() -> None:
+    policy = admission(a=offer(1))
+    assert policy.ask(gang("r", 3)) == [grant("r", "a", Taken(), Taken(), Taken())]
+    assert policy.ask(gang("s", 2)) == [grant("s", "a", Taken(), Taken())]
+
+
+def test_workers_per_agent_spread_a_gang() -> None:
+    policy = admission(a=offer())
+    assert policy.ask(gang("r", 3, 2)) == []
+    two = (Taken(), Taken())
+    assert policy.agent_joined("b", offer()) == [grant("r", "a", *two), grant("r", "b", Taken())]
+
+
+def test_slots_limit_workers_of_all_runs() -> None:
+    policy = admission(a=offer(slots=3))
+    policy.ask(gang("r", 2))
+    assert policy.ask(gang("s", 2)) == []
+    policy.withdraw("r")
+    assert policy.release("r", "a") == [grant("s", "a", Taken(), Taken())]
+
+
+def test_a_gang_that_loses_an_agent_keeps_the_rest_and_its_turn() -> None:
+    policy = admission(a=offer(2), b=offer(2))
+    policy.ask(gang("r", 4, CPU=1))
+    assert policy.ask(gang("s", 1, CPU=1)) == []
+    assert policy.agent_lost("b") == []
+    assert dict(policy.held("r")) == {"a": (CPU, CPU)}
+    assert policy.agent_joined("c", offer(2)) == [grant("r", "c", CPU, CPU)]
+
+
+def test_of_two_gangs_that_lost_places_the_later_gives_its_own_up_to_the_earlier() -> None:
+    policy = admission(a=offer(2), b=offer(2), c=offer(4))
+    policy.ask(gang("r", 4, CPU=1))  # a, b
+    policy.ask(gang("s", 4, CPU=1))  # c
+    policy.agent_lost("c")
+    assert policy.agent_joined("d", offer(2)) == []
+    assert policy.agent_lost("b") == [grant("r", "d", CPU, CPU)]
+    assert policy.agent_joined("e", offer(4)) == [grant("s", "e", CPU, CPU, CPU, CPU)]
+
+    policy = admission(a=offer(2), b=offer(2), c=offer(2), d=offer(2))
+    policy.ask(gang("r", 4, CPU=1))  # a, b
+    policy.ask(gang("s", 4, CPU=1))  # c, d
+    assert policy.agent_lost("d") == []
+    assert policy.agent_lost("b") == [Revoke(run="s", agent="c")]
+    assert policy.release("s", "c") == [grant("r", "c", CPU, CPU)]
+    assert [one.run for one in policy.waiting] == ["s"]
+
+
+def test_a_gang_that_runs_is_never_revoked() -> None:
+    policy = admission(a=offer(2), b=offer(2), c=offer(2))
+    policy.ask(gang("r", 4, CPU=1))  # a, b
+    policy.ask(gang("s", 2, CPU=1))  # c
+    assert policy.agent_lost("b") == []
+
+
+def test_capacity_counts_what_empty_agents_could_hold() -> None:
+    assert capacity(gang("r", 5, CPU=2), [offer(4), offer(3)]) == 3
+    assert capacity(gang("r", 2, CPU=1), [offer(4)]) == 2
+    assert capacity(gang("r", 2, GPU=0.5), [offer(0, "0")]) == 2
+    assert capacity(gang("r", 2, GPU=1.0), [offer(4)]) == 0
+
+
+RESOURCES = st.sampled_from([{}, {"CPU": 1.0}, {"CPU": 3.0}, {"GPU": 1.0}, {"GPU": 0.5, "CPU": 1.0}, {"GPU": 2.0}])
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A model that adds up what was granted and trusts nothing."""
+
+    agents = Bundle("agents")
+    runs = Bundle("runs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = Admission()
+        self.number = 0
+        self.offers: dict[str, Offer] = {}
+        self.gangs: dict[str, Gang] = {}
+        self.given: dict[tuple[str, str], list[Taken]] = {}
+        self.leaving: set[tuple[str, str]] = set()
+
+    def follow(self, decisions: list[Decision]) -> None:
+        granted: dict[str, int] = {}
+        for one in decisions:
+            if isinstance(one, Grant):
+                self.given.setdefault((one.run, one.agent), []).extend(one.workers)
+                granted[one.run] = granted.get(one.run, 0) + len(one.workers)
+            else:
+                assert self.count(one.run) < self.gangs[one.run].workers, "a gang that runs was revoked"
+                self.leaving.add((one.run, one.agent))
+        for run in granted:
+            assert self.count(run) == self.gangs[run].workers, "a gang was given a part"
+
+    def count(self, run: str) -> int:
+        return sum(len(one) for key, one in self.given.items() if key[0] == run and key not in self.leaving)
+
+    def name(self, kind: str) -> str:
+        self.number += 1
+        return f"{kind}{self.number}"
+
+    @rule(target=agents, cpus=st.integers(0, 4), gpus=st.integers(0, 2), slots=st.sampled_from([None, None, 3]))
+    def join(self, cpus: int, gpus: int, slots: int | None) -> str:
+        name = self.name("a")
+        self.offers[name] = offer(cpus, *(f"{name}-{n}" for n in range(gpus)), slots=slots)
+        self.follow(self.policy.agent_joined(name, self.offers[name]))
+        return name
+
+    @rule(agent=consumes(agents))
+    def lose(self, agent: str) -> None:
+        del self.offers[agent]
+        for key in [key for key in self.given if key[1] == agent]:
+            del self.given[key]
+            self.leaving.discard(key)
+        self.follow(self.policy.agent_lost(agent))
+
+    @rule(target=runs, workers=st.integers(1, 5), resources=RESOURCES, most=st.sampled_from([None, None, 1, 2]))
+    def ask(self, workers: int, resources: dict[str, float], most: int | None) -> str:
+        name = self.name("r")
+        self.gangs[name] = gang(name, workers, most, **resources)
+        self.follow(self.policy.ask(self.gangs[name]))
+        return name
+
+    @rule(run=consumes(runs))
+    def end(self, run: str) -> None:
+        self.follow(self.policy.withdraw(run))
+        for key in [key for key in self.given if key[0] == run]:
+            del self.given[key]
+            self.leaving.discard(key)
+            self.follow(self.policy.release(*key))
+        del self.gangs[run]
+
+    @rule(data=st.data())
+    def give_up(self, data: Any) -> None:
+        if self.leaving:
+            key = data.draw(st.sampled_from(sorted(self.leaving)))
+            self.leaving.discard(key)
+            del self.given[key]
+            self.follow(self.policy.release(*key))
+
+    @invariant()
+    def nothing_is_given_twice(self) -> None:
+        for agent, has in self.offers.items():
+            workers = [one for key, given in self.given.items() if key[1] == agent for one in given]
+            assert has.slots is None or len(workers) <= has.slots
+            for name, amount in has.resources.items():
+                assert sum(one.amounts.get(name, 0) for one in workers) <= amount * 10_000
+            for gpu in has.gpus:
+                assert sum(one.gpu_units for one in workers if gpu in one.gpus) <= 10_000
+            assert all(set(one.gpus) <= set(has.gpus) for one in workers)
+
+    @invariant()
+    def no_gang_has_more_on_an_agent_than_it_allows(self) -> None:
+        for (run, _), workers in self.given.items():
+            assert len(workers) <= (self.gangs[run].workers_per_agent or 99)
+
+    @invariant()
+    def those_who_wait_are_those_who_miss_something(self) -> None:
+        waiting = [one.run for one in self.policy.waiting]
+        assert waiting == [run for run in self.gangs if self.count(run) < self.gangs[run].workers]
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), RESOURCES), max_size=5),
+    st.lists(st.tuples(st.integers(1, 2), RESOURCES), min_size=30, max_size=30),
+    st.integers(1, 4),
+    st.sampled_from([{"CPU": 1.0}, {"CPU": 3.0}, {"GPU": 1.0}, {"GPU": 0.5, "CPU": 1.0}]),
+)
+def test_a_large_gang_is_not_overtaken_for_ever(
+    before: list[tuple[int, dict[str, float]]],
+    after: list[tuple[int, dict[str, float]]],
+    workers: int,
+    resources: dict[str, float],
+) -> None:
+    """Runs arrive without end and each ends some time; when all that came before the large gang have ended, it runs."""
+    agents = {"a": offer(6, "a0", "a1", slots=6), "b": offer(6, "b0", "b1", slots=6)}
+    policy = admission(**agents)
+    running: list[str] = []
+
+    def follow(decisions: list[Decision]) -> None:
+        running.extend(one.run for one in decisions if isinstance(one, Grant) and one.run not in running)
+
+    for n, (count, wanted) in enumerate(before):
+        follow(policy.ask(gang(f"before{n}", count, **wanted)))
+    large = gang("large", workers, **resources)
+    if capacity(large, agents.values()) < workers:
+        return
+    follow(policy.ask(large))
+    for n, (count, wanted) in enumerate(after):
+        if "large" in running:
+            return
+        follow(policy.ask(gang(f"after{n}", count, **wanted)))
+        # Of those that came before, the oldest ends; those that came later never do.
+        for run in [one for one in running if one.startswith("before")][:1]:
+            running.remove(run)
+            follow(policy.withdraw(run))
+            for agent in list(policy.held(run)):
+                follow(policy.release(run, agent))
+    assert "large" in running or any(one.run.startswith("before") for one in policy.waiting)
