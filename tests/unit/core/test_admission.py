@@ -266,15 +266,15 @@ def test_a_large_gang_is_not_overtaken_for_ever(
         running.extend(one.run for one in decisions if isinstance(one, Grant) and one.run not in running)
 
     for n, (count, wanted) in enumerate(before):
-        follow(policy.ask(gang(f"before{n}", count, **wanted)))
-    large = gang("large", workers, **resources)
+        follow(policy.ask(gang(f"before{n}", count, None, **wanted)))
+    large = gang("large", workers, None, **resources)
     if capacity(large, agents.values()) < workers:
         return
     follow(policy.ask(large))
     for n, (count, wanted) in enumerate(after):
         if "large" in running:
             return
-        follow(policy.ask(gang(f"after{n}", count, **wanted)))
+        follow(policy.ask(gang(f"after{n}", count, None, **wanted)))
         # Of those that came before, the oldest ends; those that came later never do.
         for run in [one for one in running if one.startswith("before")][:1]:
             running.remove(run)
