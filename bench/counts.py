@@ -82,41 +82,41 @@ class _Bench:
 
     def traced(self, scenario: str, count: int) -> Counts:
         """Everything but the CPU time of one run."""
-        with self._place() as place:
+        with self._directory() as directory:
             if scenario == "restore":
-                self._run(place, scenario, count)
-            log = place / "strace"
-            self._run(place, scenario, count, ["strace", "-f", "-y", "-qq", "-s", "256", "-o", str(log)])
+                self._run(directory, scenario, count)
+            log = directory / "strace"
+            self._run(directory, scenario, count, ["strace", "-f", "-y", "-qq", "-s", "256", "-o", str(log)])
             with log.open(errors="replace") as lines:
-                counts = system_calls(lines, str(place / "storage"))
-            return {**counts, _MESSAGES: sum(_messages(place).values())}
+                counts = system_calls(lines, str(directory / "storage"))
+            return {**counts, _MESSAGES: sum(_messages(directory).values())}
 
     def timed(self, scenario: str, count: int) -> Counts:
         """The CPU time of one run: the driver's and that of every process below it."""
-        with self._place() as place:
+        with self._directory() as directory:
             if scenario == "restore":
-                self._run(place, scenario, count)
-            return {_CPU: 1000 * self._run(place, scenario, count)}
+                self._run(directory, scenario, count)
+            return {_CPU: 1000 * self._run(directory, scenario, count)}
 
     def requested(self, scenario: str, count: int) -> tuple[Counts, Counts]:
         """Requests to an S3 server by method, and messages by type."""
-        with self._place() as place, _s3() as (uri, environment, requests):
-            self._run(place, scenario, count, storage=uri, environment=environment)
-            return {method: float(number) for method, number in requests.items()}, _messages(place)
+        with self._directory() as directory, _s3() as (uri, environment, requests):
+            self._run(directory, scenario, count, storage=uri, environment=environment)
+            return {method: float(number) for method, number in requests.items()}, _messages(directory)
 
     @contextmanager
-    def _place(self) -> Iterator[Path]:
+    def _directory(self) -> Iterator[Path]:
         self._number += 1
-        place = self._scratch / str(self._number)
-        place.mkdir()
+        directory = self._scratch / str(self._number)
+        directory.mkdir()
         try:
-            yield place
+            yield directory
         finally:
-            shutil.rmtree(place)
+            shutil.rmtree(directory)
 
     def _run(
         self,
-        place: Path,
+        directory: Path,
         scenario: str,
         count: int,
         wrapper: list[str] | None = None,
@@ -125,17 +125,17 @@ class _Bench:
         environment: Mapping[str, str] | None = None,
     ) -> float:
         """CPU seconds of the run, its children included."""
-        command = [sys.executable, str(_DRIVER), scenario, str(count), storage or str(place / "storage")]
+        command = [sys.executable, str(_DRIVER), scenario, str(count), storage or str(directory / "storage")]
         process = subprocess.Popen(
-            [*(wrapper or []), *command, str(place / "messages")],
+            [*(wrapper or []), *command, str(directory / "messages")],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(self._source / "src"), str(_ROOT)]),
-                "HOLDFAST_LOCAL_CACHE_DIR": str(place / "cache"),
+                "HOLDFAST_LOCAL_CACHE_DIR": str(directory / "cache"),
                 "HOLDFAST_QUIET": "1",
                 **(environment or {}),
             },
-            cwd=place,
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -149,8 +149,8 @@ class _Bench:
         return usage.ru_utime + usage.ru_stime
 
 
-def _messages(place: Path) -> Counts:
-    counts: Counts = json.loads((place / "messages").read_text())
+def _messages(directory: Path) -> Counts:
+    counts: Counts = json.loads((directory / "messages").read_text())
     return counts
 
 
@@ -181,10 +181,10 @@ def _s3() -> Iterator[tuple[str, dict[str, str], Counter[str]]]:
     thread.start()
     try:
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        place = Server("s3", endpoint, aws_environment(), lambda name: place.request("PUT", f"/{name}"))
-        uri = place.uri(place.new_bucket(), "runs")  # a new one each time: moto's are the process's
+        s3 = Server("s3", endpoint, aws_environment(), lambda name: s3.request("PUT", f"/{name}"))
+        uri = s3.uri(s3.new_bucket(), "runs")  # a new one each time: moto's are the process's
         requests.clear()
-        yield uri, dict(place.environment), requests
+        yield uri, dict(s3.environment), requests
     finally:
         server.shutdown()
         thread.join()

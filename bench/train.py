@@ -47,12 +47,12 @@ def _rate(scenario: str) -> Callable[[Contender, Path], float]:
 def _recovery(contender: Contender, directory: Path) -> float:
     """Seconds from SIGKILL of rank 1, at a random moment, to the next step of the new rank 1."""
     with started(contender, "steps", directory) as run:
-        victim = run.until(lambda event: event["event"] == "step" and event["rank"] == 1 and event["step"] >= 60)
+        killed = run.until(lambda event: event["event"] == "step" and event["rank"] == 1 and event["step"] >= 60)
         time.sleep(_SETTLING_S + 2 * random.random())  # random: some contenders look only now and then
         killed_at = time.time()
-        os.kill(victim["pid"], signal.SIGKILL)
+        os.kill(killed["pid"], signal.SIGKILL)
         fresh = run.until(
-            lambda event: event["event"] == "step" and event["rank"] == 1 and event["pid"] != victim["pid"]
+            lambda event: event["event"] == "step" and event["rank"] == 1 and event["pid"] != killed["pid"]
         )
         return float(fresh["at"]) - killed_at
 

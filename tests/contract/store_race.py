@@ -163,10 +163,10 @@ class StoreRaces:
             for number in range(self.place_rounds):
                 for driver in drivers:
                     _tell(driver, f"run {number}")
-                told = [_ask(driver) for driver in drivers]
-                assert len([one for one in told if one != "busy"]) == 1, told
+                answers = [_ask(driver) for driver in drivers]
+                assert len([one for one in answers if one != "busy"]) == 1, answers
                 found = msgspec.json.decode(store.get(f"run {number}/{epoch_key(1)}"), type=EpochFile)
-                assert found.id in told
+                assert found.id in answers
 
     def test_many_processes_write_and_delete_in_one_directory(self, store: Store) -> None:
         if not self.processes_find_it:

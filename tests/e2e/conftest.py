@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.faults.programs.place import place
+from tests.faults.programs.sandbox import sandbox
 
-__all__ = ["place"]
+__all__ = ["sandbox"]

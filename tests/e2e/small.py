@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.train import Checkpoint, Result, RunConfig, ScalingConfig
@@ -19,9 +19,9 @@ Function = Callable[..., Any]
 
 
 def make_trainer(
-    place: Place, function: Function, workers: int = 1, config: dict[str, Any] | None = None, **run: Any
+    sandbox: Sandbox, function: Function, workers: int = 1, config: dict[str, Any] | None = None, **run: Any
 ) -> train.DataParallelTrainer:
-    run = {"name": "run", "storage_path": place.storage, **run}
+    run = {"name": "run", "storage_path": sandbox.storage, **run}
     return train.DataParallelTrainer(
         function,
         train_loop_config=config,
@@ -30,8 +30,8 @@ def make_trainer(
     )
 
 
-def fit(place: Place, function: Function, workers: int = 1, **run: Any) -> Result:
-    return make_trainer(place, function, workers, **run).fit()
+def fit(sandbox: Sandbox, function: Function, workers: int = 1, **run: Any) -> Result:
+    return make_trainer(sandbox, function, workers, **run).fit()
 
 
 def save(value: int, **options: Any) -> None:

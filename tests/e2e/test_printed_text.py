@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.e2e.small import fit, save
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.checkpoint import manifest as manifests
 from holdfast.checkpoint.commit import commit_directory
@@ -76,14 +76,14 @@ def _fails() -> None:
 
 
 def test_a_failed_run_tells_its_error_without_escapes(
-    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOLDFAST_QUIET")
     with pytest.raises(TrainingFailedError) as caught:
-        fit(place, _fails)
+        fit(sandbox, _fails)
     assert "bad batch \\u001b]0;owned" in str(caught.value) and _is_safe(str(caught.value))
-    assert main(["events", str(place.storage / "run")]) == 0
-    assert main(["events", str(place.storage / "run"), "--json"]) == 0
+    assert main(["events", str(sandbox.storage / "run")]) == 0
+    assert main(["events", str(sandbox.storage / "run"), "--json"]) == 0
     out, err = capsys.readouterr()
     assert "bad batch \\u001b]0;owned" in out and _is_safe(out)
     ours = [line for line in err.splitlines() if not line.startswith("(rank ")]
@@ -94,14 +94,14 @@ def _saves() -> None:
     save(1)
 
 
-def test_warnings_of_a_driver_show_no_escape_of_a_file_name(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    fit(place, _saves)
-    run = place.storage / "run"
+def test_warnings_of_a_driver_show_no_escape_of_a_file_name(sandbox: Sandbox, caplog: pytest.LogCaptureFixture) -> None:
+    fit(sandbox, _saves)
+    run = sandbox.storage / "run"
     (run / "journal" / f"stray{_ESCAPE}.jsonl").write_text("nonsense\n")
     (run / f"copy{_ESCAPE}").mkdir()
     (run / f"copy{_ESCAPE}" / ".manifest.json").write_bytes((run / "checkpoint_000000" / ".manifest.json").read_bytes())
     (run / "checkpoint_000000" / "value.json").write_text("2")
-    fit(place, _saves, resume="restart")
+    fit(sandbox, _saves, resume="restart")
     assert "\\u001b]0;owned" in caplog.text
     assert all(_is_safe(record.getMessage()) for record in caplog.records), caplog.text
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.contract import servers
 from tests.e2e.small import save, value_of
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.storage.locate import open_store
@@ -27,13 +27,15 @@ def moto() -> Iterator[servers.Server]:
 
 
 @pytest.fixture
-def storage(request: pytest.FixtureRequest, place: Place, moto: servers.Server, monkeypatch: pytest.MonkeyPatch) -> str:
+def storage(
+    request: pytest.FixtureRequest, sandbox: Sandbox, moto: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> str:
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
-    place.storage.mkdir()
+    sandbox.storage.mkdir()
     if request.param == "s3":
         return moto.uri(moto.new_bucket(), "runs of mine")
-    return str(place.storage) if request.param == "path" else place.storage.as_uri()
+    return str(sandbox.storage) if request.param == "path" else sandbox.storage.as_uri()
 
 
 def _trainer(storage: str, name: str, workers: int = 0) -> train.DataParallelTrainer:

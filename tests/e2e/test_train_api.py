@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from pyarrow import fs
 from tests.e2e.small import fit, make_trainer, save, value_of
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.errors import ConfigError, TrainingFailedError
 from holdfast.train import Checkpoint, CheckpointUploadMode, Result, RunConfig
 
 
-def test_environment_variables_and_context_of_a_worker(place: Place) -> None:
+def test_environment_variables_and_context_of_a_worker(sandbox: Sandbox) -> None:
     def function() -> dict[str, Any]:
         context = train.get_context()
         names = (
@@ -40,11 +40,11 @@ def test_environment_variables_and_context_of_a_worker(place: Place) -> None:
             "variables": {name: os.environ.get(name) for name in names.split()},
         }
 
-    found = fit(place, function, workers=2).return_value
+    found = fit(sandbox, function, workers=2).return_value
     assert found["world"] == [0, 2]
     assert found["local"] == [0, 2, 0]
     assert found["names"][0] == "run"
-    assert found["dir"] == found["storage"] == str(place.storage / "run")
+    assert found["dir"] == found["storage"] == str(sandbox.storage / "run")
     assert found["cwd"] == found["working_directory"]
     variables = found["variables"]
     assert all(value for value in variables.values()), variables
@@ -53,7 +53,7 @@ def test_environment_variables_and_context_of_a_worker(place: Place) -> None:
     assert variables["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
-def test_temporary_files_of_a_killed_worker_are_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_a_killed_worker_are_removed(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
 
     def function() -> list[str]:
@@ -64,14 +64,14 @@ def test_temporary_files_of_a_killed_worker_are_removed(place: Place, monkeypatc
             os.kill(os.getpid(), signal.SIGKILL)
         return [note.read_text(), str(Path(directory).resolve())]
 
-    monkeypatch.setenv("NOTE", str(place.root / "note"))
-    first, second = fit(place, function, failure_config=train.FailureConfig(max_failures=1)).return_value
+    monkeypatch.setenv("NOTE", str(sandbox.root / "note"))
+    first, second = fit(sandbox, function, failure_config=train.FailureConfig(max_failures=1)).return_value
     assert first != second
     assert not Path(first).exists() and not Path(second).exists()
-    assert place.cache in Path(first).parents
+    assert sandbox.cache in Path(first).parents
 
 
-def test_endless_metric_reports_are_durable_within_a_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_metric_reports_are_durable_within_a_second(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     def function() -> int:
         for number in range(1_000_000):
             train.report({"number": number})
@@ -82,11 +82,11 @@ def test_endless_metric_reports_are_durable_within_a_second(place: Place, monkey
                 return number
         raise AssertionError("a million reports, and none in the journal")
 
-    monkeypatch.setenv("JOURNAL", str(place.storage / "run" / "journal"))
-    assert fit(place, function).return_value > 0
+    monkeypatch.setenv("JOURNAL", str(sandbox.storage / "run" / "journal"))
+    assert fit(sandbox, function).return_value > 0
 
 
-def test_ranks_and_local_ranks_on_two_nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_and_local_ranks_on_two_nodes(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
 
     def function() -> list[Any]:
@@ -97,14 +97,14 @@ def test_ranks_and_local_ranks_on_two_nodes(place: Place, monkeypatch: pytest.Mo
         train.collective.barrier()
         return [json.loads(file.read_text()) for file in sorted(Path(os.environ["SEEN"]).iterdir())]
 
-    seen = place.root / "seen"
+    seen = sandbox.root / "seen"
     seen.mkdir()
-    found = fit(place, function, workers=4, worker_runtime_env={"env_vars": {"SEEN": str(seen)}}).return_value
+    found = fit(sandbox, function, workers=4, worker_runtime_env={"env_vars": {"SEEN": str(seen)}}).return_value
     assert [one[:3] for one in found] == [[0, 0, 0], [1, 1, 0], [2, 0, 1], [3, 1, 1]]
     assert all(one[3:] == ["2", "2"] for one in found)
 
 
-def test_barrier_and_broadcast_from_rank_zero(place: Place) -> None:
+def test_barrier_and_broadcast_from_rank_zero(sandbox: Sandbox) -> None:
     def function() -> list[Any]:
         rank = train.get_context().get_world_rank()
         got = [train.collective.broadcast_from_rank_zero({"from": rank, "n": n}) for n in range(3)]
@@ -113,10 +113,10 @@ def test_barrier_and_broadcast_from_rank_zero(place: Place) -> None:
             assert [one["from"] for one in got] == [0, 0, 0]
         return got
 
-    assert fit(place, function, workers=2).return_value == [{"from": 0, "n": n} for n in range(3)]
+    assert fit(sandbox, function, workers=2).return_value == [{"from": 0, "n": n} for n in range(3)]
 
 
-def test_metrics_of_every_kind_come_back_as_they_were_reported(place: Place) -> None:
+def test_metrics_of_every_kind_come_back_as_they_were_reported(sandbox: Sandbox) -> None:
     def function() -> None:
         import numpy
 
@@ -124,7 +124,7 @@ def test_metrics_of_every_kind_come_back_as_they_were_reported(place: Place) -> 
         train.report({**plain, "nested": {"a": {"b": 2}}, "np": numpy.float32(0.5)})
         train.report({"nan": float("nan"), "inf": float("inf")})
 
-    result = fit(place, function)
+    result = fit(sandbox, function)
     frame = result.metrics_dataframe
     assert frame is not None
     first = frame.iloc[0]
@@ -136,26 +136,26 @@ def test_metrics_of_every_kind_come_back_as_they_were_reported(place: Place) -> 
     assert result.best_checkpoints == []
 
 
-def test_an_unsupported_metric_type_fails_the_function(place: Place) -> None:
+def test_an_unsupported_metric_type_fails_the_function(sandbox: Sandbox) -> None:
     def function() -> None:
         train.report({"bad": object()})
 
     with pytest.raises(TrainingFailedError) as caught:
-        fit(place, function)
+        fit(sandbox, function)
     (error,) = caught.value.worker_failures.values()
     assert "bad" in str(error)
 
 
-def test_return_values_keep_their_types(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+def test_return_values_keep_their_types(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:
     import numpy
 
     def function() -> Any:
         return {"shape": (2, 3), "seen": {1, 2}, "blob": b"\x00", "array": numpy.ones((2, 2)), 7: Path("/x")}
 
-    value = fit(place, function).return_value
+    value = fit(sandbox, function).return_value
     assert value.pop("array").tolist() == [[1, 1], [1, 1]]
     assert value == {"shape": (2, 3), "seen": {1, 2}, "blob": b"\x00", 7: Path("/x")}
-    assert fit(place, lambda: [threading.Lock()], name="other").return_value is None
+    assert fit(sandbox, lambda: [threading.Lock()], name="other").return_value is None
     warnings = [line for line in capfd.readouterr().err.splitlines() if "_thread.lock, which is not kept" in line]
     assert len(warnings) == 1
 
@@ -168,24 +168,24 @@ class ModelError(Exception):
         self.layer = layer
 
 
-def test_a_failure_carries_the_users_own_class_and_the_traceback(place: Place) -> None:
+def test_a_failure_carries_the_users_own_class_and_the_traceback(sandbox: Sandbox) -> None:
     def function() -> None:
         if train.get_context().get_world_rank() == 1:
             raise ModelError(3)
         train.collective.barrier()
 
     with pytest.raises(train.WorkerGroupError) as caught:
-        fit(place, function, workers=2)
+        fit(sandbox, function, workers=2)
     error = caught.value.worker_failures[1]
     assert type(error) is ModelError
     assert str(error) == "layer 3 is odd:\n  weights\n  biases"
     text = str(caught.value)
     assert text.startswith("Training failed: rank 1 raised ModelError: layer 3 is odd:. The same call continues")
     assert "raise ModelError(3)" in text and text.endswith("layer 3 is odd:\n  weights\n  biases")
-    assert str(train.Result.from_path(place.storage / "run").error) == text
+    assert str(train.Result.from_path(sandbox.storage / "run").error) == text
 
 
-def test_local_mode_runs_in_the_driver_process(place: Place) -> None:
+def test_local_mode_runs_in_the_driver_process(sandbox: Sandbox) -> None:
     seen: list[Any] = []
 
     def function(config: dict[str, Any]) -> int:
@@ -200,19 +200,19 @@ def test_local_mode_runs_in_the_driver_process(place: Place) -> None:
 
     before = Path.cwd(), dict(os.environ)
     failure = train.FailureConfig(max_failures=1)
-    result = make_trainer(place, function, workers=0, config={"x": 1}, failure_config=failure).fit()
+    result = make_trainer(sandbox, function, workers=0, config={"x": 1}, failure_config=failure).fit()
     assert seen == [(os.getpid(), True, 1)] * 2
     assert result.return_value == 2
     assert result.metrics == {"value": 3}
     assert (Path.cwd(), dict(os.environ)) == before
     seen.clear()  # what the function reaches would have changed
-    assert make_trainer(place, function, workers=0, config={"x": 1}).fit().return_value == 2
+    assert make_trainer(sandbox, function, workers=0, config={"x": 1}).fit().return_value == 2
     assert seen == []
 
 
-def test_local_mode_has_the_variables_and_the_filesystem_of_the_run(place: Place) -> None:
+def test_local_mode_has_the_variables_and_the_filesystem_of_the_run(sandbox: Sandbox) -> None:
     """As workers have, so that errors show in the debugger as they do elsewhere."""
-    place.storage.mkdir()
+    sandbox.storage.mkdir()
 
     def function() -> tuple[str, int]:
         save(7)
@@ -224,7 +224,7 @@ def test_local_mode_has_the_variables_and_the_filesystem_of_the_run(place: Place
     run_config = train.RunConfig(
         name="run",
         storage_path="runs",
-        storage_filesystem=fs.SubTreeFileSystem(str(place.storage), fs.LocalFileSystem()),
+        storage_filesystem=fs.SubTreeFileSystem(str(sandbox.storage), fs.LocalFileSystem()),
         worker_runtime_env={"env_vars": {"OF_THE_RUN": "set"}},
     )
     local = train.ScalingConfig(num_workers=0)
@@ -233,7 +233,7 @@ def test_local_mode_has_the_variables_and_the_filesystem_of_the_run(place: Place
     assert "OF_THE_RUN" not in os.environ
 
 
-def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(place: Place) -> None:
+def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(sandbox: Sandbox) -> None:
     def function() -> None:
         if train.get_checkpoint() is None:
             save(1, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
@@ -242,13 +242,13 @@ def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(place: Place) -> No
 
     before = signal.getsignal(signal.SIGINT)  # a shell has the jobs in its background ignore it
     with pytest.raises(KeyboardInterrupt):
-        fit(place, function, workers=0)
+        fit(sandbox, function, workers=0)
     assert signal.getsignal(signal.SIGINT) is before
-    assert fit(place, function, workers=0).metrics == {"value": 1}
+    assert fit(sandbox, function, workers=0).metrics == {"value": 1}
 
 
 def test_callbacks_are_called_and_their_errors_do_not_fail_the_run(
-    place: Place, caplog: pytest.LogCaptureFixture
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Any] = []
 
@@ -276,7 +276,7 @@ def test_callbacks_are_called_and_their_errors_do_not_fail_the_run(
             raise ValueError("once")
 
     failure = train.FailureConfig(max_failures=1)
-    make_trainer(place, function, config={"a": 1}, callbacks=[Broken(), Listener()], failure_config=failure).fit()
+    make_trainer(sandbox, function, config={"a": 1}, callbacks=[Broken(), Listener()], failure_config=failure).fit()
     assert told == [
         ("start", "run", {"a": 1}),
         ("report", [{"plain": 1}], False),
@@ -287,7 +287,7 @@ def test_callbacks_are_called_and_their_errors_do_not_fail_the_run(
     assert "Broken.after_report failed" in caplog.text
 
 
-def test_a_run_is_found_by_its_path_and_continued(place: Place) -> None:
+def test_a_run_is_found_by_its_path_and_continued(sandbox: Sandbox) -> None:
     def function() -> int:
         checkpoint = train.get_checkpoint()
         if checkpoint is None:
@@ -295,20 +295,20 @@ def test_a_run_is_found_by_its_path_and_continued(place: Place) -> None:
             raise ValueError("not yet")
         return value_of(checkpoint)
 
-    path = place.storage / "run"
+    path = sandbox.storage / "run"
     assert not train.DataParallelTrainer.can_restore(path)
     with pytest.raises(TrainingFailedError):
-        fit(place, function)
+        fit(sandbox, function)
     failed = Result.from_path(f"{path}/")
     assert isinstance(failed.error, TrainingFailedError)
     assert train.DataParallelTrainer.can_restore(path)
     restored = train.DataParallelTrainer.restore(path, function)
     assert restored.fit().return_value == 1
     with pytest.raises(ConfigError, match="there is no run"):
-        train.DataParallelTrainer.restore(place.storage / "other", function)
+        train.DataParallelTrainer.restore(sandbox.storage / "other", function)
 
 
-def test_a_run_may_start_from_another_runs_checkpoint(place: Place) -> None:
+def test_a_run_may_start_from_another_runs_checkpoint(sandbox: Sandbox) -> None:
     def function() -> int:
         checkpoint = train.get_checkpoint()
         assert checkpoint is not None
@@ -320,39 +320,39 @@ def test_a_run_may_start_from_another_runs_checkpoint(place: Place) -> None:
         Path(directory, "value.json").write_text("41")
         first = train.DataParallelTrainer(
             function,
-            run_config=RunConfig(name="run", storage_path=place.storage),
+            run_config=RunConfig(name="run", storage_path=sandbox.storage),
             resume_from_checkpoint=Checkpoint.from_directory(directory),
         ).fit()
     assert first.return_value == 41
     assert first.checkpoint is not None and value_of(first.checkpoint) == 42
 
 
-def test_a_relative_storage_path_is_resolved(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.root.joinpath("here").mkdir()
-    monkeypatch.chdir(place.root / "here")
-    result = fit(place, lambda: "done", storage_path="runs")
-    assert result.path == str(place.root / "here" / "runs" / "run")
+def test_a_relative_storage_path_is_resolved(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox.root.joinpath("here").mkdir()
+    monkeypatch.chdir(sandbox.root / "here")
+    result = fit(sandbox, lambda: "done", storage_path="runs")
+    assert result.path == str(sandbox.root / "here" / "runs" / "run")
     assert Result.from_path("runs/run").return_value == "done"
 
 
-def test_a_function_that_cannot_be_pickled_is_refused_before_workers_start(place: Place) -> None:
+def test_a_function_that_cannot_be_pickled_is_refused_before_workers_start(sandbox: Sandbox) -> None:
     lock = threading.Lock()
 
     def function() -> bool:
         return lock.locked()
 
     with pytest.raises(ConfigError, match="cannot be sent to the workers"):
-        fit(place, function)
-    assert not (place.storage / "run").exists()
+        fit(sandbox, function)
+    assert not (sandbox.storage / "run").exists()
 
 
-def test_repeated_fit_leaks_no_descriptor_and_no_thread(place: Place) -> None:
+def test_repeated_fit_leaks_no_descriptor_and_no_thread(sandbox: Sandbox) -> None:
     def function() -> None:
         train.report({})
 
     counts = []
     for name in ("a", "b", "c"):
-        fit(place, function, workers=2, name=name)
+        fit(sandbox, function, workers=2, name=name)
         gc.collect()  # what earlier tests left may go at any time, and is not to be counted
         counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
     assert all(later <= earlier for earlier, later in zip(counts[1], counts[2], strict=True)), counts

@@ -11,7 +11,7 @@ import numpy
 import pytest
 from msgspec import UNSET
 from tests.e2e.small import fit, save, value_of
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.checkpoint.catalog import Catalog
@@ -20,7 +20,7 @@ from holdfast.storage.locate import open_store
 from holdfast.train import Checkpoint, CheckpointConfig, CheckpointUploadMode
 
 
-def test_checkpoint_names_upload_modes_and_reported_checkpoints(place: Place) -> None:
+def test_checkpoint_names_upload_modes_and_reported_checkpoints(sandbox: Sandbox) -> None:
     def function() -> list[Any]:
         save(1, checkpoint_dir_name="first")
         save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
@@ -40,15 +40,15 @@ def test_checkpoint_names_upload_modes_and_reported_checkpoints(place: Place) ->
         found = train.get_all_reported_checkpoints()
         return [[one.checkpoint.path.rpartition("/")[2], one.metrics["value"]] for one in found]
 
-    result = fit(place, function)
+    result = fit(sandbox, function)
     assert [name for name, _ in result.return_value[:1]] == ["first"]
     assert [value for _, value in result.return_value] == [1, 2, 3, 4]
     assert [value_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [1, 2, 3, 4]
-    assert {"first", "own"} <= {path.name for path in (place.storage / "run").iterdir()}
-    place.check_stored()
+    assert {"first", "own"} <= {path.name for path in (sandbox.storage / "run").iterdir()}
+    sandbox.check_stored()
 
 
-def test_what_was_just_reported_is_read_back_on_every_rank_that_gave_it(place: Place) -> None:
+def test_what_was_just_reported_is_read_back_on_every_rank_that_gave_it(sandbox: Sandbox) -> None:
     def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
         """As a script that stores with a tool of its own: to the place that the run names."""
         target = train.get_context().get_storage().build_checkpoint_path_from_name(name)
@@ -78,18 +78,18 @@ def test_what_was_just_reported_is_read_back_on_every_rank_that_gave_it(place: P
         assert Path(path).parent.parent == Path(storage.storage_fs_path)
         assert storage.storage_filesystem.type_name == "local"
 
-    fit(place, function, workers=2)
-    assert len(place.check_stored()) == 2
+    fit(sandbox, function, workers=2)
+    assert len(sandbox.check_stored()) == 2
 
 
-def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(place: Place) -> None:
+def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(sandbox: Sandbox) -> None:
     def function() -> None:
         save(1, checkpoint_dir_name="same")
         save(2, checkpoint_dir_name="same")
         save(3)
 
     with pytest.raises(train.ControllerError, match=r"Training failed: NameTaken: .*same") as caught:
-        fit(place, function)
+        fit(sandbox, function)
     assert isinstance(caught.value.controller_failure, NameTaken)
 
 
@@ -104,12 +104,12 @@ def _save_on_every_rank() -> None:
 
 
 def test_of_a_file_that_every_rank_reports_the_lowest_ranks_is_kept(
-    place: Place, caplog: pytest.LogCaptureFixture
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = fit(place, _save_on_every_rank, workers=3)
-    assert place.check_stored() == ["checkpoint_000000", "checkpoint_000001", "checkpoint_000002"]
+    result = fit(sandbox, _save_on_every_rank, workers=3)
+    assert sandbox.check_stored() == ["checkpoint_000000", "checkpoint_000001", "checkpoint_000002"]
     assert [value_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 10, 20]
-    manifests = Catalog(open_store(place.storage / "run")).committed()
+    manifests = Catalog(open_store(sandbox.storage / "run")).committed()
     for manifest in manifests:
         assert [file.path for file in manifest.files] == ["only-0.txt", "only-1.txt", "only-2.txt", "value.json"]
     assert [manifest.files[3].differing_ranks for manifest in manifests] == [UNSET, (1, 2), UNSET]
@@ -117,41 +117,41 @@ def test_of_a_file_that_every_rank_reports_the_lowest_ranks_is_kept(
     assert "Ranks 0 and 1, 2 reported the file 'value.json' with different bytes: rank 0's is kept." in warning
 
 
-def test_states_that_every_rank_reports_are_one_checkpoint(place: Place) -> None:
+def test_states_that_every_rank_reports_are_one_checkpoint(sandbox: Sandbox) -> None:
     def function() -> None:
         train.report({}, checkpoint=Checkpoint.from_state({"weights": numpy.arange(1000.0), "step": 3}))
 
-    result = fit(place, function, workers=2)
+    result = fit(sandbox, function, workers=2)
     assert result.checkpoint is not None
     assert result.checkpoint.load_state()["weights"].sum() == 499500
-    place.check_stored()
+    sandbox.check_stored()
 
 
-def test_a_file_name_of_two_ranks_is_refused_where_the_user_wants_that(place: Place) -> None:
+def test_a_file_name_of_two_ranks_is_refused_where_the_user_wants_that(sandbox: Sandbox) -> None:
     config = CheckpointConfig(on_conflict="error")
     with pytest.raises(train.TrainingFailedError, match=r"DuplicateFile: Ranks 0 and 1 both .*value\.json") as caught:
-        fit(place, _save_on_every_rank, workers=2, checkpoint_config=config)
+        fit(sandbox, _save_on_every_rank, workers=2, checkpoint_config=config)
     assert isinstance(caught.value, train.ControllerError)
-    assert place.check_stored() == []
+    assert sandbox.check_stored() == []
 
 
-def test_retention_keeps_the_best_and_the_latest_checkpoint(place: Place) -> None:
+def test_retention_keeps_the_best_and_the_latest_checkpoint(sandbox: Sandbox) -> None:
     def function() -> None:
         for value in (5, 1, 9, 3, 7, 2):
             save(value)
 
     config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="value", checkpoint_score_order="max")
-    result = fit(place, function, checkpoint_config=config)
+    result = fit(sandbox, function, checkpoint_config=config)
     assert [metrics["value"] for _, metrics in result.best_checkpoints] == [7, 9]
     assert result.checkpoint is not None and value_of(result.checkpoint) == 2
     assert value_of(result.get_best_checkpoint("value", "max")) == 9
     assert value_of(result.get_best_checkpoint("value", "min")) == 2
     with pytest.raises(RuntimeError, match="Invalid metric name"):
         result.get_best_checkpoint("nothing", "max")
-    assert len(list((place.storage / "run").glob("checkpoint_*"))) == 3
+    assert len(list((sandbox.storage / "run").glob("checkpoint_*"))) == 3
 
 
-def test_nodes_without_a_part_learn_of_a_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_without_a_part_learn_of_a_commit(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
 
     def function() -> None:
@@ -166,10 +166,10 @@ def test_nodes_without_a_part_learn_of_a_commit(place: Place, monkeypatch: pytes
             assert newest is not None and value_of(newest) == value, (rank, newest)
             train.collective.barrier()
 
-    fit(place, function, workers=2)
+    fit(sandbox, function, workers=2)
 
 
-def test_rank_zero_names_the_checkpoint_even_if_it_gives_no_part(place: Place) -> None:
+def test_rank_zero_names_the_checkpoint_even_if_it_gives_no_part(sandbox: Sandbox) -> None:
     def function() -> None:
         rank = train.get_context().get_world_rank()
         if rank == 0:
@@ -179,11 +179,11 @@ def test_rank_zero_names_the_checkpoint_even_if_it_gives_no_part(place: Place) -
             save(1, checkpoint_dir_name="of-rank-1")
             save(2, checkpoint_dir_name="second-of-rank-1")
 
-    fit(place, function, workers=2)
-    assert place.check_stored() == ["of-rank-0", "second-of-rank-1"]
+    fit(sandbox, function, workers=2)
+    assert sandbox.check_stored() == ["of-rank-0", "second-of-rank-1"]
 
 
-def test_no_upload_directories_of_all_ranks_must_have_one_name(place: Place) -> None:
+def test_no_upload_directories_of_all_ranks_must_have_one_name(sandbox: Sandbox) -> None:
     def function() -> None:
         rank = train.get_context().get_world_rank()
         own = Path(train.get_context().get_storage().uri, f"own-{rank}")
@@ -193,11 +193,11 @@ def test_no_upload_directories_of_all_ranks_must_have_one_name(place: Place) -> 
         train.report({"value": 3}, checkpoint=Checkpoint.from_directory(own), checkpoint_upload_mode=mode)
 
     with pytest.raises(train.ControllerError, match=r"rank 1 lie in 'own-1'.*'own-0'"):
-        fit(place, function, workers=2)
+        fit(sandbox, function, workers=2)
 
 
 @pytest.mark.parametrize("let_go", [False, True])
-def test_modes_and_empty_directories_survive_a_report(place: Place, let_go: bool) -> None:
+def test_modes_and_empty_directories_survive_a_report(sandbox: Sandbox, let_go: bool) -> None:
     def function() -> None:
         directory = Path("made")
         (directory / "empty").mkdir(parents=True)
@@ -207,10 +207,10 @@ def test_modes_and_empty_directories_survive_a_report(place: Place, let_go: bool
         checkpoint = Checkpoint.from_directory(directory)
         train.report({}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=let_go)
 
-    result = fit(place, function)
+    result = fit(sandbox, function)
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as stored:
-        copied = result.checkpoint.to_directory(place.root / "copied")
+        copied = result.checkpoint.to_directory(sandbox.root / "copied")
         for root in (Path(stored), Path(copied)):
             assert [(root / name).stat().st_mode & 0o777 for name in ("run.sh", "secret")] == [0o750, 0o600]
             assert (root / "empty").is_dir()

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from tests.e2e.small import make_trainer
-from tests.faults.programs import kin
-from tests.faults.programs.place import Place
+from tests.faults.programs import processes
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 
@@ -92,20 +92,20 @@ _ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("name", _ENVIRONMENTS)
-def test_a_script_finishes_in_environment(name: str, place: Place) -> None:
+def test_a_script_finishes_in_environment(name: str, sandbox: Sandbox) -> None:
     odd, mark = _ENVIRONMENTS[name], uuid.uuid4().hex
-    script, answer = place.root / "script.py", place.root / "answer"
+    script, answer = sandbox.root / "script.py", sandbox.root / "answer"
     script.write_text(textwrap.dedent(_SCRIPT))
-    environment = {**os.environ, "HOME": str(place.root), "HOLDFAST_TEST_MARK": mark}
+    environment = {**os.environ, "HOME": str(sandbox.root), "HOLDFAST_TEST_MARK": mark}
     for variable, value in odd.variables.items():
         environment.pop(variable, None)
         if value is not None:
-            environment[variable] = value.format(root=place.root)
-    command = [sys.executable, *odd.options, str(script), str(place.storage), str(answer)]
+            environment[variable] = value.format(root=sandbox.root)
+    command = [sys.executable, *odd.options, str(script), str(sandbox.storage), str(answer)]
     done = subprocess.run(
-        ["bash", "-c", odd.shell.replace("{root}", str(place.root)), "bash", *command],
+        ["bash", "-c", odd.shell.replace("{root}", str(sandbox.root)), "bash", *command],
         env=environment,
-        cwd=place.root,
+        cwd=sandbox.root,
         capture_output=True,
         text=True,
         timeout=100,
@@ -115,10 +115,10 @@ def test_a_script_finishes_in_environment(name: str, place: Place) -> None:
     assert answer.read_text() == "42 42"
     assert odd.may_fail or done.returncode == 0, (done.stdout, done.stderr)
     assert "Traceback" not in done.stdout + done.stderr
-    assert len(place.check_stored()) == 3
-    kin.gone(*kin.marked(f"HOLDFAST_TEST_MARK={mark}"), within_s=10)
-    kin.gone(*kin.marked(str(place.root)), within_s=10)
-    left = [path for path in place.root.rglob("*") if path.is_file() and _is_left(path.relative_to(place.root))]
+    assert len(sandbox.check_stored()) == 3
+    processes.wait_gone(*processes.with_environment(f"HOLDFAST_TEST_MARK={mark}"), within_s=10)
+    processes.wait_gone(*processes.with_environment(str(sandbox.root)), within_s=10)
+    left = [path for path in sandbox.root.rglob("*") if path.is_file() and _is_left(path.relative_to(sandbox.root))]
     assert left == []
 
 
@@ -127,9 +127,11 @@ def _is_left(path: Path) -> bool:
     return path.parts[0] not in ("storage", "script.py", "answer") and "work" not in path.parts
 
 
-def test_a_relative_path_of_the_drivers_directory_is_pointed_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place.root)
-    (place.root / "data.csv").write_text("1")
+def test_a_relative_path_of_the_drivers_directory_is_pointed_out(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sandbox.root)
+    (sandbox.root / "data.csv").write_text("1")
 
     def function(config: dict[str, Any]) -> None:
         Path(os.environ["TUNE_ORIG_WORKING_DIR"], "data.csv").read_text()
@@ -137,7 +139,7 @@ def test_a_relative_path_of_the_drivers_directory_is_pointed_out(place: Place, m
 
     for name, hinted in (("data.csv", True), ("nowhere.csv", False)):
         with pytest.raises(train.WorkerGroupError) as caught:
-            make_trainer(place, function, config={"name": name}, name=name).fit()
+            make_trainer(sandbox, function, config={"name": name}, name=name).fit()
         text = str(caught.value)
         assert ("is there: workers run in a directory of the run's" in text) is hinted
         assert isinstance(caught.value.worker_failures[0], FileNotFoundError)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 import holdfast
 from holdfast import train
@@ -43,13 +43,13 @@ def train_loop() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_inputs_reach_the_workers(place: Place, workers: int) -> None:
+def test_inputs_reach_the_workers(sandbox: Sandbox, workers: int) -> None:
     holdfast.init(runtime_env={"env_vars": {"FROM_INIT": "too"}})
     try:
         result = train.DataParallelTrainer(
             train_loop,
             scaling_config=ScalingConfig(num_workers=workers),
-            run_config=RunConfig("run", place.storage),
+            run_config=RunConfig("run", sandbox.storage),
             backend_config=WithVariable(),
             datasets={"train": range(7), "val": lambda: [1, 2, 3]},
             dataset_config=DataConfig(["train"]),

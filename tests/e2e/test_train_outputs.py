@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.small import save
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 from tests.mounts import read_only_bind
 
 from holdfast import train
@@ -42,23 +42,23 @@ def _learn(config: dict[str, Any]) -> str:
     return "learned"
 
 
-def _fit(place: Place, max_failures: int = 1, **run: Any) -> Result:
+def _fit(sandbox: Sandbox, max_failures: int = 1, **run: Any) -> Result:
     return train.DataParallelTrainer(
         _learn,
         train_loop_config={"scale": 2, "layers": [1, 2]},
         scaling_config=ScalingConfig(num_workers=1),
         run_config=RunConfig(
             name="run",
-            storage_path=place.storage,
+            storage_path=sandbox.storage,
             failure_config=train.FailureConfig(max_failures=max_failures),
             **run,
         ),
     ).fit()
 
 
-def test_result_files_of_a_finished_run(place: Place) -> None:
-    _fit(place)
-    run = place.storage / "run"
+def test_result_files_of_a_finished_run(sandbox: Sandbox) -> None:
+    _fit(sandbox)
+    run = sandbox.storage / "run"
     lines = [json.loads(line) for line in (run / "result.json").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [1.0, 1 / 2, 1 / 3, 1 / 4]
     assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4]
@@ -72,29 +72,29 @@ def test_result_files_of_a_finished_run(place: Place) -> None:
     assert not (run / "error.txt").exists()
     assert sorted(path.name for path in run.glob("checkpoint_*")) == ["checkpoint_000000", "checkpoint_000001"]
     assert (run / "checkpoint_000001" / "step").read_text() == "4"
-    assert "step 0" in place.log(1, 0)
-    assert "the disk hiccuped" in place.log(1, 0)
+    assert "step 0" in sandbox.log(1, 0)
+    assert "the disk hiccuped" in sandbox.log(1, 0)
     assert not [path for path in run.rglob("*") if path.suffix in (".pkl", ".pickle")]
 
 
-def test_tensorboard_reads_one_curve_in_spite_of_the_recovery(place: Place) -> None:
+def test_tensorboard_reads_one_curve_in_spite_of_the_recovery(sandbox: Sandbox) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _fit(place)
-    events = EventAccumulator(str(place.storage / "run"))
+    _fit(sandbox)
+    events = EventAccumulator(str(sandbox.storage / "run"))
     events.Reload()
     assert {"loss", "lr/head"} <= set(events.Tags()["scalars"])
     curve = [(event.step, round(event.value, 6)) for event in events.Scalars("loss")]
     assert curve == [(1, 1.0), (2, 0.5), (3, round(1 / 3, 6)), (4, 0.25)]
 
 
-def test_a_failed_run_has_error_txt_and_result_error(place: Place) -> None:
+def test_a_failed_run_has_error_txt_and_result_error(sandbox: Sandbox) -> None:
     with pytest.raises(TrainingFailedError, match="the disk hiccuped"):
-        _fit(place, max_failures=0)
-    text = (place.storage / "run" / "error.txt").read_text()
+        _fit(sandbox, max_failures=0)
+    text = (sandbox.storage / "run" / "error.txt").read_text()
     assert "OSError: the disk hiccuped" in text
     assert "_learn" in text
-    result = Result.from_path(place.storage / "run")
+    result = Result.from_path(sandbox.storage / "run")
     assert isinstance(result.error, TrainingFailedError)
     assert isinstance(result.error.worker_failures[0], OSError)
     assert result.metrics is not None and result.metrics["loss"] == 1 / 3
@@ -102,9 +102,9 @@ def test_a_failed_run_has_error_txt_and_result_error(place: Place) -> None:
 
 
 @pytest.mark.hosts
-def test_a_result_is_read_from_read_only_storage(place: Place) -> None:
-    done = _fit(place)
-    with read_only_bind(place.storage, place.root / "mounted") as mounted:
+def test_a_result_is_read_from_read_only_storage(sandbox: Sandbox) -> None:
+    done = _fit(sandbox)
+    with read_only_bind(sandbox.storage, sandbox.root / "mounted") as mounted:
         with pytest.raises(OSError):
             (mounted / "probe").touch()
         result = Result.from_path(mounted / "run")
@@ -115,17 +115,17 @@ def test_a_result_is_read_from_read_only_storage(place: Place) -> None:
             assert Path(directory, "step").read_text() == "4"
 
 
-def test_a_run_directory_that_was_moved_is_read_at_its_new_path(place: Place) -> None:
-    _fit(place)
-    moved = place.root / "elsewhere"
-    (place.storage / "run").rename(moved)
+def test_a_run_directory_that_was_moved_is_read_at_its_new_path(sandbox: Sandbox) -> None:
+    _fit(sandbox)
+    moved = sandbox.root / "elsewhere"
+    (sandbox.storage / "run").rename(moved)
     result = Result.from_path(moved)
     assert result.return_value == "learned"
     assert result.checkpoint is not None
     assert result.checkpoint.path == str(moved / "checkpoint_000001")
 
 
-def test_artifacts_are_synced_on_request_without_touching_the_runs_own_files(place: Place) -> None:
+def test_artifacts_are_synced_on_request_without_touching_the_runs_own_files(sandbox: Sandbox) -> None:
     def function() -> None:
         Path("plots").mkdir()
         Path("plots", f"rank_{train.get_context().get_world_rank()}.txt").write_text("a plot")
@@ -134,33 +134,33 @@ def test_artifacts_are_synced_on_request_without_touching_the_runs_own_files(pla
     for name, sync in (("with", True), ("without", False)):
         train.DataParallelTrainer(
             function,
-            run_config=RunConfig(name=name, storage_path=place.storage, sync_config=SyncConfig(sync_artifacts=sync)),
+            run_config=RunConfig(name=name, storage_path=sandbox.storage, sync_config=SyncConfig(sync_artifacts=sync)),
         ).fit()
-    assert (place.storage / "with" / "plots" / "rank_0.txt").read_text() == "a plot"
-    assert not (place.storage / "without" / "plots").exists()
-    own = place.storage / "with" / "result.json"
+    assert (sandbox.storage / "with" / "plots" / "rank_0.txt").read_text() == "a plot"
+    assert not (sandbox.storage / "without" / "plots").exists()
+    own = sandbox.storage / "with" / "result.json"
     assert not own.exists() or "not yours" not in own.read_text()
 
 
-def _fit_with_artifacts(place: Place, function: Any, **sync: Any) -> Any:
+def _fit_with_artifacts(sandbox: Sandbox, function: Any, **sync: Any) -> Any:
     sync_config = SyncConfig(sync_artifacts=True, **sync)
-    config = {"stored": str(place.storage / "run" / "plot.txt")}
+    config = {"stored": str(sandbox.storage / "run" / "plot.txt")}
     return train.DataParallelTrainer(
         function,
         train_loop_config=config,
-        run_config=RunConfig(name="run", storage_path=place.storage, sync_config=sync_config),
+        run_config=RunConfig(name="run", storage_path=sandbox.storage, sync_config=sync_config),
     ).fit()
 
 
-def test_artifacts_are_stored_every_sync_period(place: Place) -> None:
+def test_artifacts_are_stored_every_sync_period(sandbox: Sandbox) -> None:
     def function(config: dict[str, str]) -> bool:
         Path("plot.txt").write_text("a plot")
         return _appears(Path(config["stored"]))
 
-    assert _fit_with_artifacts(place, function, sync_period=0.1).return_value
+    assert _fit_with_artifacts(sandbox, function, sync_period=0.1).return_value
 
 
-def test_artifacts_are_stored_with_checkpoints_unless_that_is_turned_off(place: Place) -> None:
+def test_artifacts_are_stored_with_checkpoints_unless_that_is_turned_off(sandbox: Sandbox) -> None:
     def function(config: dict[str, str]) -> bool:
         Path("plot.txt").write_text("a plot")
         save(1, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
@@ -172,9 +172,9 @@ def test_artifacts_are_stored_with_checkpoints_unless_that_is_turned_off(place: 
             save(value, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
         return Path(config["stored"]).read_text() == "a plot"
 
-    assert _fit_with_artifacts(place, function).return_value
-    assert _fit_with_artifacts(place, without, sync_artifacts_on_checkpoint=False).return_value
-    assert (place.storage / "run" / "plot.txt").read_text() == "another plot", "it is stored at the end all the same"
+    assert _fit_with_artifacts(sandbox, function).return_value
+    assert _fit_with_artifacts(sandbox, without, sync_artifacts_on_checkpoint=False).return_value
+    assert (sandbox.storage / "run" / "plot.txt").read_text() == "another plot", "it is stored at the end all the same"
 
 
 def _appears(path: Path) -> bool:
@@ -186,7 +186,7 @@ def _appears(path: Path) -> bool:
 
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_verbose_0_shows_the_last_line_only(
-    place: Place, verbose: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    sandbox: Sandbox, verbose: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("HOLDFAST_QUIET")
 
@@ -194,7 +194,7 @@ def test_verbose_0_shows_the_last_line_only(
         train.report({"x": 1})
 
     def run() -> list[str]:
-        config = RunConfig(name="run", storage_path=place.storage, verbose=verbose)
+        config = RunConfig(name="run", storage_path=sandbox.storage, verbose=verbose)
         train.DataParallelTrainer(function, run_config=config).fit()
         return capfd.readouterr().err.splitlines()
 

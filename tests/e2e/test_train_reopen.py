@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.e2e.small import fit, save, value_of
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.core import records as r
@@ -24,23 +24,23 @@ def _two_steps() -> int | None:
     return first
 
 
-def test_a_restart_trains_from_the_beginning_in_the_same_directory(place: Place) -> None:
-    assert fit(place, _two_steps).return_value == 0
-    again = fit(place, _two_steps, resume="restart")
+def test_a_restart_trains_from_the_beginning_in_the_same_directory(sandbox: Sandbox) -> None:
+    assert fit(sandbox, _two_steps).return_value == 0
+    again = fit(sandbox, _two_steps, resume="restart")
     assert again.return_value == 0, "there was no checkpoint to resume from"
     assert again.checkpoint is not None and Path(again.checkpoint.path).name == "checkpoint_000003"
     assert [Path(one.path).name for one, _ in again.best_checkpoints] == ["checkpoint_000002", "checkpoint_000003"]
-    assert place.check_stored() == [f"checkpoint_00000{index}" for index in range(4)], "the old ones are kept"
-    assert [one.first_index for one in place.records() if isinstance(one, r.RunRestarted)] == [2]
+    assert sandbox.check_stored() == [f"checkpoint_00000{index}" for index in range(4)], "the old ones are kept"
+    assert [one.first_index for one in sandbox.records() if isinstance(one, r.RunRestarted)] == [2]
     frame = again.metrics_dataframe
     assert frame is not None and list(frame["training_iteration"]) == [1, 2]
-    lines = (place.storage / "run" / "result.json").read_text().splitlines()
+    lines = (sandbox.storage / "run" / "result.json").read_text().splitlines()
     assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
-    assert fit(place, _two_steps).return_value == 0, "complete: nothing is run"
-    assert sum(isinstance(one, r.ControllerStarted) for one in place.records()) == 2
+    assert fit(sandbox, _two_steps).return_value == 0, "complete: nothing is run"
+    assert sum(isinstance(one, r.ControllerStarted) for one in sandbox.records()) == 2
 
 
-def test_a_failure_after_a_restart_resumes_from_the_new_checkpoints_only(place: Place) -> None:
+def test_a_failure_after_a_restart_resumes_from_the_new_checkpoints_only(sandbox: Sandbox) -> None:
     def fails_once(config: dict[str, str]) -> list[int]:
         marker = Path(config["marker"])
         start = train.get_checkpoint()
@@ -55,17 +55,17 @@ def test_a_failure_after_a_restart_resumes_from_the_new_checkpoints_only(place: 
             raise RuntimeError("after it")
         return seen
 
-    config = {"marker": str(place.root / "marker")}
+    config = {"marker": str(sandbox.root / "marker")}
     failure = train.FailureConfig(max_failures=2)
-    fit(place, fails_once, config=config, failure_config=failure)
-    done = fit(place, fails_once, config=config, failure_config=failure, resume="restart")
+    fit(sandbox, fails_once, config=config, failure_config=failure)
+    done = fit(sandbox, fails_once, config=config, failure_config=failure, resume="restart")
     assert done.return_value == [-1, -1, -1, 20]
     assert Result.from_path(done.path).return_value == done.return_value
 
 
-def test_restart_works_without_an_existing_run(place: Place) -> None:
-    assert fit(place, _two_steps, resume="restart").return_value == 0
-    assert not any(isinstance(one, r.RunRestarted) for one in place.records())
+def test_restart_works_without_an_existing_run(sandbox: Sandbox) -> None:
+    assert fit(sandbox, _two_steps, resume="restart").return_value == 0
+    assert not any(isinstance(one, r.RunRestarted) for one in sandbox.records())
 
 
 _SCRIPT = """
@@ -103,14 +103,14 @@ print(json.dumps([result.return_value, len(result.metrics_dataframe)]))
 class _Project:
     """A script with a module beside it, to be edited and run again."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.script = place.root / "script.py"
-        self.script.write_text(_SCRIPT.replace("STORAGE", repr(str(place.storage))))
-        (place.root / "beside.py").write_text("def scaled(value):\n    return value * 2\n")
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.script = sandbox.root / "script.py"
+        self.script.write_text(_SCRIPT.replace("STORAGE", repr(str(sandbox.storage))))
+        (sandbox.root / "beside.py").write_text("def scaled(value):\n    return value * 2\n")
 
     def edit(self, old: str, new: str, file: str = "script.py") -> None:
-        path = self.place.root / file
+        path = self.sandbox.root / file
         assert path.read_text().count(old) == 1
         path.write_text(path.read_text().replace(old, new))
 
@@ -131,11 +131,11 @@ class _Project:
 
     @property
     def controllers(self) -> int:
-        return sum(isinstance(one, r.ControllerStarted) for one in self.place.records())
+        return sum(isinstance(one, r.ControllerStarted) for one in self.sandbox.records())
 
 
-def test_more_epochs_in_an_edited_script_are_trained_from_the_last_checkpoint(place: Place) -> None:
-    project = _Project(place)
+def test_more_epochs_in_an_edited_script_are_trained_from_the_last_checkpoint(sandbox: Sandbox) -> None:
+    project = _Project(sandbox)
     assert project.run()[:2] == ([0, 2], 2)
     value, reports, said = project.run()
     assert (value, reports, said, project.controllers) == ([0, 2], 2, "", 1), "the same script returns at once"
@@ -161,12 +161,12 @@ def test_more_epochs_in_an_edited_script_are_trained_from_the_last_checkpoint(pl
     project.edit("hunter2", "hunter3")
     _, _, said = project.run()
     assert "train_loop_config `api_key` changed" in said and "hunter" not in said
-    kept = [path for path in (place.storage / "run").rglob("*") if path.is_file()]
+    kept = [path for path in (sandbox.storage / "run").rglob("*") if path.is_file()]
     assert kept and not [path for path in kept if b"hunter" in path.read_bytes()]
 
 
-def test_an_edited_script_without_checkpoints_is_called_again_from_the_beginning(place: Place) -> None:
-    project = _Project(place)
+def test_an_edited_script_without_checkpoints_is_called_again_from_the_beginning(sandbox: Sandbox) -> None:
+    project = _Project(sandbox)
     project.edit('"checkpoints": True', '"checkpoints": False')
     assert project.run()[:2] == ([0, 2], 2)
     project.edit("EPOCHS = 2", "EPOCHS = 3")
@@ -175,12 +175,12 @@ def test_an_edited_script_without_checkpoints_is_called_again_from_the_beginning
     assert "is called again from the beginning" in said
 
 
-def test_the_journal_records_what_changed_in_the_script(place: Place) -> None:
-    fit(place, _two_steps)
+def test_the_journal_records_what_changed_in_the_script(sandbox: Sandbox) -> None:
+    fit(sandbox, _two_steps)
 
     def more() -> str:
         return "more"
 
-    assert fit(place, more).return_value == "more"
-    told = [one.changes for one in place.records() if isinstance(one, r.ControllerStarted)]
+    assert fit(sandbox, more).return_value == "more"
+    told = [one.changes for one in sandbox.records() if isinstance(one, r.ControllerStarted)]
     assert told[0] == () and any("training function was" in change for change in told[1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.small import fit, save, value_of
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.errors import ConfigError, Damaged, NotCommitted
@@ -42,13 +42,13 @@ def _linked(target: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, *_LET_GO], ids=["default", "delete", "async", "sync"])
-def test_reporting_the_storage_directory_or_its_parent_is_refused(place: Place, options: dict[str, Any]) -> None:
+def test_reporting_the_storage_directory_or_its_parent_is_refused(sandbox: Sandbox, options: dict[str, Any]) -> None:
     def other() -> None:
         save(7)
 
-    fit(place, other, name="other")
-    before = _tree(place.storage / "other")
-    storage = place.storage
+    fit(sandbox, other, name="other")
+    before = _tree(sandbox.storage / "other")
+    storage = sandbox.storage
 
     def function() -> list[str]:
         save(1, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
@@ -63,20 +63,22 @@ def test_reporting_the_storage_directory_or_its_parent_is_refused(place: Place, 
         save(2)
         return said
 
-    result = fit(place, function)
+    result = fit(sandbox, function)
     assert all("train.report() cannot take" in said for said in result.return_value), result.return_value
     assert result.checkpoint is not None and value_of(result.checkpoint) == 2
-    assert _tree(place.storage / "other") >= before
-    assert place.check_stored("other") == ["checkpoint_000000"]
-    assert place.check_stored() == ["checkpoint_000000", "checkpoint_000001"]
+    assert _tree(sandbox.storage / "other") >= before
+    assert sandbox.check_stored("other") == ["checkpoint_000000"]
+    assert sandbox.check_stored() == ["checkpoint_000000", "checkpoint_000001"]
 
 
 @pytest.mark.parametrize("options", _LET_GO, ids=["delete", "async", "sync"])
-def test_the_directories_of_agent_and_worker_are_refused_on_any_storage(place: Place, options: dict[str, Any]) -> None:
+def test_the_directories_of_agent_and_worker_are_refused_on_any_storage(
+    sandbox: Sandbox, options: dict[str, Any]
+) -> None:
     from fsspec.implementations.local import LocalFileSystem
     from pyarrow import fs
 
-    cache = place.cache
+    cache = sandbox.cache
 
     def function() -> list[str]:
         Path("kept.txt").write_text("kept")
@@ -90,12 +92,12 @@ def test_the_directories_of_agent_and_worker_are_refused_on_any_storage(place: P
         return said
 
     filesystem = fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem()))
-    result = fit(place, function, storage_filesystem=filesystem, storage_path=str(place.storage))
+    result = fit(sandbox, function, storage_filesystem=filesystem, storage_path=str(sandbox.storage))
     assert all("train.report() cannot take" in said for said in result.return_value), result.return_value
     assert result.checkpoint is not None and value_of(result.checkpoint) == 2
 
 
-def test_a_committed_checkpoint_may_be_reported_again_and_is_verified_and_kept(place: Place) -> None:
+def test_a_committed_checkpoint_may_be_reported_again_and_is_verified_and_kept(sandbox: Sandbox) -> None:
     def function() -> None:
         save(1, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
         newest = train.get_checkpoint()
@@ -116,5 +118,5 @@ def test_a_committed_checkpoint_may_be_reported_again_and_is_verified_and_kept(p
         with pytest.raises(Damaged):
             train.report({"value": 1}, checkpoint=newest)
 
-    result = fit(place, function)
+    result = fit(sandbox, function)
     assert [value_of(checkpoint) for checkpoint, _ in result.best_checkpoints[1:]] == [1]

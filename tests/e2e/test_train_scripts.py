@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 _SCRIPT = """
     import os
@@ -36,10 +36,10 @@ _SCRIPT = """
 """
 
 
-def _write(place: Place) -> Path:
-    (place.root / "beside.py").write_text('NAME = "a module beside the script"\n')
-    script = place.root / "script.py"
-    script.write_text(textwrap.dedent(_SCRIPT).format(storage=str(place.storage)))
+def _write(sandbox: Sandbox) -> Path:
+    (sandbox.root / "beside.py").write_text('NAME = "a module beside the script"\n')
+    script = sandbox.root / "script.py"
+    script.write_text(textwrap.dedent(_SCRIPT).format(storage=str(sandbox.storage)))
     return script
 
 
@@ -50,8 +50,8 @@ def _run(arguments: list[str], cwd: Path, text: str | None = None) -> subprocess
     return done
 
 
-def test_a_script_without_main_guard_runs_its_top_level_once(place: Place) -> None:
-    script = _write(place)
+def test_a_script_without_main_guard_runs_its_top_level_once(sandbox: Sandbox) -> None:
+    script = _write(sandbox)
     done = _run([str(script)], cwd=Path("/"))
     assert done.stdout.splitlines() == ["top level", "value 42 a module beside the script"]
     again = _run([str(script)], cwd=Path("/"))
@@ -59,18 +59,18 @@ def test_a_script_without_main_guard_runs_its_top_level_once(place: Place) -> No
     assert "complete already" in again.stderr or again.stderr == ""
 
 
-def test_a_function_without_a_source_file_runs(place: Place) -> None:
+def test_a_function_without_a_source_file_runs(sandbox: Sandbox) -> None:
     """As a notebook's cells, or what is typed at a prompt."""
-    source = _write(place).read_text()
+    source = _write(sandbox).read_text()
     for name, arguments, typed in (("argument", ["-c", source], None), ("prompt", ["-"], source)):
         changed = [one.replace('"run"', f'"{name}"') for one in arguments]
-        done = _run(changed, place.root, typed and typed.replace('"run"', f'"{name}"'))
+        done = _run(changed, sandbox.root, typed and typed.replace('"run"', f'"{name}"'))
         assert done.stdout.splitlines()[-1] == "value 42 a module beside the script"
 
 
-def test_notebook_cells_run_inside_a_running_event_loop(place: Place) -> None:
+def test_notebook_cells_run_inside_a_running_event_loop(sandbox: Sandbox) -> None:
     """Notebooks run cells by `exec` inside an event loop."""
-    _write(place)
+    _write(sandbox)
     cells = textwrap.dedent("""
         import asyncio
         cells = [open("script.py").read()]
@@ -80,16 +80,16 @@ def test_notebook_cells_run_inside_a_running_event_loop(place: Place) -> None:
                 exec(compile(cell, "<ipython-input-1>", "exec"), space)
         asyncio.run(kernel())
     """)
-    done = _run(["-c", cells], place.root)
+    done = _run(["-c", cells], sandbox.root)
     assert done.stdout.splitlines()[-1] == "value 42 a module beside the script"
 
 
-def test_fit_works_outside_the_main_thread(place: Place) -> None:
-    _write(place)
+def test_fit_works_outside_the_main_thread(sandbox: Sandbox) -> None:
+    _write(sandbox)
     code = textwrap.dedent("""
         import threading
         thread = threading.Thread(target=lambda: exec(open("script.py").read(), {"__name__": "__main__"}))
         thread.start()
         thread.join()
     """)
-    assert _run(["-c", code], place.root).stdout.splitlines()[-1] == "value 42 a module beside the script"
+    assert _run(["-c", code], sandbox.root).stdout.splitlines()[-1] == "value 42 a module beside the script"

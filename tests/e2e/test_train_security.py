@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.small import fit, make_trainer
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.train import Checkpoint
@@ -24,8 +24,8 @@ def _shown_tokens() -> list[bool]:
     return [*found, any("TOKEN" in name for name in os.environ)]
 
 
-def test_no_process_of_a_run_shows_a_token(place: Place) -> None:
-    assert fit(place, _shown_tokens).return_value == [False] * 5
+def test_no_process_of_a_run_shows_a_token(sandbox: Sandbox) -> None:
+    assert fit(sandbox, _shown_tokens).return_value == [False] * 5
 
 
 _MODES = {"secret": 0o600, "shared": 0o644, "script.sh": 0o755}
@@ -44,14 +44,14 @@ def _report_and_look(config: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_file_modes_of_a_run_follow_the_umask_and_the_users_files(
-    place: Place, umask: int, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, umask: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Staging, TMPDIR and the working directory are private; the user's files keep their modes, and the run's own
     files have what the umask leaves."""
     monkeypatch.delenv("TMPDIR")
     before = os.umask(umask)
     try:
-        trainer = make_trainer(place, _report_and_look, config={"cache": str(place.cache)})
+        trainer = make_trainer(sandbox, _report_and_look, config={"cache": str(sandbox.cache)})
         result = trainer.fit()
     finally:
         os.umask(before)
@@ -59,7 +59,7 @@ def test_file_modes_of_a_run_follow_the_umask_and_the_users_files(
     assert result.checkpoint is not None
     stored = {name: Path(result.checkpoint.path, name).stat().st_mode & 0o777 for name in _MODES}
     assert stored == _MODES
-    for path in (place.storage / "run").rglob("*"):
+    for path in (sandbox.storage / "run").rglob("*"):
         assert path.name in _MODES or path.stat().st_mode & umask == 0, path
     with result.checkpoint.as_directory() as directory:
         assert not Path(directory, "secret").stat().st_mode & 0o077

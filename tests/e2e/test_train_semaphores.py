@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 _SCRIPT = """
     import os, signal
@@ -40,11 +40,11 @@ _SCRIPT = """
 
 
 def test_a_spawning_data_loader_leaves_no_named_semaphore_when_its_worker_is_killed_or_stopped(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TMPDIR")  # the test's own is too long for multiprocessing's sockets; workers get a short one
-    script, names = place.root / "script.py", place.root / "names"
-    text = textwrap.dedent(_SCRIPT).replace("{storage!r}", repr(str(place.storage)))
+    script, names = sandbox.root / "script.py", sandbox.root / "names"
+    text = textwrap.dedent(_SCRIPT).replace("{storage!r}", repr(str(sandbox.storage)))
     script.write_text(text.replace("{names!r}", repr(str(names))))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
     files = [Path("/dev/shm", f"sem.{name.removeprefix('/')}") for name in names.read_text().split()]

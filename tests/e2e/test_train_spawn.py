@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 _SCRIPT = """
     import dataclasses, io, multiprocessing, pickle
@@ -76,10 +76,10 @@ _SCRIPT = """
 """
 
 
-def test_spawned_processes_get_what_the_script_defines(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_processes_get_what_the_script_defines(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TMPDIR")  # the test's own is too long for the sockets of a forkserver; workers get a short one
-    script = place.root / "script.py"
-    script.write_text(textwrap.dedent(_SCRIPT).replace("{storage!r}", repr(str(place.storage))))
+    script = sandbox.root / "script.py"
+    script.write_text(textwrap.dedent(_SCRIPT).replace("{storage!r}", repr(str(sandbox.storage))))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     first, last = done.stdout.splitlines()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from tests.contract import servers
-from tests.faults.programs import jobs, kin
-from tests.faults.programs.drive import trainer
-from tests.faults.programs.place import Place
-from tests.faults.programs.proxy import line_to
+from tests.faults.programs import jobs, processes
+from tests.faults.programs.driver_main import trainer
+from tests.faults.programs.proxy import proxy_to
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.checkpoint.verify import verify
 from holdfast.storage.locate import open_store
@@ -55,7 +55,7 @@ def _check(result: Result, filesystem: object | None, path: str, logs_of: int = 
 
 @pytest.mark.parametrize("kind", ["moto", "rclone"])
 def test_a_run_on_s3_survives_killed_workers(
-    moto: servers.Server, rclone: servers.Server, place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+    moto: servers.Server, rclone: servers.Server, sandbox: Sandbox, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = moto if kind == "moto" else rclone
     for name, value in server.environment.items():
@@ -70,20 +70,20 @@ def test_a_run_on_s3_survives_killed_workers(
 
 
 def test_a_run_on_s3_waits_for_an_outage_to_end(
-    moto: servers.Server, place: Place, monkeypatch: pytest.MonkeyPatch
+    moto: servers.Server, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
-    with line_to(moto.endpoint) as (endpoint, line):
+    with proxy_to(moto.endpoint) as (endpoint, proxy):
         near = servers.Server("s3", endpoint, moto.environment, moto.make_bucket)
         uri = near.uri(near.new_bucket(), "runs")
         config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
-        driver = place.drive(config, storage=uri)
+        driver = sandbox.start_driver(config, storage=uri)
         driver.expect("CheckpointCommitted", iteration=6)
-        line.cut()
-        place.let_go()
-        assert line.refused.wait(60)
-        line.mend()
+        proxy.cut()
+        sandbox.open_gate()
+        assert proxy.refused.wait(60)
+        proxy.mend()
         driver.value()
         run = join(uri, "run")
         _check(Result.from_path(run), None, run)
@@ -91,7 +91,7 @@ def test_a_run_on_s3_waits_for_an_outage_to_end(
 
 @pytest.mark.parametrize("source", ["keys", "credential_process"])
 def test_a_run_on_s3_goes_on_with_new_credentials_when_the_old_ones_have_expired(
-    moto: servers.Server, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+    moto: servers.Server, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
 ) -> None:
     """Requests are refused for a while, since the credentials are renewed only after they have expired."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
@@ -117,10 +117,10 @@ def test_a_run_on_s3_goes_on_with_new_credentials_when_the_old_ones_have_expired
     renew("first")
     moto.request("PUT", f"/_only_key/{bucket}/first")
     config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
-    driver = place.drive(config, storage=moto.uri(bucket, "runs"))
+    driver = sandbox.start_driver(config, storage=moto.uri(bucket, "runs"))
     driver.expect("CheckpointCommitted", iteration=6)
     moto.request("PUT", f"/_only_key/{bucket}/second")
-    place.let_go()
+    sandbox.open_gate()
     moto.request("GET", f"/_refused/{bucket}")
     renew("second")
     driver.value()
@@ -131,56 +131,56 @@ def test_a_run_on_s3_goes_on_with_new_credentials_when_the_old_ones_have_expired
 
 @pytest.mark.parametrize("kind", ["moto", "rclone"])
 def test_a_driver_that_is_killed_during_an_upload_to_s3_resumes_from_that_checkpoint(
-    moto: servers.Server, rclone: servers.Server, place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+    moto: servers.Server, rclone: servers.Server, sandbox: Sandbox, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = moto if kind == "moto" else rclone
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    with line_to(server.endpoint) as (endpoint, line):
+    with proxy_to(server.endpoint) as (endpoint, proxy):
         near = servers.Server("s3", endpoint, server.environment, server.make_bucket)
         uri = near.uri(near.new_bucket(), "runs")
-        line.hold(b"checkpoint_000001/rank_1.json")
+        proxy.hold(b"checkpoint_000001/rank_1.json")
         config: dict[str, Any] = {"steps": _STEPS, "every": 3}
-        first = place.drive(config, storage=uri)
-        assert line.held.wait(60)
+        first = sandbox.start_driver(config, storage=uri)
+        assert proxy.held.wait(60)
         agents = first.agents()
         first.kill()
         first.end()
-        second = place.drive(config, storage=uri)
-        kin.until(lambda: "checkpoint_000001 is still being stored" in second.errors, "a driver that waits")
-        line.let_go()
+        second = sandbox.start_driver(config, storage=uri)
+        processes.wait_until(lambda: "checkpoint_000001 is still being stored" in second.errors, "a driver that waits")
+        proxy.release()
         second.value()
         assert second.expect("GenerationStarted")["iteration"] == 6
-        kin.gone(*agents)
+        processes.wait_gone(*agents)
         run = join(uri, "run")
         _check(Result.from_path(run), None, run, logs_of=2)
 
 
 def test_a_driver_that_is_cut_off_from_s3_and_overtaken_leaves_the_result_files_alone(
-    moto: servers.Server, place: Place, monkeypatch: pytest.MonkeyPatch
+    moto: servers.Server, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has reports, a checkpoint and its end to write when the connection is restored, after its successor has
     finished."""
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
-    with line_to(moto.endpoint) as (endpoint, line):
+    with proxy_to(moto.endpoint) as (endpoint, proxy):
         near = servers.Server("s3", endpoint, moto.environment, moto.make_bucket)
         bucket = near.new_bucket()
         config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
-        first = place.drive(config, storage=near.uri(bucket, "runs"))
+        first = sandbox.start_driver(config, storage=near.uri(bucket, "runs"))
         first.expect("CheckpointCommitted", iteration=6)
         first.expect_step(6)
-        line.cut()
-        place.let_go()
-        assert line.refused.wait(60)
+        proxy.cut()
+        sandbox.open_gate()
+        assert proxy.refused.wait(60)
         uri = moto.uri(bucket, "runs")
-        second = place.drive(config, storage=uri, run={"takeover": True})
+        second = sandbox.start_driver(config, storage=uri, run={"takeover": True})
         second.value()
         run = open_store(join(uri, "run"))
         names = [entry.key for entry in run.list() if "/" not in entry.key]
         assert {"result.json", "progress.csv", "params.json"} <= set(names)
         before = {name: run.get(name) for name in names}
-        line.mend()
+        proxy.mend()
         assert first.raised()["type"] == "Fenced"
         after = {entry.key: run.get(entry.key) for entry in run.list() if "/" not in entry.key}
         assert after == before
@@ -189,10 +189,10 @@ def test_a_driver_that_is_cut_off_from_s3_and_overtaken_leaves_the_result_files_
 
 
 @pytest.mark.parametrize("kind", ["subtree", "fsspec"])
-def test_a_run_on_a_custom_filesystem(place: Place, kind: str) -> None:
+def test_a_run_on_a_custom_filesystem(sandbox: Sandbox, kind: str) -> None:
     from pyarrow import fs
 
-    root = place.root / "custom"
+    root = sandbox.root / "custom"
     root.mkdir()
     if kind == "subtree":
         filesystem, path = fs.SubTreeFileSystem(str(root), fs.LocalFileSystem()), "runs"

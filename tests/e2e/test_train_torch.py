@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.programs.exact import ends
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.train import Checkpoint, Result, RunConfig, ScalingConfig
@@ -59,29 +59,31 @@ def _train(config: dict[str, Any]) -> list[float]:
     return [float(value) for parameter in inner.parameters() for value in parameter.detach().flatten()]
 
 
-def _fit(place: Place, name: str, deaths: dict[str, int]) -> Result:
+def _fit(sandbox: Sandbox, name: str, deaths: dict[str, int]) -> Result:
     return TorchTrainer(
         _train,
         train_loop_config={"deaths": deaths},
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name=name, storage_path=place.storage, failure_config=train.FailureConfig(max_failures=3)),
+        run_config=RunConfig(
+            name=name, storage_path=sandbox.storage, failure_config=train.FailureConfig(max_failures=3)
+        ),
     ).fit()
 
 
-def test_killed_workers_do_not_change_the_weights(place: Place) -> None:
-    quiet = _fit(place, "quiet", {})
-    killed = _fit(place, "run", {"1:0": 1, "2:1": 0, "3:3": 1})
+def test_killed_workers_do_not_change_the_weights(sandbox: Sandbox) -> None:
+    quiet = _fit(sandbox, "quiet", {})
+    killed = _fit(sandbox, "run", {"1:0": 1, "2:1": 0, "3:3": 1})
     assert killed.return_value == quiet.return_value
     assert len(quiet.return_value) == 6 * 8 + 8 + 8 + 1
     first, second = quiet.metrics_dataframe, killed.metrics_dataframe
     assert first is not None and second is not None
     assert list(first["loss"]) == list(second["loss"])
     assert len(first) == _EPOCHS
-    blamed = [{failure.rank for failure in end.failures if "SIGKILL" in failure.cause} for end in ends(place)]
+    blamed = [{failure.rank for failure in end.failures if "SIGKILL" in failure.cause} for end in ends(sandbox)]
     assert blamed == [{1}, {0}, {1}]
 
 
-def test_workers_are_in_a_torch_distributed_process_group(place: Place) -> None:
+def test_workers_are_in_a_torch_distributed_process_group(sandbox: Sandbox) -> None:
     def function() -> list[Any]:
         import torch
         import torch.distributed as dist
@@ -93,6 +95,6 @@ def test_workers_are_in_a_torch_distributed_process_group(place: Place) -> None:
     result = TorchTrainer(
         function,
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="run", storage_path=place.storage),
+        run_config=RunConfig(name="run", storage_path=sandbox.storage),
     ).fit()
     assert result.return_value == ["gloo", 2, [3.0, 3.0], "cpu"]

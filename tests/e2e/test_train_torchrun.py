@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.faults.programs import kin
-from tests.faults.programs.place import Place
+from tests.faults.programs import processes
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.train import Result
 
@@ -92,12 +92,12 @@ _DDP = """
 class _Script:
     """A script run by torchrun, and the directory to which its ranks write what they observed."""
 
-    def __init__(self, place: Place, body: str) -> None:
-        self.told = place.root / "told"
+    def __init__(self, sandbox: Sandbox, body: str) -> None:
+        self.told = sandbox.root / "told"
         self.told.mkdir()
-        self._path = place.root / "script.py"
+        self._path = sandbox.root / "script.py"
         head = textwrap.dedent(_HEAD) + textwrap.dedent(body)
-        self._path.write_text(head.format(told=str(self.told), storage=str(place.storage)))
+        self._path.write_text(head.format(told=str(self.told), storage=str(sandbox.storage)))
 
     def command(self, *arguments: str, count: int = 2, options: tuple[str, ...] = ()) -> list[str]:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
@@ -113,11 +113,11 @@ class _Script:
 
 
 def test_ddp_over_the_processes_of_torchrun_resumes_on_every_rank_from_one_checkpoint(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at step 1 with torchrun itself, and run again: both ranks load the checkpoint of step 1. The first time
     torchrun serves the store over which they meet, the second time rank 0 does."""
-    script = _Script(place, _DDP)
+    script = _Script(sandbox, _DDP)
     for rank in range(2):
         os.mkfifo(script.told / f"gate_{rank}")
     with subprocess.Popen(script.command("1"), cwd="/") as torchrun:
@@ -130,18 +130,18 @@ def test_ddp_over_the_processes_of_torchrun_resumes_on_every_rank_from_one_check
             assert (start["checkpoint"], start["first"], start["weight"]) == (None, 0, 1.0)
         assert script.of("start", 0)["master"] == script.of("start", 1)["master"]
         assert torchrun.poll() is None
-        for pid in kin.marked(place.marker):
+        for pid in processes.with_environment(sandbox.marker):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     for gate in gates:
         gate.close()
-    committed = place.check_stored()
+    committed = sandbox.check_stored()
     assert len(committed) == 2
 
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     done = script.run("-1")
     assert done.returncode == 0, done.stderr
-    newest = str(place.storage / "run" / committed[-1])
+    newest = str(sandbox.storage / "run" / committed[-1])
     for rank in range(2):
         start, end = script.of("start", rank), script.of("end", rank)
         assert (start["checkpoint"], start["first"]) == (newest, 2)
@@ -150,11 +150,11 @@ def test_ddp_over_the_processes_of_torchrun_resumes_on_every_rank_from_one_check
         result = script.of("result", rank)
         assert result["metrics"] == {"step": 3, "rank": rank}
         assert result["returned"] == 0
-        assert result["checkpoint"].endswith(place.check_stored()[-1])
+        assert result["checkpoint"].endswith(sandbox.check_stored()[-1])
     assert sorted(script.of("end", 0)["seen"] + script.of("end", 1)["seen"]) == [1.0, 3.0]
     assert script.of("end", 0)["due"] == script.of("end", 1)["due"]
-    assert len(place.check_stored()) == 4, "each step is committed once"
-    frame = Result.from_path(place.storage / "run").metrics_dataframe
+    assert len(sandbox.check_stored()) == 4, "each step is committed once"
+    frame = Result.from_path(sandbox.storage / "run").metrics_dataframe
     assert frame is not None
     assert (list(frame["step"]), set(frame["rank"])) == ([0, 1, 2, 3], {0})
 
@@ -175,10 +175,12 @@ _FAILS = """
 """
 
 
-def test_a_checkpoint_of_another_rank_is_refused_and_the_run_is_not_finished_without_that_rank(place: Place) -> None:
+def test_a_checkpoint_of_another_rank_is_refused_and_the_run_is_not_finished_without_that_rank(
+    sandbox: Sandbox,
+) -> None:
     """Also where the script catches that rank's error, so that torchrun sees no failure. Both processes make up a name
     for the run; rank 0's counts."""
-    script = _Script(place, _FAILS)
+    script = _Script(sandbox, _FAILS)
     done = script.run()
     assert done.returncode == 0, done.stderr
     other = script.of("failure", 1)
@@ -187,8 +189,8 @@ def test_a_checkpoint_of_another_rank_is_refused_and_the_run_is_not_finished_wit
     assert "num_workers=2" in other["error"]
     assert script.of("failure", 0)["kind"] == "WorkerGroupError"
     assert "Rank 1 has ended before rank 0 was done" in script.of("failure", 0)["error"]
-    (run,) = place.storage.iterdir()
-    (checkpoint,) = place.check_stored(run.name)
+    (run,) = sandbox.storage.iterdir()
+    (checkpoint,) = sandbox.check_stored(run.name)
     assert (run / checkpoint / "part_0").exists()
     assert not (run / checkpoint / "part_1").exists()
 
@@ -214,10 +216,10 @@ _SEVERAL = """
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_several_runs_in_one_script_that_torchrun_restarts(place: Place, count: int) -> None:
+def test_several_runs_in_one_script_that_torchrun_restarts(sandbox: Sandbox, count: int) -> None:
     """A run that rank 0 refuses is refused on both ranks, the others are run, and once complete they are returned.
     With one process it is plain local mode."""
-    script = _Script(place, _SEVERAL)
+    script = _Script(sandbox, _SEVERAL)
     done = script.run(count=count, options=("--max-restarts=1",))
     assert done.returncode == 0, done.stderr
     for rank in range(count):
@@ -225,4 +227,4 @@ def test_several_runs_in_one_script_that_torchrun_restarts(place: Place, count: 
         assert script.of("metrics_1", rank)["metrics"] == [{"a": 10}, {"a": 20}], "the runs' own, which are rank 0's"
         assert script.of("failure", rank)["kind"] == ("ConfigError" if rank == 0 else "RunError")
         assert 'RunConfig(resume="must")' in script.of("failure", rank)["error"]
-    assert sorted(run.name for run in place.storage.iterdir()) == ["run10", "run20"]
+    assert sorted(run.name for run in sandbox.storage.iterdir()) == ["run10", "run20"]

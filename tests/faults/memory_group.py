@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.faults.programs import kin
+from tests.faults.programs import processes
 
 __all__ = ["MemoryGroup", "memory_group"]
 
@@ -33,9 +33,9 @@ class MemoryGroup:
 
     def remove(self) -> None:
         pids = [int(line) for line in (self.inner / "cgroup.procs").read_text().split()]
-        kin.signal_all(pids, 9)
-        kin.gone(*pids)
-        kin.until(lambda: not (self.inner / "cgroup.procs").read_text().split(), "an empty control group")
+        processes.signal_all(pids, 9)
+        processes.wait_gone(*pids)
+        processes.wait_until(lambda: not (self.inner / "cgroup.procs").read_text().split(), "an empty control group")
         self.inner.rmdir()
         self.limit.rmdir()
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.faults.programs import kin
-from tests.faults.programs.place import Place
+from tests.faults.programs import processes
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.core.events import AgentJoined
 from holdfast.engines.engine import ControllerEndpoint
@@ -24,13 +24,13 @@ def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "holdfast.agent", "--agent-id", "a1", "--slots", "1", *arguments]
 
 
-def _refusal(place: Place, *arguments: str, **environment: str) -> tuple[int, str]:
+def _refusal(sandbox: Sandbox, *arguments: str, **environment: str) -> tuple[int, str]:
     environment = {**os.environ, **environment}
     done = subprocess.run(
         _command(*arguments), check=False, env=environment, capture_output=True, text=True, timeout=60
     )
     assert "Traceback" not in done.stderr
-    assert list(place.cache.glob("agents/*")) == []
+    assert list(sandbox.cache.glob("agents/*")) == []
     return done.returncode, done.stderr
 
 
@@ -41,7 +41,7 @@ def _visible(pid: int) -> bytes:
 
 @pytest.mark.parametrize("way", ["environment", "file"])
 def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
-    place: Place, tmp_path: Path, way: str
+    sandbox: Sandbox, tmp_path: Path, way: str
 ) -> None:
     """Neither in /proc/<pid>/environ nor on the command line, of the agent and of everything below it."""
     token = make_token()
@@ -65,7 +65,7 @@ def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
         agent = subprocess.Popen(_command(*arguments), env={**os.environ, **environment})
         try:
             assert (await asyncio.wait_for(hello, 60)).pid == agent.pid
-            everyone = [agent.pid, *kin.children(agent.pid)]
+            everyone = [agent.pid, *processes.children(agent.pid)]
             assert len(everyone) == 2, "the agent has its zygote"
             assert [pid for pid in everyone if token.encode() in _visible(pid)] == []
         finally:
@@ -80,21 +80,21 @@ def test_the_repr_of_an_endpoint_hides_the_token() -> None:
     assert "secret" not in repr(ControllerEndpoint("127.0.0.1:1", "secret"))
 
 
-def test_an_agent_without_tls_dials_loopback_only(place: Place) -> None:
-    code, told = _refusal(place, "--connect", "192.0.2.1:9", HOLDFAST_TOKEN="t")
+def test_an_agent_without_tls_dials_loopback_only(sandbox: Sandbox) -> None:
+    code, error = _refusal(sandbox, "--connect", "192.0.2.1:9", HOLDFAST_TOKEN="t")
     assert code == 1
-    assert told.count("\n") == 1 and "192.0.2.1 without TLS" in told
+    assert error.count("\n") == 1 and "192.0.2.1 without TLS" in error
 
 
-def test_an_agent_without_a_token_fails_with_a_clear_error(place: Place, tmp_path: Path) -> None:
-    code, told = _refusal(place, "--connect", "127.0.0.1:9")
-    assert code == 2 and "has no token" in told
-    code, told = _refusal(place, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "missing"))
-    assert code == 2 and "missing cannot be read: No such file" in told
+def test_an_agent_without_a_token_fails_with_a_clear_error(sandbox: Sandbox, tmp_path: Path) -> None:
+    code, error = _refusal(sandbox, "--connect", "127.0.0.1:9")
+    assert code == 2 and "has no token" in error
+    code, error = _refusal(sandbox, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "missing"))
+    assert code == 2 and "missing cannot be read: No such file" in error
 
 
-def test_a_token_file_that_others_may_read_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_token_file_that_others_may_read_is_refused(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     (tmp_path / "token").chmod(0o640)
-    code, told = _refusal(place, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "token"))
-    assert code == 2 and "chmod 600" in told
+    code, error = _refusal(sandbox, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "token"))
+    assert code == 2 and "chmod 600" in error

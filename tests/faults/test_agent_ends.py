@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.faults.desk import Desk, at_desk, gone, hold, job_of
-from tests.faults.programs import kin
+from tests.faults.agent_harness import AgentHarness, job_of, run_async, started_agent, wait_gone
+from tests.faults.programs import processes
 
 from holdfast import train
 from holdfast.agent.session_dir import SessionDir, sweep_dead
@@ -30,42 +30,42 @@ def _with_grandchild() -> None:
     signal.pause()
 
 
-async def _running(desk: Desk) -> list[int]:
+async def _running(harness: AgentHarness) -> list[int]:
     """Everything below the agent, with two workers and a grandchild of each that left its group."""
-    await desk.prepare(job_of(_with_grandchild))
-    pids = await desk.started(ranks=2)
-    await desk.expect_report(2)
+    await harness.prepare(job_of(_with_grandchild))
+    pids = await harness.started(ranks=2)
+    await harness.expect_report(2)
     while True:
-        lines = [line.text.split() for logs in desk.logs for line in logs.lines]
+        lines = [line.text.split() for logs in harness.logs for line in logs.lines]
         children = [int(words[1]) for words in lines if words[0] == "child"]
         if len(children) == 2:
             break
-        await desk.expect_more_logs()
-    assert desk.leftovers()
-    return [desk.zygote(), *pids.values(), *children]
+        await harness.expect_more_logs()
+    assert harness.leftovers()
+    return [harness.zygote(), *pids.values(), *children]
 
 
 def test_workers_and_zygote_die_with_a_killed_agent(tmp_path: Path) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            below = await _running(desk)
-            desk.process.kill()
-            await gone(*below)
-            assert desk.leftovers() == []
+        async with started_agent(tmp_path) as harness:
+            below = await _running(harness)
+            harness.process.kill()
+            await wait_gone(*below)
+            assert harness.leftovers() == []
 
-    hold(test)
+    run_async(test)
 
 
 def test_an_agent_whose_connection_is_cut_ends_all_its_processes(tmp_path: Path) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            below = await _running(desk)
-            await desk.hang_up()
-            assert await desk.agent_ended() == 0
-            await gone(*below)
-            assert desk.leftovers() == []
+        async with started_agent(tmp_path) as harness:
+            below = await _running(harness)
+            await harness.disconnect()
+            assert await harness.agent_ended() == 0
+            await wait_gone(*below)
+            assert harness.leftovers() == []
 
-    hold(test)
+    run_async(test)
 
 
 _TIDIES_UP_LATER = """
@@ -80,7 +80,7 @@ if "holdfast.agent" in sys.orig_argv:
 """
 
 
-class _MortalDesk(Desk):
+class _MortalDesk(AgentHarness):
     """Its agent is started by a thread that ends on request, which triggers the agent's parent death signal."""
 
     def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -99,7 +99,7 @@ class _MortalDesk(Desk):
         own = Path(f"/proc/self/task/{self._thread.native_id}")
         self._ends.set()
         self._thread.join()
-        kin.until(lambda: not own.exists(), "the end of the thread")
+        processes.wait_until(lambda: not own.exists(), "the end of the thread")
 
 
 def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_path: Path) -> None:
@@ -110,56 +110,56 @@ def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_p
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     async def test() -> None:
-        desk = _MortalDesk(tmp_path / "desk")
-        async with at_desk(desk, PYTHONPATH=path):
-            below = await _running(desk)
-            await desk.hang_up()
-            await gone(*below)
-            desk.die()
+        harness = _MortalDesk(tmp_path / "harness")
+        async with started_agent(harness, PYTHONPATH=path):
+            below = await _running(harness)
+            await harness.disconnect()
+            await wait_gone(*below)
+            harness.die()
             opening = asyncio.get_running_loop().run_in_executor(None, gate.write_bytes, b"")
-            ended = asyncio.ensure_future(desk.agent_ended())
+            ended = asyncio.ensure_future(harness.agent_ended())
             await asyncio.wait([opening, ended], return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 os.close(os.open(gate, os.O_RDONLY | os.O_NONBLOCK))  # nobody came: let the other thread go
             await opening
             assert await ended == 0
-            assert desk.leftovers() == []
+            assert harness.leftovers() == []
 
-    hold(test)
+    run_async(test)
 
 
 def test_shutdown_and_sigterm_leave_nothing_but_the_logs(tmp_path: Path) -> None:
     async def test() -> None:
         for how in ("shutdown", "sigterm"):
-            async with at_desk(tmp_path / how) as desk:
-                below = await _running(desk)
+            async with started_agent(tmp_path / how) as harness:
+                below = await _running(harness)
                 if how == "shutdown":
-                    desk.send(Shutdown())
+                    harness.send(Shutdown())
                 else:
-                    desk.process.terminate()
-                assert await desk.agent_ended() == 0
-                await gone(*below)
-                assert desk.leftovers() == []
-                assert (desk.storage / "logs" / "generation_000001" / "rank_1.log").read_text().startswith("child")
+                    harness.process.terminate()
+                assert await harness.agent_ended() == 0
+                await wait_gone(*below)
+                assert harness.leftovers() == []
+                assert (harness.storage / "logs" / "generation_000001" / "rank_1.log").read_text().startswith("child")
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_killed_zygote_is_reported_and_replaced(tmp_path: Path) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            zygote, *below = await _running(desk)
+        async with started_agent(tmp_path) as harness:
+            zygote, *below = await _running(harness)
             os.kill(zygote, signal.SIGKILL)
             for rank in (0, 1):
-                assert "zygote, which was killed by SIGKILL" in (await desk.exited(rank)).cause
-            await gone(*below)
-            await desk.stop()
-            pids = await desk.started(generation=2, ranks=2)
-            await desk.expect_report(4)
-            await desk.stop(generation=2)
-            await gone(*pids.values())
+                assert "zygote, which was killed by SIGKILL" in (await harness.exited(rank)).cause
+            await wait_gone(*below)
+            await harness.stop()
+            pids = await harness.started(generation=2, ranks=2)
+            await harness.expect_report(4)
+            await harness.stop(generation=2)
+            await wait_gone(*pids.values())
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_worker_killed_right_after_its_fork_is_reported(tmp_path: Path) -> None:
@@ -167,17 +167,17 @@ def test_a_worker_killed_right_after_its_fork_is_reported(tmp_path: Path) -> Non
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
             for generation in range(1, 11):
-                pids = await desk.started(generation, ranks=2)
+                pids = await harness.started(generation, ranks=2)
                 os.kill(pids[generation % 2], signal.SIGKILL)
-                exited = await desk.expect(WorkerExited, generation=generation)
+                exited = await harness.expect(WorkerExited, generation=generation)
                 assert exited.failure.cause == "killed by SIGKILL"
-                await desk.stop(generation)
-                await gone(*pids.values())
+                await harness.stop(generation)
+                await wait_gone(*pids.values())
 
-    hold(test)
+    run_async(test)
 
 
 def test_twenty_generations_leak_no_descriptor(tmp_path: Path) -> None:
@@ -186,31 +186,31 @@ def test_twenty_generations_leak_no_descriptor(tmp_path: Path) -> None:
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
             counts = []
             for generation in range(1, 21):
-                await desk.started(generation, ranks=2)
-                await desk.expect_report(2 * generation)
-                await desk.stop(generation)
-                counts.append((_descriptors(desk.process.pid), _zygote_descriptors(desk)))
+                await harness.started(generation, ranks=2)
+                await harness.expect_report(2 * generation)
+                await harness.stop(generation)
+                counts.append((_descriptors(harness.process.pid), _zygote_descriptors(harness)))
             agents, zygotes = zip(*counts, strict=True)
             # A log on its way to storage comes and goes, and so does the socket to the next zygote: of the last ones
             # the least counts, since what leaks stays.
             assert min(agents[-5:]) <= max(agents[:5]), agents
             assert min(zygotes[-5:]) <= max(zygotes[:5]), zygotes
 
-    hold(test)
+    run_async(test)
 
 
-def _zygote_descriptors(desk: Desk) -> int:
+def _zygote_descriptors(harness: AgentHarness) -> int:
     """Asks again if the zygote was replaced meanwhile: of a process that ended only root may list the descriptors."""
     while True:
-        pid = desk.zygote()
+        pid = harness.zygote()
         try:
             return _descriptors(pid)
         except (FileNotFoundError, PermissionError):
-            kin.gone(pid)
+            processes.wait_gone(pid)
 
 
 def _descriptors(pid: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.faults.desk import at_desk, hold, job_of
+from tests.faults.agent_harness import job_of, run_async, started_agent
 
 from holdfast.wire.messages import Ping, Pong
 
@@ -23,24 +23,24 @@ def test_a_stalled_log_disk_does_not_block_the_agent(tmp_path: Path) -> None:
     log = tmp_path / "cache" / "agents" / "a1" / "logs" / "generation_000001" / "rank_0.log"
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(_chatter))
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(_chatter))
             log.parent.mkdir(parents=True)
             os.mkfifo(log)
             reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
             try:
-                await desk.started()
-                await desk.expect_line("line 000000")
+                await harness.started()
+                await harness.expect_line("line 000000")
                 for _ in range(3):
-                    desk.send(Ping())
-                    await desk.expect(Pong)
+                    harness.send(Ping())
+                    await harness.expect(Pong)
                 os.set_blocking(reader, True)
                 received = bytearray()
                 while not received.endswith(b"done\n"):
                     received += os.read(reader, 1 << 20)
-                await desk.finished()
+                await harness.finished()
             finally:
                 os.close(reader)
             assert received.splitlines() == [f"line {n:06d} {'x' * 80}".encode() for n in range(_LINES)] + [b"done"]
 
-    hold(test)
+    run_async(test)

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.faults.desk import at_desk, gone, hold, job_of
+from tests.faults.agent_harness import job_of, run_async, started_agent, wait_gone
 
 from holdfast import train
 from holdfast.core.commands import StopWorkers
@@ -24,19 +24,19 @@ def test_a_stop_while_the_zygote_still_imports_is_answered_at_once(tmp_path: Pat
         return 7
 
     async def test() -> None:
-        async with at_desk(tmp_path / "desk") as desk:
-            order = desk.prepare_order(job_of(function), preload=["waits_at_import"], sys_path=[str(tmp_path)])
-            desk.send(order)
-            desk.start(generation=1)
-            desk.send(StopWorkers(generation=1))
-            await desk.expect(WorkersStopped, generation=1)
-            assert not [message for message in desk.said if isinstance(message, AgentPrepared)]
+        async with started_agent(tmp_path / "harness") as harness:
+            order = harness.prepare_order(job_of(function), preload=["waits_at_import"], sys_path=[str(tmp_path)])
+            harness.send(order)
+            harness.start(generation=1)
+            harness.send(StopWorkers(generation=1))
+            await harness.expect(WorkersStopped, generation=1)
+            assert not [message for message in harness.messages if isinstance(message, AgentPrepared)]
             await asyncio.get_running_loop().run_in_executor(None, gate.write_text, "go on")
-            await desk.expect(AgentPrepared)
-            desk.start(generation=2)
-            assert (await desk.finished()).generation == 2
+            await harness.expect(AgentPrepared)
+            harness.start(generation=2)
+            assert (await harness.finished()).generation == 2
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_new_generation_replaces_one_that_was_not_stopped(tmp_path: Path) -> None:
@@ -45,33 +45,33 @@ def test_a_new_generation_replaces_one_that_was_not_stopped(tmp_path: Path) -> N
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
-            first = await desk.started(generation=1, ranks=2)
-            await desk.expect_report(2)
-            second = await desk.started(generation=2, ranks=2)
-            await gone(*first.values())
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
+            first = await harness.started(generation=1, ranks=2)
+            await harness.expect_report(2)
+            second = await harness.started(generation=2, ranks=2)
+            await wait_gone(*first.values())
             os.kill(second[0], 0)
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_second_job_replaces_the_first(tmp_path: Path) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
+        async with started_agent(tmp_path) as harness:
             for generation, value in ((1, "one"), (2, "two")):
-                await desk.prepare(job_of(lambda config: config["value"], {"value": value}))
-                desk.start(generation)
-                assert (await desk.finished()).value == value
-                await desk.stop(generation)
+                await harness.prepare(job_of(lambda config: config["value"], {"value": value}))
+                harness.start(generation)
+                assert (await harness.finished()).value == value
+                await harness.stop(generation)
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_ping_is_answered(tmp_path: Path) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            desk.send(Ping())
-            await desk.expect(Pong)
+        async with started_agent(tmp_path) as harness:
+            harness.send(Ping())
+            await harness.expect(Pong)
 
-    hold(test)
+    run_async(test)

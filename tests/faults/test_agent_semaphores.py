@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.desk import Desk, at_desk, gone, hold, job_of
-from tests.faults.programs import kin
+from tests.faults.agent_harness import AgentHarness, job_of, run_async, started_agent, wait_gone
+from tests.faults.programs import processes
 
 from holdfast import train
 from holdfast.wire.messages import Shutdown
@@ -36,14 +36,14 @@ def _with_semaphores(config: dict[str, str]) -> None:
     resource_tracker.register = recording  # type: ignore[assignment]
     context: Any = multiprocessing.get_context(config["method"])
     held = [context.Lock(), context.Queue()]
-    printed, told = os.pipe()
+    printed, written = os.pipe()
     left_group = os.fork()
     if left_group == 0:  # has a tracker of its own, which no exit of its parent ends
         os.setsid()
         resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None  # type: ignore[attr-defined]
         held.append(context.Lock())
         print(f"name {names[-1]}", flush=True)
-        os.write(told, b".")
+        os.write(written, b".")
         signal.pause()
     os.read(printed, 1)
     child = context.Process(target=time.sleep, args=(3600,), daemon=True)
@@ -82,19 +82,21 @@ def semaphores() -> Iterator[_Semaphores]:
         file.unlink(missing_ok=True)
 
 
-async def _running(desk: Desk, semaphores: _Semaphores, method: str, end: str, fork: bool = True) -> list[int]:
+async def _running(
+    harness: AgentHarness, semaphores: _Semaphores, method: str, end: str, fork: bool = True
+) -> list[int]:
     """The pids of the worker and all processes that it started, when all of them have their semaphores."""
-    await desk.prepare(job_of(_with_semaphores, {"method": method, "end": end}), fork=fork)
-    worker = (await desk.started())[0]
-    await desk.expect_report()
+    await harness.prepare(job_of(_with_semaphores, {"method": method, "end": end}), fork=fork)
+    worker = (await harness.started())[0]
+    await harness.expect_report()
     while True:
-        words = [line.text.split() for logs in desk.logs for line in logs.lines]
+        words = [line.text.split() for logs in harness.logs for line in logs.lines]
         names = [word[1] for word in words if word[0] == "name"]
         pids = [int(word[1]) for word in words if word[0] == "pid"]
         if len(pids) == 3 and len(names) >= 5:
             semaphores.add(names)
             return [worker, *pids]
-        await desk.expect_more_logs()
+        await harness.expect_more_logs()
 
 
 @pytest.mark.parametrize("end", ["raises", "killed", "stopped"])
@@ -105,46 +107,46 @@ def test_a_worker_that_ends_leaves_no_named_semaphore(
     tmp_path: Path, semaphores: _Semaphores, method: str, fork: bool, end: str
 ) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            pids = await _running(desk, semaphores, method, end, fork)
+        async with started_agent(tmp_path) as harness:
+            pids = await _running(harness, semaphores, method, end, fork)
             if end == "stopped":
                 assert semaphores.left() == semaphores.files
             else:
-                await desk.exited()
-            await desk.stop()
+                await harness.exited()
+            await harness.stop()
             assert semaphores.left() == set()
-            await gone(*pids)
+            await wait_gone(*pids)
 
-    hold(test)
+    run_async(test)
 
 
 @pytest.mark.parametrize("whom", ["zygote", "agent"])
 def test_a_killed_zygote_or_agent_leaves_no_named_semaphore(tmp_path: Path, semaphores: _Semaphores, whom: str) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await _running(desk, semaphores, "spawn", "stopped")
+        async with started_agent(tmp_path) as harness:
+            await _running(harness, semaphores, "spawn", "stopped")
             assert semaphores.left() == semaphores.files
-            below = kin.descendants(desk.process.pid)
-            os.kill(desk.zygote() if whom == "zygote" else desk.process.pid, signal.SIGKILL)
-            await gone(*below)
+            below = processes.descendants(harness.process.pid)
+            os.kill(harness.zygote() if whom == "zygote" else harness.process.pid, signal.SIGKILL)
+            await wait_gone(*below)
             assert semaphores.left() == set()
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_resource_tracker_that_does_not_end_is_killed(tmp_path: Path, semaphores: _Semaphores) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            pids = await _running(desk, semaphores, "spawn", "stopped")
+        async with started_agent(tmp_path) as harness:
+            pids = await _running(harness, semaphores, "spawn", "stopped")
             tracker = pids[-1]
-            assert "resource_tracker" in kin.command_of(tracker)
+            assert "resource_tracker" in processes.command_of(tracker)
             os.kill(tracker, signal.SIGSTOP)
-            await desk.stop()
-            await gone(*pids)
-            lines = [line.text for logs in desk.logs for line in logs.lines]
+            await harness.stop()
+            await wait_gone(*pids)
+            lines = [line.text for logs in harness.logs for line in logs.lines]
             assert [line for line in lines if "replaced" in line] == []
 
-    hold(test)
+    run_async(test)
 
 
 _LOCKS_AT_IMPORT = """
@@ -163,18 +165,18 @@ def test_the_zygotes_resource_tracker_outlives_generations(tmp_path: Path, semap
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path / "desk") as desk:
+        async with started_agent(tmp_path / "harness") as harness:
             search = [str(tmp_path), *sys.path]
-            await desk.prepare(job_of(function), preload=["locks_at_import"], sys_path=search)
+            await harness.prepare(job_of(function), preload=["locks_at_import"], sys_path=search)
             for generation in (1, 2):
-                await desk.started(generation)
-                await desk.expect_report(generation)
-                semaphores.add([report.metrics["name"] for report in desk.reports if report.metrics])
+                await harness.started(generation)
+                await harness.expect_report(generation)
+                semaphores.add([report.metrics["name"] for report in harness.reports if report.metrics])
                 assert len(semaphores.files) == 1
-                await desk.stop(generation)
+                await harness.stop(generation)
                 assert semaphores.left() == semaphores.files
-            desk.send(Shutdown())
-            assert await desk.agent_ended() == 0
+            harness.send(Shutdown())
+            assert await harness.agent_ended() == 0
             assert semaphores.left() == set()
 
-    hold(test)
+    run_async(test)

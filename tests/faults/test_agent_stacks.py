@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.desk import at_desk, hold, job_of
-from tests.faults.programs import kin
+from tests.faults.agent_harness import job_of, run_async, started_agent
+from tests.faults.programs import processes
 
 from holdfast import train
 from holdfast.linux import signal_state
@@ -32,15 +32,15 @@ def test_stacks_are_dumped_also_from_a_worker_that_gets_no_cpu_for_a_while(tmp_p
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(stuck_in_here))
-            await desk.started()
-            await desk.expect_report()
-            await desk.stop(dump_stacks=True)
-            (text,) = [message.text for message in desk.said if isinstance(message, Stacks)]
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(stuck_in_here))
+            await harness.started()
+            await harness.expect_report()
+            await harness.stop(dump_stacks=True)
+            (text,) = [message.text for message in harness.messages if isinstance(message, Stacks)]
             assert "in stuck_in_here" in text
 
-    hold(test)
+    run_async(test)
 
 
 _DUMPS_INTO_A_FULL_PIPE = f"""
@@ -64,7 +64,7 @@ def test_proc_status_shows_whether_a_stack_dump_is_unfinished(tmp_path: Path) ->
             assert before == set()
             assert not signal_state.has_to_handle(process.pid, DUMP_SIGNAL, before)
             process.send_signal(DUMP_SIGNAL)
-            kin.until(lambda: signal_state.blocking(process.pid, DUMP_SIGNAL), "the handler")
+            processes.wait_until(lambda: signal_state.blocking(process.pid, DUMP_SIGNAL), "the handler")
             assert signal_state.has_to_handle(process.pid, DUMP_SIGNAL, before)
             os.set_blocking(reading, False)
             text = bytearray()
@@ -75,7 +75,7 @@ def test_proc_status_shows_whether_a_stack_dump_is_unfinished(tmp_path: Path) ->
                     text.extend(os.read(reading, 4096))
                 return over
 
-            kin.until(is_over, "the end of the dump")
+            processes.wait_until(is_over, "the end of the dump")
             assert text.endswith(b" in <module>\n"), bytes(text[-200:])
         finally:
             process.kill()

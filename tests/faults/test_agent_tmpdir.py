@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.faults.desk import at_desk, gone, hold, job_of
+from tests.faults.agent_harness import job_of, run_async, started_agent, wait_gone
 
 from holdfast.agent.session_dir import SessionDir, remove_dangling_links
 
@@ -41,14 +41,14 @@ def _load_batches() -> int:
 
 def test_data_loader_workers_start_where_the_home_directory_path_is_long(tmp_path: Path, long_home: Path) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path, HOLDFAST_LOCAL_CACHE_DIR=str(long_home / ".cache" / "holdfast")) as desk:
-            await desk.prepare(job_of(_load_batches), preload=["torch"])
-            await desk.started()
-            assert (await desk.finished()).value == 28
+        async with started_agent(tmp_path, HOLDFAST_LOCAL_CACHE_DIR=str(long_home / ".cache" / "holdfast")) as harness:
+            await harness.prepare(job_of(_load_batches), preload=["torch"])
+            await harness.started()
+            assert (await harness.finished()).value == 28
             assert len(_links_to(long_home)) == 1
         assert _links_to(long_home) == []
 
-    hold(test)
+    run_async(test)
 
 
 def _make_files_and_wait() -> None:
@@ -66,29 +66,29 @@ def test_a_killed_agent_leaves_nothing_of_its_workers_temporary_files(
     cache = long_home / ".cache" / "holdfast"
 
     async def test() -> None:
-        async with at_desk(tmp_path, HOLDFAST_LOCAL_CACHE_DIR=str(cache)) as desk:
-            await desk.prepare(job_of(_make_files_and_wait))
-            pids = await desk.started()
-            await desk.expect_line("made ")
-            (line,) = [line.text for logs in desk.logs for line in logs.lines if line.text.startswith("made")]
+        async with started_agent(tmp_path, HOLDFAST_LOCAL_CACHE_DIR=str(cache)) as harness:
+            await harness.prepare(job_of(_make_files_and_wait))
+            pids = await harness.started()
+            await harness.expect_line("made ")
+            (line,) = [line.text for logs in harness.logs for line in logs.lines if line.text.startswith("made")]
             made = Path(line.split()[1])
             assert made.is_dir() and len(str(made.parent)) < 40
             assert line.split()[2] == "0o40700"
-            zygote = desk.zygote()
+            zygote = harness.zygote()
             if with_zygote:
                 os.kill(zygote, signal.SIGSTOP)
-                desk.process.kill()
+                harness.process.kill()
                 os.kill(zygote, signal.SIGKILL)
             else:
-                desk.process.kill()
-            await gone(zygote, *pids.values())
+                harness.process.kill()
+            await wait_gone(zygote, *pids.values())
         if with_zygote:
             assert _links_to(long_home)
             SessionDir("next", cache).remove()
         assert _links_to(long_home) == []
         assert not any(path.is_file() for path in cache.rglob("*"))
 
-    hold(test)
+    run_async(test)
 
 
 def test_only_tmpdir_links_of_dead_agents_are_removed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.desk import Desk, at_desk, gone, hold, job_of
+from tests.faults.agent_harness import AgentHarness, job_of, run_async, started_agent, wait_gone
 
 from holdfast import train
 from holdfast.core.events import RankReported, WorkerExited
@@ -35,12 +35,12 @@ def test_a_function_runs_and_finishes(tmp_path: Path, fork: bool, monkeypatch: p
         return {**config, **{name: os.environ.get(name) for name in names}, "cwd": str(Path.cwd())}
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            prepared = await desk.prepare(job_of(function, {"lr": 1}), fork=fork, environment={"MINE": "yes"})
+        async with started_agent(tmp_path) as harness:
+            prepared = await harness.prepare(job_of(function, {"lr": 1}), fork=fork, environment={"MINE": "yes"})
             assert (prepared.cold_reason is None) == fork
-            port = desk.master_port
-            pids = await desk.started(generation=1, ranks=2)
-            value = (await desk.finished(rank=0)).value
+            port = harness.master_port
+            pids = await harness.started(generation=1, ranks=2)
+            value = (await harness.finished(rank=0)).value
             assert value == {
                 "lr": 1,
                 "RANK": "0",
@@ -52,11 +52,11 @@ def test_a_function_runs_and_finishes(tmp_path: Path, fork: bool, monkeypatch: p
                 "MINE": "yes",
                 "cwd": str(tmp_path / "work"),
             }
-            assert (await desk.finished(rank=1)).value is None
-            await gone(*pids.values())
-            assert (await desk.stop()).master_port != port
+            assert (await harness.finished(rank=1)).value is None
+            await wait_gone(*pids.values())
+            assert (await harness.stop()).master_port != port
 
-    hold(test)
+    run_async(test)
 
 
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
@@ -69,20 +69,20 @@ def test_an_exception_is_reported_with_its_causes_and_without_our_frames(tmp_pat
             raise ValueError("the loss is NaN\nsecond line") from error
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function), fork=fork)
-            desk.start()
-            exited = await desk.exited()
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function), fork=fork)
+            harness.start()
+            exited = await harness.exited()
             assert exited.cause == "raised ValueError: the loss is NaN"
             assert (exited.error_type, exited.error) == ("ValueError", "the loss is NaN\nsecond line")
             assert exited.traceback is not None
             assert "KeyError: 'MISSING'" in exited.traceback and "direct cause" in exited.traceback
             assert "bootstrap" not in exited.traceback
             assert exited.last_lines == ("about to fail",)
-            await desk.stop()
-            assert not [message for message in desk.said if isinstance(message, WorkerExited)]
+            await harness.stop()
+            assert not [message for message in harness.messages if isinstance(message, WorkerExited)]
 
-    hold(test)
+    run_async(test)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_sys_exit_is_a_failure(tmp_path: Path, code: object, cause: str) -> None
         sys.exit(config["code"])
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function, {"code": code}))
-            desk.start()
-            assert (await desk.exited()).cause == cause
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function, {"code": code}))
+            harness.start()
+            assert (await harness.exited()).cause == cause
 
-    hold(test)
+    run_async(test)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_signals_and_os_exit_are_reported_by_exit_status(tmp_path: Path, how: st
             os._exit(int(config["how"][9]))
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function, {"how": how}))
-            desk.start()
-            exited = await desk.exited()
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function, {"how": how}))
+            harness.start()
+            exited = await harness.exited()
             assert exited.cause == cause
             assert ("killed by" in cause) == (exited.signal is not None)
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_segfault_is_reported_with_the_line_that_caused_it(tmp_path: Path) -> None:
@@ -135,14 +135,14 @@ def test_a_segfault_is_reported_with_the_line_that_caused_it(tmp_path: Path) -> 
         ctypes.string_at(0)
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(crash_here))
-            desk.start()
-            exited = await desk.exited()
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(crash_here))
+            harness.start()
+            exited = await harness.exited()
             assert (exited.cause, exited.signal) == ("killed by SIGSEGV", signal.SIGSEGV)
             assert exited.traceback is not None and "in crash_here" in exited.traceback
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_killed_worker_is_noticed_while_its_sibling_goes_on(tmp_path: Path) -> None:
@@ -151,18 +151,18 @@ def test_a_killed_worker_is_noticed_while_its_sibling_goes_on(tmp_path: Path) ->
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
-            pids = await desk.started(ranks=2)
-            await desk.expect_report(2)
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
+            pids = await harness.started(ranks=2)
+            await harness.expect_report(2)
             os.kill(pids[1], signal.SIGKILL)
-            assert (await desk.exited(rank=1)).cause == "killed by SIGKILL"
+            assert (await harness.exited(rank=1)).cause == "killed by SIGKILL"
             os.kill(pids[0], 0)
-            await desk.stop()
-            await gone(*pids.values())
-            assert not [message for message in desk.said if isinstance(message, WorkerExited)]
+            await harness.stop()
+            await wait_gone(*pids.values())
+            assert not [message for message in harness.messages if isinstance(message, WorkerExited)]
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_thousand_reports_arrive_in_order(tmp_path: Path) -> None:
@@ -171,15 +171,15 @@ def test_a_thousand_reports_arrive_in_order(tmp_path: Path) -> None:
             train.report({"step": step})
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
-            desk.start()
-            await desk.finished()
-            assert [report.number for report in desk.reports] == list(range(1, 1001))
-            assert [report.metrics for report in desk.reports] == [{"step": step} for step in range(1000)]
-            assert len([message for message in desk.said if isinstance(message, RankReported)]) < 500
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
+            harness.start()
+            await harness.finished()
+            assert [report.number for report in harness.reports] == list(range(1, 1001))
+            assert [report.metrics for report in harness.reports] == [{"step": step} for step in range(1000)]
+            assert len([message for message in harness.messages if isinstance(message, RankReported)]) < 500
 
-    hold(test)
+    run_async(test)
 
 
 def test_the_stacks_of_a_hung_worker_are_dumped_before_it_is_killed(tmp_path: Path) -> None:
@@ -189,21 +189,21 @@ def test_the_stacks_of_a_hung_worker_are_dumped_before_it_is_killed(tmp_path: Pa
             time.sleep(1000)
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(stuck_in_here))
-            pids = await desk.started(ranks=2)
-            await desk.expect_report(2)
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(stuck_in_here))
+            pids = await harness.started(ranks=2)
+            await harness.expect_report(2)
             os.kill(pids[0], signal.SIGSTOP)
-            stopped = await desk.stop(dump_stacks=True)
+            stopped = await harness.stop(dump_stacks=True)
             assert stopped.generation == 1
-            texts = {message.rank: message.text for message in desk.said if isinstance(message, Stacks)}
+            texts = {message.rank: message.text for message in harness.messages if isinstance(message, Stacks)}
             assert sorted(texts) == [0, 1]
             assert all("in stuck_in_here" in text for text in texts.values())
-            await gone(*pids.values())
+            await wait_gone(*pids.values())
             for rank in (0, 1):
-                await _stored_log(desk, rank, "in stuck_in_here")
+                await _stored_log(harness, rank, "in stuck_in_here")
 
-    hold(test)
+    run_async(test)
 
 
 def test_processes_that_a_worker_started_are_killed_with_it(tmp_path: Path) -> None:
@@ -222,21 +222,21 @@ def test_processes_that_a_worker_started_are_killed_with_it(tmp_path: Path) -> N
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
-            pids = await desk.started()
-            await desk.expect_line("child")
-            await desk.expect_line("escaped")
-            lines = [line.text.split() for logs in desk.logs for line in logs.lines]
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
+            pids = await harness.started()
+            await harness.expect_line("child")
+            await harness.expect_line("escaped")
+            lines = [line.text.split() for logs in harness.logs for line in logs.lines]
             others = {words[0]: int(words[1]) for words in lines}
             os.kill(others["child"], 0)
             os.kill(pids[0], signal.SIGKILL)
-            await desk.exited()
-            await gone(others["child"])
-            await desk.stop()
-            await gone(others["escaped"])
+            await harness.exited()
+            await wait_gone(others["child"])
+            await harness.stop()
+            await wait_gone(others["escaped"])
 
-    hold(test)
+    run_async(test)
 
 
 def test_output_is_forwarded_and_logged(tmp_path: Path) -> None:
@@ -248,12 +248,12 @@ def test_output_is_forwarded_and_logged(tmp_path: Path) -> None:
         print("without an end", end="")
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
-            desk.start()
-            await desk.finished()
-            await desk.stop()
-            got = {(line.stream, line.text) for logs in desk.logs for line in logs.lines}
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
+            harness.start()
+            await harness.finished()
+            await harness.stop()
+            got = {(line.stream, line.text) for logs in harness.logs for line in logs.lines}
             assert got == {
                 ("stdout", "first"),
                 ("stderr", "from C"),
@@ -261,10 +261,10 @@ def test_output_is_forwarded_and_logged(tmp_path: Path) -> None:
                 ("stdout", "progress 99%"),
                 ("stdout", "without an end"),
             }
-            text = await _stored_log(desk, 0, "without an end\n")
+            text = await _stored_log(harness, 0, "without an end\n")
             assert "progress 1%\rprogress 99%\n" in text
 
-    hold(test)
+    run_async(test)
 
 
 def test_stop_is_idempotent_and_ignores_unknown_generations(tmp_path: Path) -> None:
@@ -272,25 +272,25 @@ def test_stop_is_idempotent_and_ignores_unknown_generations(tmp_path: Path) -> N
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
-            await desk.stop(generation=17)
-            pids = await desk.started()
-            await desk.stop()
-            await desk.stop()
-            await gone(*pids.values())
-            desk.start(generation=2)
-            await desk.stop(generation=2)
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
+            await harness.stop(generation=17)
+            pids = await harness.started()
+            await harness.stop()
+            await harness.stop()
+            await wait_gone(*pids.values())
+            harness.start(generation=2)
+            await harness.stop(generation=2)
 
-    hold(test)
+    run_async(test)
 
 
-async def _stored_log(desk: Desk, rank: int, text: str) -> str:
+async def _stored_log(harness: AgentHarness, rank: int, text: str) -> str:
     """The rank's log in storage, once the agent was sent home politely."""
-    file = desk.storage / "logs" / "generation_000001" / f"rank_{rank}.log"
-    if desk.process.poll() is None:
-        desk.send(Shutdown())
-        await desk.agent_ended()
+    file = harness.storage / "logs" / "generation_000001" / f"rank_{rank}.log"
+    if harness.process.poll() is None:
+        harness.send(Shutdown())
+        await harness.agent_ended()
     found = file.read_bytes().decode()
     assert text in found
     return found

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.faults.desk import Desk, at_desk, gone, hold, job_of
-from tests.faults.programs import kin
+from tests.faults.agent_harness import AgentHarness, job_of, run_async, started_agent, wait_gone
+from tests.faults.programs import processes
 
 from holdfast import train
 from holdfast.wire.frames import encode, receive
@@ -61,16 +61,16 @@ def test_a_function_that_cannot_be_unpickled_fails_on_every_rank(tmp_path: Path,
         sys.path.remove(str(tmp_path / "mine"))
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job, fork=fork)
-            await desk.started(ranks=2)
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job, fork=fork)
+            await harness.started(ranks=2)
             for rank in (0, 1):
-                exited = await desk.exited(rank)
+                exited = await harness.exited(rank)
                 assert exited.error_type == "ModuleNotFoundError"
                 assert "No module named 'only_on_the_driver': import it in the function, or install" in exited.cause
                 assert exited.traceback is not None and "Traceback" in exited.traceback
 
-    hold(test)
+    run_async(test)
 
 
 def test_threads_started_at_import_cause_cold_starts_with_a_logged_reason(tmp_path: Path) -> None:
@@ -80,41 +80,41 @@ def test_threads_started_at_import_cause_cold_starts_with_a_logged_reason(tmp_pa
         return sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            prepared = await desk.prepare(
+        async with started_agent(tmp_path) as harness:
+            prepared = await harness.prepare(
                 job_of(function), preload=["starts_a_thread"], sys_path=[str(tmp_path / "mine"), *sys.path]
             )
             assert prepared.cold_reason == "Importing starts_a_thread started 1 thread(s) (ticker)"
-            desk.start()
-            assert (await desk.finished()).value == "holdfast.zygote.cold_start"
-            await desk.expect_line("Workers are started cold from now on: Importing starts_a_thread")
+            harness.start()
+            assert (await harness.finished()).value == "holdfast.zygote.cold_start"
+            await harness.expect_line("Workers are started cold from now on: Importing starts_a_thread")
 
-    hold(test)
+    run_async(test)
 
 
 def test_output_of_imports_is_forwarded_in_whole_lines(tmp_path: Path) -> None:
     _module(tmp_path / "mine", "prints_in_pieces", _PRINTS_IN_PIECES)
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
+        async with started_agent(tmp_path) as harness:
             search = [str(tmp_path / "mine"), *sys.path]
-            await desk.prepare(job_of(_nothing), preload=["prints_in_pieces"], sys_path=search)
-            await desk.expect_line("whole")
-            await desk.prepare(job_of(_nothing))  # with another zygote: the first one says no more
-            await desk.expect_line("no end")
-            lines = [line.text for logs in desk.logs for line in logs.lines]
+            await harness.prepare(job_of(_nothing), preload=["prints_in_pieces"], sys_path=search)
+            await harness.expect_line("whole")
+            await harness.prepare(job_of(_nothing))  # with another zygote: the first one says no more
+            await harness.expect_line("no end")
+            lines = [line.text for logs in harness.logs for line in logs.lines]
             assert lines == ["first in pieces", "then whole", "no end"]
 
-    hold(test)
+    run_async(test)
 
 
 def _nothing() -> None:
     """A training function that has nothing to do."""
 
 
-def _makers(desk: Desk) -> list[int]:
+def _makers(harness: AgentHarness) -> list[int]:
     """The zygotes that printed that they import the module."""
-    lines = [line for logs in desk.logs for line in logs.lines if line.rank == -1]
+    lines = [line for logs in harness.logs for line in logs.lines if line.rank == -1]
     return [int(line.text.split()[-1]) for line in lines if line.text.startswith("imported by")]
 
 
@@ -131,24 +131,24 @@ def test_modules_imported_by_workers_are_preimported_for_the_next_generation(tmp
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function), sys_path=[str(tmp_path / "mine"), *sys.path])
-            await desk.started()
-            await desk.expect_report()
-            await desk.stop()
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function), sys_path=[str(tmp_path / "mine"), *sys.path])
+            await harness.started()
+            await harness.expect_report()
+            await harness.stop()
             # The next zygote prints when it imports the module, which it does in its own time, and takes over then.
-            while not (makers := _makers(desk)):
-                await desk.expect_more_logs()
-            kin.until(lambda: desk.zygote() == makers[-1], "the next zygote")
-            await desk.started(generation=2)
-            await desk.expect_report(2)
-            first, second = (report.metrics for report in desk.reports)
+            while not (makers := _makers(harness)):
+                await harness.expect_more_logs()
+            processes.wait_until(lambda: harness.zygote() == makers[-1], "the next zygote")
+            await harness.started(generation=2)
+            await harness.expect_report(2)
+            first, second = (report.metrics for report in harness.reports)
             assert first is not None and second is not None
             assert not first["inherited"] and second["inherited"]
-            assert second["maker"] == desk.zygote()
+            assert second["maker"] == harness.zygote()
             assert second["threads"] == 2  # what starts threads was tried, and left out
 
-    hold(test)
+    run_async(test)
 
 
 _BLOCKS_OUTSIDE_OF_WORKERS = """
@@ -175,31 +175,31 @@ def test_generations_stop_and_start_while_the_next_zygote_imports(tmp_path: Path
     _module(tmp_path / "path" / "mine", "slow", _BLOCKS_OUTSIDE_OF_WORKERS.format(gate=str(gate), arrived=str(arrived)))
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
+        async with started_agent(tmp_path) as harness:
             search = [str(tmp_path / "path"), *sys.path]
-            await desk.prepare(job_of(_inherits), sys_path=search, preload=["mine"])
-            first = desk.zygote()
+            await harness.prepare(job_of(_inherits), sys_path=search, preload=["mine"])
+            first = harness.zygote()
             for generation in (1, 2):
-                await desk.started(generation)
-                await desk.expect_report(generation)
-                kin.until(arrived.exists, "the import of the learned module")
-                await desk.stop(generation)
-                assert desk.zygote() == first
+                await harness.started(generation)
+                await harness.expect_report(generation)
+                processes.wait_until(arrived.exists, "the import of the learned module")
+                await harness.stop(generation)
+                assert harness.zygote() == first
             with gate.open("wb"):
-                await desk.expect_line("imported at last")
-            await desk.started(3)
-            await desk.expect_report(3)
-            await desk.stop(3)
-            kin.until(lambda: desk.zygote() != first, "the next zygote")
-            await desk.started(4)
-            await desk.expect_report(4)
-            inherited = [report.metrics["inherited"] for report in desk.reports if report.metrics]
+                await harness.expect_line("imported at last")
+            await harness.started(3)
+            await harness.expect_report(3)
+            await harness.stop(3)
+            processes.wait_until(lambda: harness.zygote() != first, "the next zygote")
+            await harness.started(4)
+            await harness.expect_report(4)
+            inherited = [report.metrics["inherited"] for report in harness.reports if report.metrics]
             assert inherited[:2] == [False, False]
             assert inherited[3] is True
-            lines = [line.text for logs in desk.logs for line in logs.lines]
+            lines = [line.text for logs in harness.logs for line in logs.lines]
             assert [line for line in lines if "replaced" in line or "cold" in line] == []
 
-    hold(test)
+    run_async(test)
 
 
 _SPOILS = {
@@ -231,22 +231,22 @@ def test_a_module_unsafe_to_fork_is_not_preimported_and_others_are(tmp_path: Pat
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
+        async with started_agent(tmp_path) as harness:
             search = [str(tmp_path / "path"), *sys.path]
-            await desk.prepare(job_of(function), sys_path=search, preload=["mine"])
-            first = desk.zygote()
-            await desk.started()
-            await desk.expect_report()
-            await desk.expect_line("the last one")
-            await desk.stop()
-            kin.until(lambda: desk.zygote() != first, "the next zygote")
-            await desk.started(generation=2)
-            await desk.expect_report(2)
-            metrics = desk.reports[-1].metrics
+            await harness.prepare(job_of(function), sys_path=search, preload=["mine"])
+            first = harness.zygote()
+            await harness.started()
+            await harness.expect_report()
+            await harness.expect_line("the last one")
+            await harness.stop()
+            processes.wait_until(lambda: harness.zygote() != first, "the next zygote")
+            await harness.started(generation=2)
+            await harness.expect_report(2)
+            metrics = harness.reports[-1].metrics
             assert metrics is not None
             assert metrics["inherited"] == ["mine.a_good", "mine.c_good"]
 
-    hold(test)
+    run_async(test)
 
 
 def test_the_next_zygote_cleans_up_after_a_killed_agent_too(tmp_path: Path) -> None:
@@ -261,22 +261,22 @@ def test_the_next_zygote_cleans_up_after_a_killed_agent_too(tmp_path: Path) -> N
         signal.pause()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
+        async with started_agent(tmp_path) as harness:
             search = [str(tmp_path / "path"), *sys.path]
-            await desk.prepare(job_of(function), sys_path=search, preload=["mine"])
-            first = desk.zygote()
-            await desk.started()
-            await desk.expect_report()
-            await desk.stop()
-            kin.until(lambda: desk.zygote() != first, "the next zygote")
-            pids = await desk.started(generation=2, ranks=2)
-            below = kin.descendants(desk.process.pid)
+            await harness.prepare(job_of(function), sys_path=search, preload=["mine"])
+            first = harness.zygote()
+            await harness.started()
+            await harness.expect_report()
+            await harness.stop()
+            processes.wait_until(lambda: harness.zygote() != first, "the next zygote")
+            pids = await harness.started(generation=2, ranks=2)
+            below = processes.descendants(harness.process.pid)
             assert set(pids.values()) <= set(below)
-            desk.process.kill()
-            await gone(*below)
-            assert desk.leftovers() == []
+            harness.process.kill()
+            await wait_gone(*below)
+            assert harness.leftovers() == []
 
-    hold(test)
+    run_async(test)
 
 
 def test_workers_have_different_random_seeds(tmp_path: Path) -> None:
@@ -286,17 +286,17 @@ def test_workers_have_different_random_seeds(tmp_path: Path) -> None:
         train.report({"python": random.random(), "numpy": float(numpy.random.rand())})
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function), preload=["numpy"])
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function), preload=["numpy"])
             for generation in range(1, 4):
-                desk.start(generation)
-                await desk.finished()
-                await desk.stop(generation)
-            rolls = [report.metrics for report in desk.reports]
+                harness.start(generation)
+                await harness.finished()
+                await harness.stop(generation)
+            rolls = [report.metrics for report in harness.reports]
             assert len({roll["python"] for roll in rolls if roll}) == 3
             assert len({roll["numpy"] for roll in rolls if roll}) == 3
 
-    hold(test)
+    run_async(test)
 
 
 def test_master_port_can_be_bound_by_the_training_function(tmp_path: Path) -> None:
@@ -305,14 +305,14 @@ def test_master_port_can_be_bound_by_the_training_function(tmp_path: Path) -> No
             return int(server.getsockname()[1])
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function))
-            port = desk.master_port
-            desk.start(ranks=2)
-            value = (await desk.finished(0)).value
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function))
+            port = harness.master_port
+            harness.start(ranks=2)
+            value = (await harness.finished(0)).value
             assert value == port
 
-    hold(test)
+    run_async(test)
 
 
 _SLOW_PARENT = """
@@ -343,16 +343,16 @@ def test_master_port_can_be_bound_while_other_processes_hold_its_socket(tmp_path
             Path(config["gate"]).write_bytes(b"")
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(
                 job_of(function, {"gate": str(gate)}),
                 preload=["slow_parent"],
                 sys_path=[str(tmp_path / "mine"), *sys.path],
             )
-            desk.start()
-            await desk.finished()
+            harness.start()
+            await harness.finished()
 
-    hold(test)
+    run_async(test)
 
 
 class Listening:
@@ -373,16 +373,16 @@ def test_a_framework_gets_the_listening_socket_of_master_port(tmp_path: Path) ->
             socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(function, framework=Listening()))
-            port = desk.master_port
-            desk.start(ranks=2)
-            await desk.expect_line(f"rank 0 listens on {port}")
-            await desk.finished(0)
-            await desk.finished(1)
-            await desk.expect_line("shut down")
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function, framework=Listening()))
+            port = harness.master_port
+            harness.start(ranks=2)
+            await harness.expect_line(f"rank 0 listens on {port}")
+            await harness.finished(0)
+            await harness.finished(1)
+            await harness.expect_line("shut down")
 
-    hold(test)
+    run_async(test)
 
 
 _AGENT = """
@@ -426,11 +426,11 @@ def test_the_zygote_cleans_up_after_an_agent_that_dies_slowly(tmp_path: Path) ->
                 socket.send_fds(ours, [encode(load)], [job])
             warm = receive(ours, msgspec.msgpack.Decoder(Warm))
             assert warm is not None and warm.cold_reason is None
-            zygotes = kin.children(agent.pid)
+            zygotes = processes.children(agent.pid)
         finally:
             agent.kill()
             agent.communicate()
-        kin.gone(*zygotes)
+        processes.wait_gone(*zygotes)
         assert len(zygotes) == 1
         assert not leftover.exists()
 
@@ -442,14 +442,14 @@ def test_a_module_that_crashes_the_zygote_causes_cold_starts(tmp_path: Path) -> 
         return 1
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            prepared = await desk.prepare(
+        async with started_agent(tmp_path) as harness:
+            prepared = await harness.prepare(
                 job_of(function), preload=["crashes"], sys_path=[str(tmp_path / "mine"), *sys.path]
             )
             assert prepared.cold_reason is not None and "killed by SIGSEGV" in prepared.cold_reason
-            desk.start()
-            assert (await desk.finished()).value == 1
-            desk.send(Shutdown())
-            await gone(desk.process.pid)
+            harness.start()
+            assert (await harness.finished()).value == 1
+            harness.send(Shutdown())
+            await wait_gone(harness.process.pid)
 
-    hold(test)
+    run_async(test)

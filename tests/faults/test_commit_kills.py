@@ -1,9 +1,9 @@
 """Kill a writer at each step of the commit protocol, on every kind of storage: what is committed stays whole, the
 interrupted checkpoint is invisible, and the next commit succeeds.
 
-`kill_writer` runs the process that is killed, `victims` checks the storage afterwards. Steps are counted in a first run
-that is not killed, so a step that is added to the protocol is tested without a change here. On storage with slow calls
-only the first and last of equal calls in a row are tested, and all of them in the slow tier.
+`kill_writer` runs the process that is killed, `kill_writer_process` checks the storage afterwards. Steps are counted
+in a first run that is not killed, so a step that is added to the protocol is tested without a change here. On storage
+with slow calls only the first and last of equal calls in a row are tested, and all of them in the slow tier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from tests.contract.servers import fuse_mount, moto, rclone_s3
 from tests.faults.kill_writer import Job
-from tests.faults.victims import Scene, Victims, make_source, victims
+from tests.faults.kill_writer_process import CheckedRun, KillWriter, kill_writer_process, make_source
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit, commit_directory, reserve, upload_part
@@ -31,11 +31,11 @@ MIB = 1024 * 1024
 READS = ("get", "get_range", "size", "list", "children", "download")
 
 
-class Place(NamedTuple):
-    """A storage to be killed on, and how often at random times."""
+class KillTarget(NamedTuple):
+    """A storage, the program whose writers are killed, and how often at random times."""
 
     uri: str
-    victims: Victims
+    kill_writer: KillWriter
     random_kills: int
     every_call: bool
 
@@ -58,7 +58,7 @@ def _all_calls(name: str) -> object:
 
 
 @pytest.fixture(scope="module", params=["posix", "fuse", "moto", "rclone", _all_calls("moto"), _all_calls("rclone")])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def target(request: pytest.FixtureRequest) -> Iterator[KillTarget]:
     environment: Mapping[str, str] = {}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         # In memory: a kill leaves the same files on any disk, and fsync to a real one takes most of the time.
@@ -75,17 +75,20 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
             uri = server.uri(server.new_bucket())
         for variable, value in environment.items():
             patch.setenv(variable, value)
-        yield Place(
-            uri, stack.enter_context(victims(environment)), random_kills, every_call=bool(every) or not environment
+        yield KillTarget(
+            uri,
+            stack.enter_context(kill_writer_process(environment)),
+            random_kills,
+            every_call=bool(every) or not environment,
         )
 
 
 @pytest.fixture
-def scene(place: Place, tmp_path: Path, request: pytest.FixtureRequest) -> Scene:
+def run(target: KillTarget, tmp_path: Path, request: pytest.FixtureRequest) -> CheckedRun:
     """A run with one checkpoint in it, and the directory that the next one is made of."""
-    store = open_store(place.uri).sub(f"run-{abs(hash(request.node.name)) % 10**8}")
+    store = open_store(target.uri).sub(f"run-{abs(hash(request.node.name)) % 10**8}")
     commit_directory(store, make_source(tmp_path / "source", 0), metrics={"attempt": 0})
-    return Scene(store, store.uri, make_source(tmp_path / "source", 1))
+    return CheckedRun(store, store.uri, make_source(tmp_path / "source", 1))
 
 
 def manifest_call(calls: list[str]) -> int:
@@ -96,112 +99,116 @@ def manifest_call(calls: list[str]) -> int:
 
 
 @pytest.mark.parametrize("name", [None, "best"])
-def test_writer_killed_before_each_store_call_of_a_commit(place: Place, scene: Scene, name: str | None) -> None:
-    job = Job(uri=scene.uri, task="commit", source=str(scene.source), name=name)
-    calls = place.victims.run(job).calls
+def test_writer_killed_before_each_store_call_of_a_commit(
+    target: KillTarget, run: CheckedRun, name: str | None
+) -> None:
+    job = Job(uri=run.uri, task="commit", source=str(run.source), name=name)
+    calls = target.kill_writer.run(job).calls
     commits_at = manifest_call(calls)
     assert any(call.startswith("copy") for call in calls), "the unchanged file is copied, so that step is killed too"
-    scene.recover()
-    for at in place.steps(calls):
-        before = scene.committed()
-        outcome = place.victims.run(
-            Job(uri=scene.uri, task="commit", source=str(scene.source), name=name, attempt=at + 1, before_call=at)
+    run.recover()
+    for at in target.steps(calls):
+        before = run.committed()
+        outcome = target.kill_writer.run(
+            Job(uri=run.uri, task="commit", source=str(run.source), name=name, attempt=at + 1, before_call=at)
         )
         assert outcome.killed
-        fresh = scene.check_after(before, attempt=at + 1)
+        fresh = run.check_after(before, attempt=at + 1)
         assert (fresh is not None) == (at > commits_at), (at, calls[at])
-        scene.recover(name)
+        run.recover(name)
 
 
-def test_writer_killed_before_each_store_call_of_a_two_rank_commit(place: Place, scene: Scene, tmp_path: Path) -> None:
+def test_writer_killed_before_each_store_call_of_a_two_rank_commit(
+    target: KillTarget, run: CheckedRun, tmp_path: Path
+) -> None:
     for rank in (0, 1):
         (tmp_path / "ranks" / f"rank{rank}").mkdir(parents=True)
         (tmp_path / "ranks" / f"rank{rank}" / f"shard-{rank}.bin").write_bytes(bytes([rank]) * 1000)
-    job = Job(uri=scene.uri, task="ranks", source=str(tmp_path / "ranks"))
-    calls = place.victims.run(job).calls
+    job = Job(uri=run.uri, task="ranks", source=str(tmp_path / "ranks"))
+    calls = target.kill_writer.run(job).calls
     commits_at = manifest_call(calls)
-    scene.recover()
-    for at in place.steps(calls):
-        before = scene.committed()
-        assert place.victims.run(
-            Job(uri=scene.uri, task="ranks", source=str(tmp_path / "ranks"), attempt=at + 1, before_call=at)
+    run.recover()
+    for at in target.steps(calls):
+        before = run.committed()
+        assert target.kill_writer.run(
+            Job(uri=run.uri, task="ranks", source=str(tmp_path / "ranks"), attempt=at + 1, before_call=at)
         ).killed
-        fresh = scene.check_after(before, attempt=at + 1)
+        fresh = run.check_after(before, attempt=at + 1)
         assert (fresh is not None) == (at > commits_at), (at, calls[at])
-        scene.recover()
+        run.recover()
 
 
-def test_writer_killed_within_a_large_upload(place: Place, scene: Scene) -> None:
-    make_source(scene.source, 2, big_bytes=17 * MIB)
+def test_writer_killed_within_a_large_upload(target: KillTarget, run: CheckedRun) -> None:
+    make_source(run.source, 2, big_bytes=17 * MIB)
     for block in range(5):
-        before = scene.committed()
-        job = Job(uri=scene.uri, task="commit", source=str(scene.source), attempt=9, at_block=block)
-        assert place.victims.run(job).killed
-        assert scene.check_after(before, attempt=9) is None
-    scene.recover()
+        before = run.committed()
+        job = Job(uri=run.uri, task="commit", source=str(run.source), attempt=9, at_block=block)
+        assert target.kill_writer.run(job).killed
+        assert run.check_after(before, attempt=9) is None
+    run.recover()
 
 
-def test_writer_killed_at_random_times(place: Place, scene: Scene) -> None:
-    job = Job(uri=scene.uri, task="commit", source=str(scene.source))
-    normal_s = min(place.victims.run(job).took_s for _ in range(3))
-    scene.recover()
+def test_writer_killed_at_random_times(target: KillTarget, run: CheckedRun) -> None:
+    job = Job(uri=run.uri, task="commit", source=str(run.source))
+    normal_s = min(target.kill_writer.run(job).took_s for _ in range(3))
+    run.recover()
     dice = random.Random(19)
     killed = 0
-    for attempt in range(1, place.random_kills + 1):
-        before = scene.committed()
+    for attempt in range(1, target.random_kills + 1):
+        before = run.committed()
         delay_s = dice.uniform(0, 1.2 * normal_s)
-        job = Job(uri=scene.uri, task="commit", source=str(scene.source), attempt=attempt, delay_s=delay_s)
-        outcome = place.victims.run(job)
-        fresh = scene.check_after(before, attempt)
+        job = Job(uri=run.uri, task="commit", source=str(run.source), attempt=attempt, delay_s=delay_s)
+        outcome = target.kill_writer.run(job)
+        fresh = run.check_after(before, attempt)
         killed += outcome.killed
         if not outcome.killed:
             assert fresh is not None
             normal_s = min(normal_s, outcome.took_s)  # the machine may have been busy with something else at first
-        scene.recover()
-    assert killed > place.random_kills // 5
+        run.recover()
+    assert killed > target.random_kills // 5
 
 
-def test_process_killed_before_each_store_call_of_a_removal(place: Place, scene: Scene) -> None:
-    names = [commit_directory(scene.store, scene.source, metrics={}).name for _ in range(2)]
-    calls = place.victims.run(Job(uri=scene.uri, task="remove", name=names[0])).calls
-    for at in place.steps(calls):
-        doomed = commit_directory(scene.store, scene.source, metrics={}).name
-        kept = [name for name in scene.committed() if name != doomed]
-        assert place.victims.run(Job(uri=scene.uri, task="remove", name=doomed, before_call=at)).killed
-        visible = [name for name in scene.committed() if name != doomed]
+def test_process_killed_before_each_store_call_of_a_removal(target: KillTarget, run: CheckedRun) -> None:
+    names = [commit_directory(run.store, run.source, metrics={}).name for _ in range(2)]
+    calls = target.kill_writer.run(Job(uri=run.uri, task="remove", name=names[0])).calls
+    for at in target.steps(calls):
+        doomed = commit_directory(run.store, run.source, metrics={}).name
+        kept = [name for name in run.committed() if name != doomed]
+        assert target.kill_writer.run(Job(uri=run.uri, task="remove", name=doomed, before_call=at)).killed
+        visible = [name for name in run.committed() if name != doomed]
         assert visible == kept
-        scene.check_after(scene.committed(), attempt=0)
-        scene.recover()
+        run.check_after(run.committed(), attempt=0)
+        run.recover()
 
 
 @pytest.mark.parametrize("task", ["seal", "repair"])
-def test_process_killed_before_each_store_call_of_a_repair(place: Place, scene: Scene, task: str) -> None:
-    job = Job(uri=scene.uri, task="commit", source=str(scene.source))
-    dies_at = manifest_call(place.victims.run(job).calls)
-    scene.recover()
+def test_process_killed_before_each_store_call_of_a_repair(target: KillTarget, run: CheckedRun, task: str) -> None:
+    job = Job(uri=run.uri, task="commit", source=str(run.source))
+    dies_at = manifest_call(target.kill_writer.run(job).calls)
+    run.recover()
 
     def crash() -> None:
-        doomed = Job(uri=scene.uri, task="commit", source=str(scene.source), before_call=dies_at)
-        assert place.victims.run(doomed).killed
+        doomed = Job(uri=run.uri, task="commit", source=str(run.source), before_call=dies_at)
+        assert target.kill_writer.run(doomed).killed
 
     crash()
-    calls = place.victims.run(Job(uri=scene.uri, task=task, attempt=1)).calls
+    calls = target.kill_writer.run(Job(uri=run.uri, task=task, attempt=1)).calls
     assert any(call.startswith("delete") for call in calls)
-    scene.recover()
-    for at in place.steps(calls):
+    run.recover()
+    for at in target.steps(calls):
         crash()
-        before = scene.committed()
-        outcome = place.victims.run(Job(uri=scene.uri, task=task, attempt=1, before_call=at))
+        before = run.committed()
+        outcome = target.kill_writer.run(Job(uri=run.uri, task=task, attempt=1, before_call=at))
         # A dead writer's claim is believed for a while: how often it is looked at until then depends on chance.
         assert outcome.killed or any(".claim-" in call for call in calls), outcome
-        assert scene.check_after(before, attempt=0) is None
-        scene.recover()
+        assert run.check_after(before, attempt=0) is None
+        run.recover()
 
 
-def test_a_writer_whose_draft_was_voided_cannot_commit(scene: Scene) -> None:
-    draft = reserve(scene.store)
-    files = upload_part(scene.store, draft, scene.source, rank=0, parent_files=None)
-    assert Catalog(scene.store).void_drafts(1, floor=10**6) == [draft.name]
+def test_a_writer_whose_draft_was_voided_cannot_commit(run: CheckedRun) -> None:
+    draft = reserve(run.store)
+    files = upload_part(run.store, draft, run.source, rank=0, parent_files=None)
+    assert Catalog(run.store).void_drafts(1, floor=10**6) == [draft.name]
     with pytest.raises(Fenced):
-        commit(scene.store, draft, files)
-    assert draft.name not in scene.committed()
+        commit(run.store, draft, files)
+    assert draft.name not in run.committed()

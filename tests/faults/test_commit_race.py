@@ -52,7 +52,7 @@ def test_eight_processes_commit_at_once(uri: str) -> None:
         )
         for who in range(PROCESSES)
     ]
-    told: list[tuple[str, int]] = []
+    commits: list[tuple[str, int]] = []
     try:
         for racer in racers:
             assert racer.stdout is not None
@@ -64,16 +64,16 @@ def test_eight_processes_commit_at_once(uri: str) -> None:
         for racer in racers:
             answer, _ = racer.communicate()
             assert racer.returncode == 0
-            told += [msgspec.json.decode(line, type=tuple[str, int]) for line in answer.splitlines()]
+            commits += [msgspec.json.decode(line, type=tuple[str, int]) for line in answer.splitlines()]
     finally:
         for racer in racers:
             racer.kill()
             racer.communicate()
-    assert len(told) == PROCESSES * ROUNDS
-    assert len({index for _, index in told}) == len(told)
+    assert len(commits) == PROCESSES * ROUNDS
+    assert len({index for _, index in commits}) == len(commits)
     report = verify(store, deep=True)
     assert report.damaged == {} and report.leftovers == [] and report.void == []
-    assert [(found.name, found.index) for found in report.ok] == sorted(told, key=lambda one: one[1])
+    assert [(found.name, found.index) for found in report.ok] == sorted(commits, key=lambda one: one[1])
     assert Catalog(store).committed() == report.ok
     everyone = {(who, number) for who in range(PROCESSES) for number in range(ROUNDS)}
     assert {(found.metrics["who"], found.metrics["round"]) for found in report.ok} == everyone

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.programs import jobs, kin
+from tests.faults.programs import jobs, processes
 from tests.faults.programs.driver import Driver
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.storage.locate import open_store
@@ -38,33 +38,33 @@ if "holdfast.agent" in sys.orig_argv:
 class _Gate:
     """Agents wait before they upload one file of the second checkpoint, until `open`."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._fifo = place.gate("upload")
-        self._arrived = place.root / "arrived"
-        site = place.root / "site"
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._fifo = sandbox.gate("upload")
+        self._arrived = sandbox.root / "arrived"
+        site = sandbox.root / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(_GATE.format(key=_GATED, arrived=str(self._arrived), gate=self._fifo))
         paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {"PYTHONPATH": os.pathsep.join(paths)}
 
-    def drive(self, **environment: str) -> Driver:
+    def start_driver(self, **environment: str) -> Driver:
         """A driver whose agent stands before the gate: the first checkpoint is committed, half of the second is up."""
-        driver = self._place.drive(_CONFIG, {**self._environment, **environment})
-        kin.until(self._arrived.exists, "the upload of the second checkpoint")
-        other = self._place.storage / "run" / "checkpoint_000001" / "rank_0.json"
-        kin.until(other.exists, "the upload of rank 0's file")
+        driver = self._sandbox.start_driver(_CONFIG, {**self._environment, **environment})
+        processes.wait_until(self._arrived.exists, "the upload of the second checkpoint")
+        other = self._sandbox.storage / "run" / "checkpoint_000001" / "rank_0.json"
+        processes.wait_until(other.exists, "the upload of rank 0's file")
         return driver
 
     def open(self) -> None:
-        self._place.let_go(self._fifo)
+        self._sandbox.open_gate(self._fifo)
 
 
 @pytest.fixture
-def gate(place: Place) -> Iterator[_Gate]:
-    made = _Gate(place)
+def gate(sandbox: Sandbox) -> Iterator[_Gate]:
+    made = _Gate(sandbox)
     yield made
-    for path in place.root.glob("upload"):
+    for path in sandbox.root.glob("upload"):
         path.unlink()
 
 
@@ -75,23 +75,23 @@ def _kill(driver: Driver) -> list[int]:
     assert len(workers) >= 2  # and perhaps a trial import
     driver.kill()
     driver.process.wait()
-    kin.gone(*workers, within_s=10)
+    processes.wait_gone(*workers, within_s=10)
     return agents
 
 
-def _second(place: Place, **environment: str) -> Driver:
+def _second(sandbox: Sandbox, **environment: str) -> Driver:
     """The next driver, which waits for the agents of the one before."""
-    driver = place.drive(_CONFIG, environment)
-    kin.until(lambda: "checkpoint_000001 is still being stored" in driver.errors, "a driver that waits")
+    driver = sandbox.start_driver(_CONFIG, environment)
+    processes.wait_until(lambda: "checkpoint_000001 is still being stored" in driver.errors, "a driver that waits")
     return driver
 
 
-def _check(place: Place, driver: Driver, *, resumed_from: int) -> None:
+def _check(sandbox: Sandbox, driver: Driver, *, resumed_from: int) -> None:
     assert driver.value() == jobs.undisturbed(_STEPS)[-1]
     assert driver.expect("GenerationStarted")["iteration"] == resumed_from
-    place.check_stored()
-    assert list(place.storage.rglob(".part-*")) == []
-    catalog = Catalog(open_store(place.storage / "run"))
+    sandbox.check_stored()
+    assert list(sandbox.storage.rglob(".part-*")) == []
+    catalog = Catalog(open_store(sandbox.storage / "run"))
     assert catalog.leftovers() == []
     iterations = [manifest.iteration for manifest in catalog.committed()]
     assert iterations == [2, 4, 6, 8]
@@ -102,98 +102,98 @@ def _check(place: Place, driver: Driver, *, resumed_from: int) -> None:
 
 
 def test_a_driver_that_is_killed_and_started_again_at_once_resumes_from_the_upload_in_flight(
-    place: Place, gate: _Gate
+    sandbox: Sandbox, gate: _Gate
 ) -> None:
-    agents = _kill(gate.drive())
-    second = _second(place)
+    agents = _kill(gate.start_driver())
+    second = _second(sandbox)
     gate.open()
-    _check(place, second, resumed_from=4)
-    kin.gone(*agents)
+    _check(sandbox, second, resumed_from=4)
+    processes.wait_gone(*agents)
 
 
-def test_agents_finish_uploads_and_exit_before_the_next_driver_starts(place: Place, gate: _Gate) -> None:
-    first = gate.drive()
+def test_agents_finish_uploads_and_exit_before_the_next_driver_starts(sandbox: Sandbox, gate: _Gate) -> None:
+    first = gate.start_driver()
     agents = _kill(first)
     first.end()  # whoever reads the driver's output is not kept waiting by its agent
     gate.open()
-    kin.gone(*agents)
-    place.check_nothing_left()
-    records = sorted(path.name for path in (place.storage / "run" / "checkpoint_000001").glob(".part-*"))
+    processes.wait_gone(*agents)
+    sandbox.check_nothing_left()
+    records = sorted(path.name for path in (sandbox.storage / "run" / "checkpoint_000001").glob(".part-*"))
     assert records == [".part-0.json", ".part-1.json"]
-    _check(place, place.drive(_CONFIG), resumed_from=4)
+    _check(sandbox, sandbox.start_driver(_CONFIG), resumed_from=4)
 
 
-def test_the_next_driver_is_killed_while_it_waits_for_the_uploads(place: Place, gate: _Gate) -> None:
-    agents = _kill(gate.drive())
-    second = _second(place)
+def test_the_next_driver_is_killed_while_it_waits_for_the_uploads(sandbox: Sandbox, gate: _Gate) -> None:
+    agents = _kill(gate.start_driver())
+    second = _second(sandbox)
     second.kill()
     second.end()
-    third = _second(place)
+    third = _second(sandbox)
     gate.open()
-    _check(place, third, resumed_from=4)
-    kin.gone(*agents)
+    _check(sandbox, third, resumed_from=4)
+    processes.wait_gone(*agents)
 
 
-def test_the_agents_of_two_nodes_finish_their_parts(place: Place, gate: _Gate) -> None:
-    agents = _kill(gate.drive(HOLDFAST_LOCAL_NODES="2"))
+def test_the_agents_of_two_nodes_finish_their_parts(sandbox: Sandbox, gate: _Gate) -> None:
+    agents = _kill(gate.start_driver(HOLDFAST_LOCAL_NODES="2"))
     assert len(agents) == 2
-    second = _second(place, HOLDFAST_LOCAL_NODES="2")
+    second = _second(sandbox, HOLDFAST_LOCAL_NODES="2")
     gate.open()
-    _check(place, second, resumed_from=4)
-    kin.gone(*agents)
+    _check(sandbox, second, resumed_from=4)
+    processes.wait_gone(*agents)
 
 
-def test_a_driver_that_is_killed_between_the_uploads_and_the_manifest(place: Place, gate: _Gate) -> None:
-    driver = gate.drive()
+def test_a_driver_that_is_killed_between_the_uploads_and_the_manifest(sandbox: Sandbox, gate: _Gate) -> None:
+    driver = gate.start_driver()
     driver.kill(signal.SIGSTOP)
     gate.open()
-    kin.until((place.storage / "run" / _GATED).exists, "the upload of rank 1's file")
+    processes.wait_until((sandbox.storage / "run" / _GATED).exists, "the upload of rank 1's file")
     agents = _kill(driver)
-    kin.gone(*agents)
-    place.check_nothing_left()
-    _check(place, place.drive(_CONFIG), resumed_from=4)
+    processes.wait_gone(*agents)
+    sandbox.check_nothing_left()
+    _check(sandbox, sandbox.start_driver(_CONFIG), resumed_from=4)
 
 
-def test_the_agent_that_finishes_the_uploads_is_killed_too(place: Place, gate: _Gate) -> None:
-    first = gate.drive()
-    below = kin.descendants(first.pid)
+def test_the_agent_that_finishes_the_uploads_is_killed_too(sandbox: Sandbox, gate: _Gate) -> None:
+    first = gate.start_driver()
+    below = processes.descendants(first.pid)
     (agent,) = _kill(first)
     os.kill(agent, signal.SIGKILL)
-    kin.gone(*below)
-    place.check_nothing_left()
-    second = place.drive(_CONFIG)
-    _check(place, second, resumed_from=2)
+    processes.wait_gone(*below)
+    sandbox.check_nothing_left()
+    second = sandbox.start_driver(_CONFIG)
+    _check(sandbox, second, resumed_from=2)
     assert "still being stored" not in second.errors
-    assert [path.name for path in Path(place.storage / "run" / "checkpoint_000001").iterdir()] == [
+    assert [path.name for path in Path(sandbox.storage / "run" / "checkpoint_000001").iterdir()] == [
         ".manifest.json",
         ".reserved.json",
     ]
 
 
-def test_agents_give_up_uploads_after_the_linger_time(place: Place, gate: _Gate) -> None:
+def test_agents_give_up_uploads_after_the_linger_time(sandbox: Sandbox, gate: _Gate) -> None:
     """The storage never answers: the agent gives up at its time limit, and the next driver shuts the draft."""
-    agents = _kill(gate.drive(HOLDFAST_LINGER_S="0.5"))
-    kin.gone(*agents, within_s=20)
-    place.check_nothing_left()
-    _check(place, place.drive(_CONFIG), resumed_from=2)
+    agents = _kill(gate.start_driver(HOLDFAST_LINGER_S="0.5"))
+    processes.wait_gone(*agents, within_s=20)
+    sandbox.check_nothing_left()
+    _check(sandbox, sandbox.start_driver(_CONFIG), resumed_from=2)
 
 
-def test_a_sigterm_ends_an_agent_that_finishes_uploads(place: Place, gate: _Gate) -> None:
-    (agent,) = _kill(gate.drive())
+def test_a_sigterm_ends_an_agent_that_finishes_uploads(sandbox: Sandbox, gate: _Gate) -> None:
+    (agent,) = _kill(gate.start_driver())
     os.kill(agent, signal.SIGTERM)
-    kin.gone(agent, within_s=20)
-    place.check_nothing_left()
-    _check(place, place.drive(_CONFIG), resumed_from=2)
+    processes.wait_gone(agent, within_s=20)
+    sandbox.check_nothing_left()
+    _check(sandbox, sandbox.start_driver(_CONFIG), resumed_from=2)
 
 
-def test_an_agent_stops_uploading_when_the_next_driver_voided_its_draft(place: Place, gate: _Gate) -> None:
+def test_an_agent_stops_uploading_when_the_next_driver_voided_its_draft(sandbox: Sandbox, gate: _Gate) -> None:
     """A driver that does not know of the agent, as on another machine, does not wait for it."""
-    (agent,) = _kill(gate.drive())
-    elsewhere = place.root / "elsewhere"
-    second = place.drive(_CONFIG, {"HOLDFAST_LOCAL_CACHE_DIR": str(elsewhere)})
+    (agent,) = _kill(gate.start_driver())
+    elsewhere = sandbox.root / "elsewhere"
+    second = sandbox.start_driver(_CONFIG, {"HOLDFAST_LOCAL_CACHE_DIR": str(elsewhere)})
     second.expect("GenerationStarted")
     gate.open()
-    kin.gone(agent)
-    _check(place, second, resumed_from=2)
-    files = sorted(path.name for path in (place.storage / "run" / "checkpoint_000001").iterdir())
+    processes.wait_gone(agent)
+    _check(sandbox, second, resumed_from=2)
+    files = sorted(path.name for path in (sandbox.storage / "run" / "checkpoint_000001").iterdir())
     assert files == [".manifest.json", ".reserved.json"]

@@ -12,8 +12,8 @@ import numpy
 import pytest
 from blake3 import blake3
 from tests.e2e.small import fit, make_trainer
-from tests.faults.desk import at_desk, hold, job_of
-from tests.faults.programs.place import Place
+from tests.faults.agent_harness import job_of, run_async, started_agent
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.control.agent_link import FUNCTION_PIECE_BYTES
 from holdfast.core import records as r
@@ -26,13 +26,13 @@ _MIB = 1 << 20
 _TABLE = numpy.arange(3 * _MIB // 8)
 
 
-def test_a_function_that_captures_more_than_100_megabytes_runs(place: Place) -> None:
+def test_a_function_that_captures_more_than_100_megabytes_runs(sandbox: Sandbox) -> None:
     captured: Any = numpy.full(128 * _MIB, 7, numpy.uint8)
 
     def function() -> int:
         return int(captured.sum(dtype=numpy.int64))
 
-    assert fit(place, function, workers=2).return_value == 7 * 128 * _MIB
+    assert fit(sandbox, function, workers=2).return_value == 7 * 128 * _MIB
 
 
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
@@ -43,32 +43,32 @@ def test_an_agent_puts_the_pieces_of_a_function_together(tmp_path: Path, fork: b
         return int(captured.sum())
 
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
+        async with started_agent(tmp_path) as harness:
             data = job_of(function)
             first, rest = data[:FUNCTION_PIECE_BYTES], data[FUNCTION_PIECE_BYTES:]
             sizes: dict[str, Any] = {"function_size_bytes": len(data), "function_hash": blake3(data).hexdigest()}
-            desk.send(desk.prepare_order(first, fork=fork, **sizes))
+            harness.send(harness.prepare_order(first, fork=fork, **sizes))
             while rest:
-                desk.send(FunctionPiece(data=rest[:FUNCTION_PIECE_BYTES]))
+                harness.send(FunctionPiece(data=rest[:FUNCTION_PIECE_BYTES]))
                 rest = rest[FUNCTION_PIECE_BYTES:]
-            await desk.expect(AgentPrepared)
-            await desk.started(ranks=2)
-            assert (await desk.finished()).value == int(captured.sum())
-            os.kill(desk.zygote(), signal.SIGKILL)  # the next one gets the same memory
-            await desk.stop()
-            await desk.started(generation=2)
-            assert (await desk.finished()).value == int(captured.sum())
+            await harness.expect(AgentPrepared)
+            await harness.started(ranks=2)
+            assert (await harness.finished()).value == int(captured.sum())
+            os.kill(harness.zygote(), signal.SIGKILL)  # the next one gets the same memory
+            await harness.stop()
+            await harness.started(generation=2)
+            assert (await harness.finished()).value == int(captured.sum())
 
-    hold(test)
+    run_async(test)
 
 
 def test_a_function_that_arrives_damaged_is_not_opened(tmp_path: Path) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            desk.send(desk.prepare_order(job_of(print), function_hash="0" * 64))
-            assert await desk.agent_ended() == 1
+        async with started_agent(tmp_path) as harness:
+            harness.send(harness.prepare_order(job_of(print), function_hash="0" * 64))
+            assert await harness.agent_ended() == 1
 
-    hold(test)
+    run_async(test)
 
 
 def _cases() -> dict[str, tuple[Any, dict[str, Any] | None, str]]:
@@ -93,34 +93,34 @@ def _cases() -> dict[str, tuple[Any, dict[str, Any] | None, str]]:
 
 @pytest.mark.parametrize("case", list(_cases()))
 def test_too_large_a_function_is_refused_naming_the_captured_object(
-    place: Place, monkeypatch: pytest.MonkeyPatch, case: str
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     function, config, named = _cases()[case]
     monkeypatch.setenv("HOLDFAST_FUNCTION_LIMIT_BYTES", str(_MIB))
     with pytest.raises(ConfigError, match=named) as raised:
-        make_trainer(place, function, config=config).fit()
+        make_trainer(sandbox, function, config=config).fit()
     assert "larger than the 1.0 MiB" in str(raised.value)
     assert "HOLDFAST_FUNCTION_LIMIT_BYTES" in str(raised.value)
-    assert not place.storage.exists()
+    assert not sandbox.storage.exists()
 
 
-def test_a_limit_that_is_no_number_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_no_number_is_refused(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_FUNCTION_LIMIT_BYTES", "1 GiB")
     with pytest.raises(ConfigError, match="HOLDFAST_FUNCTION_LIMIT_BYTES must be a whole number"):
-        fit(place, lambda: None)
+        fit(sandbox, lambda: None)
 
 
 def test_a_return_value_that_is_too_large_does_not_fail_a_finished_run(
-    place: Place, capfd: pytest.CaptureFixture[str]
+    sandbox: Sandbox, capfd: pytest.CaptureFixture[str]
 ) -> None:
     size_mib = (bootstrap.RETURN_VALUE_LIMIT_BYTES >> 20) + 1
 
     def function() -> str:
         return "x" * (size_mib << 20)
 
-    result = fit(place, function)
+    result = fit(sandbox, function)
     assert result.return_value is None and result.error is None
-    (finished,) = [record for record in place.records() if isinstance(record, r.RunFinished)]
+    (finished,) = [record for record in sandbox.records() if isinstance(record, r.RunFinished)]
     assert finished.return_value_error is not None and f"it has {size_mib}.0 MiB" in finished.return_value_error
     assert capfd.readouterr().err.count(f"Warning: The return value is None: it has {size_mib}.0 MiB") == 1
 
@@ -136,12 +136,12 @@ class _KillsAgent:
         return (kill, ())
 
 
-def test_agents_that_die_while_loading_the_function_end_the_run(place: Place) -> None:
+def test_agents_that_die_while_loading_the_function_end_the_run(sandbox: Sandbox) -> None:
     bomb = _KillsAgent()
 
     def function() -> Any:
         return bomb
 
     with pytest.raises(TrainingFailedError, match=r"lost while it prepared the training function.*SIGKILL"):
-        fit(place, function)
-    assert len([record for record in place.records() if isinstance(record, r.AgentRemoved)]) == 1
+        fit(sandbox, function)
+    assert len([record for record in sandbox.records() if isinstance(record, r.AgentRemoved)]) == 1

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.faults.desk import at_desk, hold, job_of
+from tests.faults.agent_harness import job_of, run_async, started_agent
 from tests.faults.memory_group import memory_group
 from tests.faults.programs.exact import ends
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.core import records as r
 
@@ -24,15 +24,15 @@ def _score() -> list[int]:
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "cold"])
 def test_the_oom_killer_prefers_workers_to_agent_and_zygote(tmp_path: Path, fork: bool) -> None:
     async def test() -> None:
-        async with at_desk(tmp_path) as desk:
-            await desk.prepare(job_of(_score), fork=fork)
-            await desk.started()
-            ((worker,), zygote) = (await desk.finished()).value, desk.zygote()
-            for pid in (desk.process.pid, zygote):
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(_score), fork=fork)
+            await harness.started()
+            ((worker,), zygote) = (await harness.finished()).value, harness.zygote()
+            for pid in (harness.process.pid, zygote):
                 own = int(Path(f"/proc/{pid}/oom_score_adj").read_text())
                 assert own < worker or own == 1000
 
-    hold(test)
+    run_async(test)
 
 
 @pytest.mark.hosts
@@ -46,10 +46,10 @@ def test_the_memory_limit_of_a_parent_control_group_counts() -> None:
 
 
 @pytest.mark.hosts
-def test_a_worker_killed_by_the_oom_killer_is_restarted(place: Place) -> None:
+def test_a_worker_killed_by_the_oom_killer_is_restarted(sandbox: Sandbox) -> None:
     """Six small workers eat at the same time, while the agent holds snapshots and is larger than any of them."""
     with memory_group(900 * _MIB) as group:
-        driver = place.drive(
+        driver = sandbox.start_driver(
             {"snapshot_bytes": 150 * _MIB},
             {"HOLDFAST_SNAPSHOT_LIMIT_BYTES": str(6 * 310 * _MIB)},  # each slot may have a sixth of it
             job="eat_memory",
@@ -58,7 +58,7 @@ def test_a_worker_killed_by_the_oom_killer_is_restarted(place: Place) -> None:
             cgroup_procs=str(group.inner / "cgroup.procs"),
         )
         assert driver.value() == "recovered"
-    raised, killed = ends(place)
+    raised, killed = ends(sandbox)
     assert "the first generation is over" in raised.why
     assert "out of memory" in killed.why
-    assert not [record for record in place.records() if isinstance(record, r.AgentRemoved)]
+    assert not [record for record in sandbox.records() if isinstance(record, r.AgentRemoved)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.faults.programs import dying_agent, states
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.core import records as r
@@ -18,30 +18,30 @@ from holdfast.core import records as r
 _STEPS = 5
 
 
-def _fit(place: Place, workers: int = 1, failures: int = 3, **config: Any) -> train.Result:
-    given = {"steps": _STEPS, "accepted": str(place.root / "accepted"), "run": str(place.storage / "run"), **config}
+def _fit(sandbox: Sandbox, workers: int = 1, failures: int = 3, **config: Any) -> train.Result:
+    given = {"steps": _STEPS, "accepted": str(sandbox.root / "accepted"), "run": str(sandbox.storage / "run"), **config}
     return train.DataParallelTrainer(
         states.steps,
         train_loop_config=given,
         scaling_config=train.ScalingConfig(num_workers=workers),
         run_config=train.RunConfig(
-            name="run", storage_path=place.storage, failure_config=train.FailureConfig(max_failures=failures)
+            name="run", storage_path=sandbox.storage, failure_config=train.FailureConfig(max_failures=failures)
         ),
     ).fit()
 
 
-def _check(place: Place, result: train.Result) -> None:
+def _check(sandbox: Sandbox, result: train.Result) -> None:
     """Every committed checkpoint verifies and is of one step; the last one is the last step's; no memory is left."""
     assert result.return_value == _STEPS
-    place.check_stored()
+    sandbox.check_stored()
     found = [states.check(checkpoint.load_state()) for checkpoint, _ in result.best_checkpoints]
     assert found == sorted(set(found)) and found[-1] == _STEPS
-    assert _memory_in_use(place) == []
+    assert _memory_in_use(sandbox) == []
 
 
-def _memory_in_use(place: Place) -> list[str]:
+def _memory_in_use(sandbox: Sandbox) -> list[str]:
     """Snapshots of this test's runs in any process that is left; there must be none."""
-    marker, found = place.marker.encode(), []
+    marker, found = sandbox.marker.encode(), []
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             ours = process.name == str(os.getpid()) or marker in (process / "environ").read_bytes().split(b"\0")
@@ -52,84 +52,84 @@ def _memory_in_use(place: Place) -> list[str]:
     return found
 
 
-def _failures(place: Place) -> int:
-    return sum(1 for record in place.records() if isinstance(record, r.GenerationEnded) and record.counted)
+def _failures(sandbox: Sandbox) -> int:
+    return sum(1 for record in sandbox.records() if isinstance(record, r.GenerationEnded) and record.counted)
 
 
 @pytest.mark.parametrize("moment", states.MOMENTS)
-def test_a_killed_worker_resumes_from_the_snapshot(place: Place, moment: str) -> None:
-    result = _fit(place, fates={f"1:{3}": moment}, sources={"2": "memory"})
-    assert _failures(place) == 1
-    _check(place, result)
+def test_a_killed_worker_resumes_from_the_snapshot(sandbox: Sandbox, moment: str) -> None:
+    result = _fit(sandbox, faults={f"1:{3}": moment}, sources={"2": "memory"})
+    assert _failures(sandbox) == 1
+    _check(sandbox, result)
 
 
 @pytest.mark.parametrize("moment", states.MOMENTS)
-def test_a_killed_agent_resumes_from_storage(place: Place, moment: str) -> None:
-    result = _fit(place, fates={"1:3": moment}, sources={"2": "storage"}, agent=True)
-    assert _failures(place) == 1
-    _check(place, result)
+def test_a_killed_agent_resumes_from_storage(sandbox: Sandbox, moment: str) -> None:
+    result = _fit(sandbox, faults={"1:3": moment}, sources={"2": "storage"}, agent=True)
+    assert _failures(sandbox) == 1
+    _check(sandbox, result)
 
 
 @pytest.mark.parametrize("step", [*range(1, 12), 19, 20])
 def test_an_agent_killed_during_an_upload_leaves_no_partial_checkpoint(
-    place: Place, step: int, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the beginning and the end of every file of the first checkpoint, and in the middle of the second."""
-    monkeypatch.setenv("PYTHONPATH", dying_agent.install(place.root / "path"))
+    monkeypatch.setenv("PYTHONPATH", dying_agent.install(sandbox.root / "path"))
     monkeypatch.setenv("HOLDFAST_TEST_DIE_AT", str(step))
-    monkeypatch.setenv("HOLDFAST_TEST_DIED", str(place.root / "died"))
-    result = _fit(place, agent=True)
-    assert (place.root / "died").exists()
-    assert _failures(place) == 1
-    _check(place, result)
+    monkeypatch.setenv("HOLDFAST_TEST_DIED", str(sandbox.root / "died"))
+    result = _fit(sandbox, agent=True)
+    assert (sandbox.root / "died").exists()
+    assert _failures(sandbox) == 1
+    _check(sandbox, result)
 
 
 @pytest.mark.parametrize("moment", ["half-copied", "unsealed"])
 def test_a_half_written_snapshot_buffer_is_not_loaded(
-    place: Place, moment: str, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With memory for one snapshot only, the newest commit itself is what is being overwritten."""
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", str(50 << 20))
-    result = _fit(place, fates={"1:3": moment}, sources={"2": "storage"})
-    assert _failures(place) == 1
-    _check(place, result)
+    result = _fit(sandbox, faults={"1:3": moment}, sources={"2": "storage"})
+    assert _failures(sandbox) == 1
+    _check(sandbox, result)
 
 
-def test_without_snapshot_memory_states_are_written_as_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_snapshot_memory_states_are_written_as_files(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "0")
-    result = _fit(place, fates={"1:3": "sent", "2:4": "committed"}, sources={"2": "storage"})
-    assert _failures(place) == 2
-    _check(place, result)
-    assert "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in place.log(1, 0)
+    result = _fit(sandbox, faults={"1:3": "sent", "2:4": "committed"}, sources={"2": "storage"})
+    assert _failures(sandbox) == 2
+    _check(sandbox, result)
+    assert "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in sandbox.log(1, 0)
 
 
-def test_a_checkpoint_of_all_ranks_survives_the_failure_of_one(place: Place) -> None:
+def test_a_checkpoint_of_all_ranks_survives_the_failure_of_one(sandbox: Sandbox) -> None:
     """Rank 1 fails when both ranks' reports have returned: the order to stop must not overtake them."""
-    result = _fit(place, workers=2, fates={"1:3": "peer-fails"}, sources={"2": "memory"})
-    assert _failures(place) == 1
-    _check(place, result)
+    result = _fit(sandbox, workers=2, faults={"1:3": "peer-fails"}, sources={"2": "memory"})
+    assert _failures(sandbox) == 1
+    _check(sandbox, result)
 
 
-def test_all_ranks_of_a_node_load_one_ranks_snapshot(place: Place) -> None:
-    result = _fit(place, workers=2, fates={"1:3": "committed"}, sources={"2": "memory"})
-    assert _failures(place) == 1
-    _check(place, result)
+def test_all_ranks_of_a_node_load_one_ranks_snapshot(sandbox: Sandbox) -> None:
+    result = _fit(sandbox, workers=2, faults={"1:3": "committed"}, sources={"2": "memory"})
+    assert _failures(sandbox) == 1
+    _check(sandbox, result)
 
 
-def test_repeated_worker_kills_with_snapshots(place: Place) -> None:
-    fates = {"1:2": "unsealed", "2:3": "sent", "3:4": "half-copied", "4:5": "returned"}
+def test_repeated_worker_kills_with_snapshots(sandbox: Sandbox) -> None:
+    faults = {"1:2": "unsealed", "2:3": "sent", "3:4": "half-copied", "4:5": "returned"}
     sources = {str(generation): "memory" for generation in range(2, 6)}
-    result = _fit(place, failures=-1, fates=fates, sources=sources)
-    assert _failures(place) == 4
-    _check(place, result)
+    result = _fit(sandbox, failures=-1, faults=faults, sources=sources)
+    assert _failures(sandbox) == 4
+    _check(sandbox, result)
 
 
-def test_unchanged_files_are_not_written_again(place: Place) -> None:
-    _check(place, _fit(place))
-    first, *others = [one.uploaded_bytes for one in place.records() if isinstance(one, r.CheckpointCommitted)]
+def test_unchanged_files_are_not_written_again(sandbox: Sandbox) -> None:
+    _check(sandbox, _fit(sandbox))
+    first, *others = [one.uploaded_bytes for one in sandbox.records() if isinstance(one, r.CheckpointCommitted)]
     assert first > 2 * (16 << 20)
     assert all(16 << 20 < sent_bytes < (16 << 20) + 10_000 for sent_bytes in others)
 
 
-def test_snapshots_in_local_mode(place: Place) -> None:
-    _check(place, _fit(place, workers=0))
+def test_snapshots_in_local_mode(sandbox: Sandbox) -> None:
+    _check(sandbox, _fit(sandbox, workers=0))

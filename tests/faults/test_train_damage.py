@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.faults.programs import jobs
 from tests.faults.programs.altering import count_steps, flip_byte, keep_one_file
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.checkpoint.verify import verify
@@ -17,18 +17,18 @@ from holdfast.storage.locate import open_store
 _STEPS = 6
 
 
-def _fit(place: Place, read: str, workers: int = 1, **run: Any) -> list[r.Record]:
+def _fit(sandbox: Sandbox, read: str, workers: int = 1, **run: Any) -> list[r.Record]:
     """Run to the end with a budget for the one failure that the function itself has; gives the records."""
     trainer = train.DataParallelTrainer(
         count_steps,
-        train_loop_config={"steps": _STEPS, "read": read, "run": str(place.storage / "run")},
+        train_loop_config={"steps": _STEPS, "read": read, "run": str(sandbox.storage / "run")},
         scaling_config=train.ScalingConfig(num_workers=workers),
         run_config=train.RunConfig(
-            name="run", storage_path=str(place.storage), failure_config=train.FailureConfig(max_failures=1), **run
+            name="run", storage_path=str(sandbox.storage), failure_config=train.FailureConfig(max_failures=1), **run
         ),
     )
     assert trainer.fit().return_value == _STEPS
-    return place.records()
+    return sandbox.records()
 
 
 def _check_fallback(records: list[r.Record]) -> None:
@@ -43,43 +43,43 @@ def _check_fallback(records: list[r.Record]) -> None:
 
 
 @pytest.mark.parametrize("read", ["as_directory", "to_directory"])
-def test_a_worker_that_finds_a_remote_checkpoint_damaged_makes_the_run_fall_back(place: Place, read: str) -> None:
+def test_a_worker_that_finds_a_remote_checkpoint_damaged_makes_the_run_fall_back(sandbox: Sandbox, read: str) -> None:
     """The worker's exception travels over the wire to the core, which does not count it as a failure."""
     from fsspec.implementations.local import LocalFileSystem
     from pyarrow import fs
 
     filesystem = fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem()))
-    _check_fallback(_fit(place, read, storage_filesystem=filesystem))
+    _check_fallback(_fit(sandbox, read, storage_filesystem=filesystem))
 
 
 @pytest.mark.parametrize("workers", [1, 0], ids=["processes", "inline"])
 @pytest.mark.parametrize("read", ["as_directory", "to_directory", "load_state"])
 def test_a_local_checkpoint_is_verified_before_a_generation_starts_from_it(
-    place: Place, read: str, workers: int
+    sandbox: Sandbox, read: str, workers: int
 ) -> None:
-    records = _fit(place, read, workers)
+    records = _fit(sandbox, read, workers)
     _check_fallback(records)
     ended = [record for record in records if isinstance(record, r.GenerationEnded)]
     assert (ended[1].why, ended[1].failures) == ("checkpoint_000003 is damaged", ())
 
 
-def test_a_checkpoint_that_was_altered_between_two_drivers_is_not_used(place: Place) -> None:
+def test_a_checkpoint_that_was_altered_between_two_drivers_is_not_used(sandbox: Sandbox) -> None:
     with pytest.raises(train.TrainingFailedError):
-        place.fit({"steps": 6, "faults": {"1:0:4": "raise"}, "settled": True}, workers=1)
-    flip_byte(place.storage / "run" / "checkpoint_000003" / "rank_0.json")
-    result = place.fit({"steps": 6}, workers=1)
+        sandbox.fit({"steps": 6, "faults": {"1:0:4": "raise"}, "settled": True}, workers=1)
+    flip_byte(sandbox.storage / "run" / "checkpoint_000003" / "rank_0.json")
+    result = sandbox.fit({"steps": 6}, workers=1)
     assert result.return_value == jobs.undisturbed(6)[-1]
-    started = [record.checkpoint for record in place.records() if isinstance(record, r.GenerationStarted)]
+    started = [record.checkpoint for record in sandbox.records() if isinstance(record, r.GenerationStarted)]
     assert started == [None, "checkpoint_000003", "checkpoint_000002"]
 
 
-def test_a_file_altered_in_the_parent_checkpoint_is_uploaded_instead_of_linked(place: Place) -> None:
+def test_a_file_altered_in_the_parent_checkpoint_is_uploaded_instead_of_linked(sandbox: Sandbox) -> None:
     trainer = train.DataParallelTrainer(
         keep_one_file,
-        train_loop_config={"run": str(place.storage / "run")},
-        run_config=train.RunConfig(name="run", storage_path=str(place.storage)),
+        train_loop_config={"run": str(sandbox.storage / "run")},
+        run_config=train.RunConfig(name="run", storage_path=str(sandbox.storage)),
     )
     trainer.fit()
-    report = verify(open_store(place.storage / "run"), deep=True)
+    report = verify(open_store(sandbox.storage / "run"), deep=True)
     assert list(report.damaged) == ["checkpoint_000000"]
     assert len(report.ok) == 3

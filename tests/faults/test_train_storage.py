@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.programs import jobs, kin
+from tests.faults.programs import jobs, processes
 from tests.faults.programs.driver import Driver
 from tests.faults.programs.exact import check_exact
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 from tests.mounts import tmpfs
 
 pytestmark = pytest.mark.hosts
@@ -20,13 +20,13 @@ _HELD: dict[str, Any] = {"steps": _STEPS, "every": 2, "faults": {"1:0:5": "hold"
 
 
 @pytest.fixture
-def small(place: Place) -> Iterator[Path]:
+def small(sandbox: Sandbox) -> Iterator[Path]:
     """The run's storage, on a file system of 2 MiB."""
-    with tmpfs(place.storage, "2m") as storage:
+    with tmpfs(sandbox.storage, "2m") as storage:
         try:
             yield storage
         finally:
-            place.end()
+            sandbox.close()
 
 
 def _fill(storage: Path) -> Path:
@@ -40,44 +40,46 @@ def _fill(storage: Path) -> Path:
             return ballast
 
 
-def _held(place: Place, patience_s: str) -> Driver:
-    driver = place.drive(_HELD, {"HOLDFAST_STORAGE_PATIENCE_S": patience_s})
+def _held(sandbox: Sandbox, patience_s: str) -> Driver:
+    driver = sandbox.start_driver(_HELD, {"HOLDFAST_STORAGE_PATIENCE_S": patience_s})
     driver.expect("CheckpointCommitted", iteration=4)
     driver.expect_step(4)
     return driver
 
 
-def test_a_run_continues_when_a_full_disk_gets_room_again(place: Place, small: Path) -> None:
-    driver = _held(place, "100")
+def test_a_run_continues_when_a_full_disk_gets_room_again(sandbox: Sandbox, small: Path) -> None:
+    driver = _held(sandbox, "100")
     ballast = _fill(small)
-    place.let_go()
-    kin.until(lambda: "no space" in driver.errors.lower() or "full" in driver.errors.lower(), "word of the full disk")
-    assert place.check_stored() == ["checkpoint_000000", "checkpoint_000001"]
+    sandbox.open_gate()
+    processes.wait_until(
+        lambda: "no space" in driver.errors.lower() or "full" in driver.errors.lower(), "word of the full disk"
+    )
+    assert sandbox.check_stored() == ["checkpoint_000000", "checkpoint_000001"]
     ballast.unlink()
     assert driver.value() == jobs.undisturbed(_STEPS)[-1]
-    check_exact(place, _STEPS)
+    check_exact(sandbox, _STEPS)
     assert "Traceback" not in driver.errors
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_a_clear_error(place: Place, small: Path) -> None:
-    driver = _held(place, "1")
+def test_a_disk_that_stays_full_ends_the_run_with_a_clear_error(sandbox: Sandbox, small: Path) -> None:
+    driver = _held(sandbox, "1")
     ballast = _fill(small)
-    place.let_go()
+    sandbox.open_gate()
     raised = driver.raised()
     assert raised["type"] == "ControllerError"
     assert "OutOfSpace" in raised["text"]
     assert str(small) in raised["text"]
     assert "Traceback" not in driver.errors
-    names = place.check_stored()
+    names = sandbox.check_stored()
     assert names[:2] == ["checkpoint_000000", "checkpoint_000001"]
     ballast.unlink()
-    assert place.drive(_HELD).value() == jobs.undisturbed(_STEPS)[-1]
-    check_exact(place, _STEPS)
+    assert sandbox.start_driver(_HELD).value() == jobs.undisturbed(_STEPS)[-1]
+    check_exact(sandbox, _STEPS)
 
 
-def test_a_disk_full_from_the_start_is_a_clear_error(place: Place, small: Path) -> None:
+def test_a_disk_full_from_the_start_is_a_clear_error(sandbox: Sandbox, small: Path) -> None:
     ballast = _fill(small)
-    driver = place.drive({"steps": 2}, {"HOLDFAST_STORAGE_PATIENCE_S": "1"})
+    driver = sandbox.start_driver({"steps": 2}, {"HOLDFAST_STORAGE_PATIENCE_S": "1"})
     assert driver.raised()["type"] == "OutOfSpace"
     ballast.unlink()
-    assert place.drive({"steps": 2}).value() == jobs.undisturbed(2)[-1]
+    assert sandbox.start_driver({"steps": 2}).value() == jobs.undisturbed(2)[-1]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.faults.programs import jobs
 from tests.faults.programs.exact import check_exact, ends, starts
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.core import records as r
 from holdfast.errors import TrainingFailedError
@@ -26,10 +26,10 @@ _DEATHS = [
 
 @pytest.mark.parametrize(("how", "cause"), _DEATHS, ids=[how for how, _ in _DEATHS])
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_failed_worker_is_recovered_from(place: Place, how: str, cause: str, step: int) -> None:
-    place.fit({"steps": _STEPS, "every": 2, "faults": {f"1:1:{step}": how}}, failure={"max_failures": 1})
-    check_exact(place, _STEPS)
-    (end,) = ends(place)
+def test_a_failed_worker_is_recovered_from(sandbox: Sandbox, how: str, cause: str, step: int) -> None:
+    sandbox.fit({"steps": _STEPS, "every": 2, "faults": {f"1:1:{step}": how}}, failure={"max_failures": 1})
+    check_exact(sandbox, _STEPS)
+    (end,) = ends(sandbox)
     assert end.counted
     (failure,) = end.failures
     assert (failure.rank, failure.cause) == (1, cause)
@@ -42,40 +42,40 @@ def test_a_failed_worker_is_recovered_from(place: Place, how: str, cause: str, s
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_killed_while_staging_a_checkpoint(place: Place, rank: int) -> None:
+def test_a_worker_killed_while_staging_a_checkpoint(sandbox: Sandbox, rank: int) -> None:
     """The copy was half made: that checkpoint never was, and the one before it counts."""
     faults = {f"1:{rank}:3": "staging"}
-    place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
-    check_exact(place, _STEPS)
-    assert [one.iteration for one in starts(place)] == [0, 2]
-    assert not list(place.storage.rglob("half.bin"))
+    sandbox.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
+    check_exact(sandbox, _STEPS)
+    assert [one.iteration for one in starts(sandbox)] == [0, 2]
+    assert not list(sandbox.storage.rglob("half.bin"))
 
 
-def test_workers_killed_while_their_checkpoint_is_uploaded(place: Place) -> None:
+def test_workers_killed_while_their_checkpoint_is_uploaded(sandbox: Sandbox) -> None:
     """Both ranks' parts were staged: the checkpoint is committed although they are gone, and no step is repeated."""
     faults = {"1:0:3": "uploading", "1:1:3": "uploading"}
-    place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
-    check_exact(place, _STEPS)
-    assert [one.iteration for one in starts(place)] == [0, 4]
+    sandbox.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure={"max_failures": 1})
+    check_exact(sandbox, _STEPS)
+    assert [one.iteration for one in starts(sandbox)] == [0, 4]
 
 
-def test_a_run_fails_when_the_failure_budget_is_spent(place: Place) -> None:
+def test_a_run_fails_when_the_failure_budget_is_spent(sandbox: Sandbox) -> None:
     config = {"steps": _STEPS, "every": 2, "faults": {"*:1:3": "raise"}, "settled": True}
     with pytest.raises(TrainingFailedError, match="rank 1 raised ValueError: the data is bad") as caught:
-        place.fit(config, failure={"max_failures": 2})
+        sandbox.fit(config, failure={"max_failures": 2})
     failures = caught.value.worker_failures
     assert list(failures) == [1]
     assert isinstance(failures[1], ValueError)
     assert str(failures[1]) == "the data is bad"
     assert "_raise" in "".join(failures[1].__notes__)
-    assert len([end for end in ends(place) if end.counted]) == 3
-    text = (place.storage / "run" / "error.txt").read_text()
+    assert len([end for end in ends(sandbox) if end.counted]) == 3
+    text = (sandbox.storage / "run" / "error.txt").read_text()
     assert "ValueError: the data is bad" in text
-    assert Result.from_path(place.storage / "run").error is not None
-    assert place.check_stored() == ["checkpoint_000000"]
+    assert Result.from_path(sandbox.storage / "run").error is not None
+    assert sandbox.check_stored() == ["checkpoint_000000"]
 
 
-def test_failures_of_both_ranks_are_reported(place: Place) -> None:
+def test_failures_of_both_ranks_are_reported(sandbox: Sandbox) -> None:
     def function() -> None:
         from holdfast import train
 
@@ -88,7 +88,7 @@ def test_failures_of_both_ranks_are_reported(place: Place) -> None:
     trainer = train.DataParallelTrainer(
         function,
         scaling_config=train.ScalingConfig(num_workers=2),
-        run_config=train.RunConfig(name="run", storage_path=place.storage),
+        run_config=train.RunConfig(name="run", storage_path=sandbox.storage),
     )
     with pytest.raises(TrainingFailedError) as caught:
         trainer.fit()
@@ -98,35 +98,35 @@ def test_failures_of_both_ranks_are_reported(place: Place) -> None:
     assert set(caught.value.worker_failures) <= {0, 1}
 
 
-def test_unlimited_max_failures(place: Place) -> None:
+def test_unlimited_max_failures(sandbox: Sandbox) -> None:
     faults = {f"{generation}:{generation % 2}:{generation}": "kill" for generation in range(1, 6)}
-    place.fit({"steps": _STEPS, "faults": faults}, failure={"max_failures": -1})
-    check_exact(place, _STEPS)
-    assert len(ends(place)) == 5
+    sandbox.fit({"steps": _STEPS, "faults": faults}, failure={"max_failures": -1})
+    check_exact(sandbox, _STEPS)
+    assert len(ends(sandbox)) == 5
 
 
-def test_repeated_failures_back_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_failures_back_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.05")
     with pytest.raises(TrainingFailedError):
-        place.fit({"steps": 2, "faults": {"*:0:0": "raise"}}, failure={"max_failures": 4})
-    waits = _waits(place)
+        sandbox.fit({"steps": 2, "faults": {"*:0:0": "raise"}}, failure={"max_failures": 4})
+    waits = _waits(sandbox)
     assert len(waits) == 4
     for wait_s, least_s in zip(waits[1:], (0.05, 0.1, 0.2), strict=True):
         assert wait_s >= least_s
 
 
-def test_a_failure_after_progress_does_not_back_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_after_progress_does_not_back_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an hour to wait, the test would not end."""
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "3600")
     faults = {f"{generation}:0:{generation}": "raise" for generation in range(1, 5)}
-    place.fit({"steps": _STEPS, "faults": faults, "settled": True}, failure={"max_failures": 4})
-    check_exact(place, _STEPS)
+    sandbox.fit({"steps": _STEPS, "faults": faults, "settled": True}, failure={"max_failures": 4})
+    check_exact(sandbox, _STEPS)
 
 
-def _waits(place: Place) -> list[float]:
+def _waits(sandbox: Sandbox) -> list[float]:
     ended: float | None = None
     waits = []
-    for record in place.records():
+    for record in sandbox.records():
         if isinstance(record, r.GenerationEnded):
             ended = record.at
         elif isinstance(record, r.GenerationStarted) and ended is not None:
@@ -142,19 +142,21 @@ _HANGS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("faults", "frame"), _HANGS, ids=["stopped", "deadlock", "collective"])
-def test_a_hung_worker_is_replaced_and_its_stacks_are_logged(place: Place, faults: dict[str, Any], frame: str) -> None:
+def test_a_hung_worker_is_replaced_and_its_stacks_are_logged(
+    sandbox: Sandbox, faults: dict[str, Any], frame: str
+) -> None:
     failure = {"max_failures": 1, "progress_timeout_s": 4}
-    place.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure=failure)
-    check_exact(place, _STEPS)
-    (end,) = ends(place)
+    sandbox.fit({"steps": _STEPS, "every": 2, "faults": faults}, failure=failure)
+    check_exact(sandbox, _STEPS)
+    (end,) = ends(sandbox)
     assert end.counted
     assert "no progress for 4 s" in end.why
     assert any(one.rank == 1 and "taken for hung" in one.cause for one in end.failures)
-    assert frame in place.log(1, 1)
-    assert "most recent call first" in place.log(1, 1)
+    assert frame in sandbox.log(1, 1)
+    assert "most recent call first" in sandbox.log(1, 1)
 
 
-def test_slow_steps_with_reports_are_no_hang(place: Place) -> None:
-    result = place.fit({"steps": 40, "every": 7}, failure={"progress_timeout_s": 30})
+def test_slow_steps_with_reports_are_no_hang(sandbox: Sandbox) -> None:
+    result = sandbox.fit({"steps": 40, "every": 7}, failure={"progress_timeout_s": 30})
     assert result.return_value == jobs.undisturbed(40)[-1]
-    assert ends(place) == []
+    assert ends(sandbox) == []

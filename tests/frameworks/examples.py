@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.core.records import GenerationStarted
 from holdfast.train import Result
@@ -19,10 +19,10 @@ _ROOT = Path(__file__).parents[2]
 _KILL_WORKER = Path(__file__).parent / "kill_worker"
 
 
-def run_example(place: Place, script: str, name: str, kill: str | None = None) -> Result:
+def run_example(sandbox: Sandbox, script: str, name: str, kill: str | None = None) -> Result:
     """Run `script` to its end; with `kill` ("rank:number"), that rank is killed before its report of that number."""
     command = [sys.executable, str(_ROOT / "examples" / "frameworks" / script)]
-    command += ["--storage_path", str(place.storage), "--run_name", name]
+    command += ["--storage_path", str(sandbox.storage), "--run_name", name]
     environment = dict(os.environ)
     if kill is not None:
         environment |= {"KILL_WORKER": kill, "PYTHONPATH": str(_KILL_WORKER)}
@@ -30,29 +30,29 @@ def run_example(place: Place, script: str, name: str, kill: str | None = None) -
         command,
         check=False,
         env=environment,
-        cwd=place.root,
+        cwd=sandbox.root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=280,
     )
     assert done.returncode == 0, done.stdout
-    logs = [path.read_text() for path in (place.storage / name / "logs").rglob("*.log")]
+    logs = [path.read_text() for path in (sandbox.storage / name / "logs").rglob("*.log")]
     for text in [done.stdout, *logs]:
         assert "fork" not in text.lower()  # a framework warns, or workers are started cold
         assert "started cold" not in text
-    return Result.from_path(place.storage / name)
+    return Result.from_path(sandbox.storage / name)
 
 
-def check_survives(place: Place, script: str, metric: str, kill: str) -> None:
+def check_survives(sandbox: Sandbox, script: str, metric: str, kill: str) -> None:
     """A run in which a worker is killed ends as one that is left alone."""
     pytest.importorskip("torch")
-    quiet = run_example(place, script, "quiet")
-    killed = run_example(place, script, "killed", kill)
-    generations = [record for record in place.records("killed") if isinstance(record, GenerationStarted)]
+    quiet = run_example(sandbox, script, "quiet")
+    killed = run_example(sandbox, script, "killed", kill)
+    generations = [record for record in sandbox.records("killed") if isinstance(record, GenerationStarted)]
     assert len(generations) == 2
     assert killed.return_value == quiet.return_value
     first, second = quiet.metrics_dataframe, killed.metrics_dataframe
     assert first is not None and second is not None
     assert list(first[metric]) == list(second[metric])
-    place.check_stored("killed")
+    sandbox.check_stored("killed")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.train import Result, RunConfig, ScalingConfig
@@ -92,7 +92,7 @@ def test_columns_in_arrow_memory_become_nullable_ones() -> None:
     assert [str(kind) for kind in normalize_pandas_for_lightgbm(frame).dtypes] == ["Int32", "float64", "boolean"]
 
 
-def _fit_xgboost(place: Place, workers: int, **callback: Any) -> Result:
+def _fit_xgboost(sandbox: Sandbox, workers: int, **callback: Any) -> Result:
     from holdfast.train.xgboost import XGBoostTrainer
 
     def function() -> None:
@@ -114,21 +114,21 @@ def _fit_xgboost(place: Place, workers: int, **callback: Any) -> Result:
     return XGBoostTrainer(
         function,
         scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(name="run", storage_path=place.storage),
+        run_config=RunConfig(name="run", storage_path=sandbox.storage),
     ).fit()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_xgboost_in_one_process(place: Place, workers: int) -> None:
+def test_xgboost_in_one_process(sandbox: Sandbox, workers: int) -> None:
     """The model is saved at the end only, with the metrics of the last round."""
     pytest.importorskip("xgboost")
     from holdfast.train.xgboost import RayTrainReportCallback
 
-    result = _fit_xgboost(place, workers)
+    result = _fit_xgboost(sandbox, workers)
     assert result.checkpoint is not None
     assert RayTrainReportCallback.get_model(result.checkpoint).num_boosted_rounds() == 3
     assert result.metrics is not None and set(result.metrics) >= {"train-rmse"}
-    assert place.check_stored() == ["checkpoint_000000"]
+    assert sandbox.check_stored() == ["checkpoint_000000"]
 
 
 def test_the_old_way_to_use_the_trainers_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_network_parameters_outside_of_a_trainer_are_none() -> None:
         assert get_network_params() == {}
 
 
-def test_one_jax_worker_needs_no_coordinator(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_jax_worker_needs_no_coordinator(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("jax")
     from holdfast.train.v2.jax import JaxTrainer
 
@@ -161,6 +161,6 @@ def test_one_jax_worker_needs_no_coordinator(place: Place, monkeypatch: pytest.M
     result = JaxTrainer(
         function,
         scaling_config=ScalingConfig(num_workers=1),
-        run_config=train.RunConfig(name="run", storage_path=place.storage),
+        run_config=train.RunConfig(name="run", storage_path=sandbox.storage),
     ).fit()
     assert result.return_value == [1, str(tmp_path / "mine"), 3.0]

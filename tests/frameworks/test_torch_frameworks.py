@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 from tests.frameworks.examples import check_survives
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
 
-def test_lightning_survives_a_killed_worker(place: Place) -> None:
+def test_lightning_survives_a_killed_worker(sandbox: Sandbox) -> None:
     pytest.importorskip("lightning")
-    check_survives(place, "train_lightning.py", "loss", kill="1:4")
+    check_survives(sandbox, "train_lightning.py", "loss", kill="1:4")
 
 
-def test_transformers_survives_a_killed_worker(place: Place) -> None:
+def test_transformers_survives_a_killed_worker(sandbox: Sandbox) -> None:
     pytest.importorskip("transformers")
-    check_survives(place, "train_transformers.py", "loss", kill="1:4")
+    check_survives(sandbox, "train_transformers.py", "loss", kill="1:4")
 
 
-def test_accelerate_survives_a_killed_worker(place: Place) -> None:
+def test_accelerate_survives_a_killed_worker(sandbox: Sandbox) -> None:
     pytest.importorskip("accelerate")
-    check_survives(place, "train_accelerate.py", "loss", kill="1:4")
+    check_survives(sandbox, "train_accelerate.py", "loss", kill="1:4")
 
 
-def test_fsdp2_survives_a_killed_worker(place: Place) -> None:
-    check_survives(place, "train_fsdp2.py", "loss", kill="1:4")
+def test_fsdp2_survives_a_killed_worker(sandbox: Sandbox) -> None:
+    check_survives(sandbox, "train_fsdp2.py", "loss", kill="1:4")
 
 
-def test_torch_compile_survives_a_killed_worker(place: Place) -> None:
-    check_survives(place, "train_torch_compile.py", "loss", kill="1:4")
+def test_torch_compile_survives_a_killed_worker(sandbox: Sandbox) -> None:
+    check_survives(sandbox, "train_torch_compile.py", "loss", kill="1:4")

@@ -107,9 +107,9 @@ def test_a_checkpoint_whose_part_is_lost_is_given_up() -> None:
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B], [STOP_A])
     assert rig.feed(report(1, 9.9, checkpoint=True), 10.1) == Step([reported(1, 9.9, checkpoint=True)], [])
     given_up = r.CheckpointAbandoned(at=11.0, generation=1, iteration=1, why="agent b was lost with its part")
-    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
     decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 11.0)
-    assert decided == Step([ended(11.0, 1, "b", iteration=1), given_up], [told, c.RequestAgents(slots=1)])
+    assert decided == Step([ended(11.0, 1, "b", iteration=1), given_up], [announced, c.RequestAgents(slots=1)])
 
 
 def test_a_lost_agent_drops_queued_uploads_and_leaves_running_ones_to_their_outcome() -> None:
@@ -118,11 +118,11 @@ def test_a_lost_agent_drops_queued_uploads_and_leaves_running_ones_to_their_outc
         rig.feed(report(number, 5.0, checkpoint=True), 5.0)
         rig.feed(report(number, 5.0, checkpoint=True, rank=1), 5.0)
     given_up = r.CheckpointAbandoned(at=10.0, generation=1, iteration=2, why="agent b was lost with its part")
-    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
-    assert rig.feed(LOST_B, 10.0) == Step([GONE_B, given_up], [told, STOP_A])
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
+    assert rig.feed(LOST_B, 10.0) == Step([GONE_B, given_up], [announced, STOP_A])
     found = stored(0, 1)
-    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
-    assert rig.feed(checkpoint_of(1, found), 10.5) == Step([committed(found, 10.5)], [told])
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    assert rig.feed(checkpoint_of(1, found), 10.5) == Step([committed(found, 10.5)], [announced])
 
 
 def test_the_loss_of_an_agent_with_finished_ranks_is_no_failure() -> None:

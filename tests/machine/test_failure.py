@@ -102,12 +102,14 @@ def test_the_next_generation_waits_for_a_complete_checkpoint_of_the_last() -> No
     rig.feed(exited(died(0)), 10.0)
     assert rig.feed(STOPPED, 10.5) == Step([ended(10.5, (died(0),), iteration=1)], [])
     assert rig.deadline is None
-    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
     again = r.GenerationStarted(
         at=12.0, generation=2, world_size=1, agents=("a",), iteration=1, checkpoint="checkpoint_000000"
     )
     found = stored(0, 1)
-    assert rig.feed(checkpoint_of(1, found), 12.0) == Step([committed(found, 12.0), again], [told, start(2, found)])
+    assert rig.feed(checkpoint_of(1, found), 12.0) == Step(
+        [committed(found, 12.0), again], [announced, start(2, found)]
+    )
 
 
 def test_an_incomplete_checkpoint_is_given_up_with_its_generation() -> None:
@@ -118,9 +120,9 @@ def test_an_incomplete_checkpoint_is_given_up_with_its_generation() -> None:
         at=10.5, generation=1, iteration=1, why="the workers stopped before every rank had reported it"
     )
     again = r.GenerationStarted(at=10.5, generation=2, world_size=2, agents=("a",), iteration=0)
-    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
     assert rig.feed(STOPPED, 10.5) == Step(
-        [ended(10.5, (died(1),), iteration=1), given_up, again], [told, start(2, workers=2)]
+        [ended(10.5, (died(1),), iteration=1), given_up, again], [announced, start(2, workers=2)]
     )
 
 

@@ -20,7 +20,7 @@ def short(at: float) -> str:
     return f"{at:05.1f}"
 
 
-def told(records: list[r.Record]) -> list[str]:
+def narrated(records: list[r.Record]) -> list[str]:
     return list(narrate(records, short))
 
 
@@ -52,7 +52,7 @@ def test_narrative_of_a_run_with_a_failure_and_a_dead_driver() -> None:
     rig.feed(e.CheckpointRemoved(name=found.name, token=found.token), 36.0)
     for rank in (0, 1):
         rig.feed(e.WorkerFinished(generation=3, rank=rank), 37.0)
-    assert told(rig.journal) == [
+    assert narrated(rig.journal) == [
         "000.0  The run began on head (process 101), to train on 2 workers.",
         "001.0  Agent a joined from host-a with 2 slots.",
         "002.0  Generation 1 starts from the beginning: 2 workers on a.",
@@ -84,7 +84,7 @@ def test_narrative_of_a_run_that_backs_off_and_is_stopped() -> None:
     rig.feed(e.WorkersStopped(generation=3, agent="a"), 9.0)
     again = rig.next_controller()
     again.feed(e.ControllerBegan(epoch=2, host="head", pid=102), 20.0)
-    assert told(again.journal)[4:] == [
+    assert narrated(again.journal)[4:] == [
         "005.0  Generation 1 failed at iteration 0: rank 0 on host-a was killed by SIGKILL. This is failure 1.",
         "005.0  Generation 2 starts from the beginning: 1 worker on a.",
         "006.0  Generation 2 failed at iteration 0: rank 0 on host-a was killed by SIGKILL. This is failure 2.",
@@ -106,7 +106,7 @@ def test_narrative_of_all_other_records() -> None:
         r.RunFailed(at=7.0, error="no space left."),
         r.ControllerStarted(at=190.0, epoch=2, host="head", pid=2, workers=1),
     ]
-    assert told(records) == [
+    assert narrated(records) == [
         "001.0  Agent a on host-a was lost: its connection closed.",
         "002.0  The checkpoint of iteration 4 was given up: the disk is full.",
         "003.0  checkpoint_000001 is not used any more: a hash differs.",
@@ -131,7 +131,7 @@ def test_every_journal_has_a_narrative() -> None:
 def test_a_narrative_continues_as_records_come_in() -> None:
     rig = running()
     narrator = Narrator(short)
-    assert [line for record in rig.journal if (line := narrator.line(record))] == told(rig.journal)
+    assert [line for record in rig.journal if (line := narrator.line(record))] == narrated(rig.journal)
 
 
 @given(st.integers(-62_135_596_800, 253_402_300_799))

@@ -75,8 +75,8 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before() -> None:
     rig = interrupted_run().next_controller()
     damaged = (("checkpoint_000001", "model.pt has 3 bytes and not 7"),)
     decided = rig.feed(began(stored(0, 1), epoch=2, damaged=damaged), 20.0)
-    told = r.CheckpointDamaged(at=20.0, name="checkpoint_000001", why="model.pt has 3 bytes and not 7")
-    assert decided.records == [started(rig, 20.0, epoch=2), told]
+    recorded = r.CheckpointDamaged(at=20.0, name="checkpoint_000001", why="model.pt has 3 bytes and not 7")
+    assert decided.records == [started(rig, 20.0, epoch=2), recorded]
     newest = rig.state.durable.newest()
     assert newest is not None
     assert newest.name == "checkpoint_000000"

@@ -21,8 +21,8 @@ def test_a_fatal_upload_ends_the_run_with_its_error() -> None:
         ticket=e.Ticket(1, 1), error="the disk is full", kind=FailureKind.OUT_OF_SPACE, fatal=True
     )
     given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=1, why="the disk is full")
-    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
-    assert rig.feed(full, 6.0) == Step([given_up], [told, STOP])
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    assert rig.feed(full, 6.0) == Step([given_up], [announced, STOP])
     ended = r.GenerationEnded(at=7.0, generation=1, why="the disk is full", detected_at=6.0, iteration=1)
     failed = r.RunFailed(at=7.0, error="the disk is full", error_type=FailureKind.OUT_OF_SPACE)
     assert rig.feed(STOPPED, 7.0) == Step([ended, failed], [c.EndRun(status=c.RunStatus.FAILED)])
@@ -50,9 +50,9 @@ def test_a_journal_that_cannot_be_written_ends_the_run() -> None:
     asked = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert asked.commands == [persist(1, ((0, "a"),))]
     given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=1, why="the journal could not be written")
-    told = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
     lost = e.StorageLost(error="no space left", kind=FailureKind.OUT_OF_SPACE)
-    assert rig.feed(lost, 6.0) == Step([given_up], [STOP, told])
+    assert rig.feed(lost, 6.0) == Step([given_up], [STOP, announced])
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 6.1) == NOTHING
     late = rig.feed(report(2, 6.2, checkpoint=True), 6.2)
     assert [type(one) for one in late.commands] == [c.AnnounceCheckpoint]

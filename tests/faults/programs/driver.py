@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.faults.programs import kin
+from tests.faults.programs import processes
 
-__all__ = ["Driver", "Told"]
+__all__ = ["Driver", "Line"]
 
-Told = dict[str, Any]
+Line = dict[str, Any]
 """One line of a driver's output: a record of the run, output of a worker, or how it ended."""
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
@@ -25,16 +25,16 @@ _DEADLINE_S = 60.0
 
 
 class Driver:
-    """`python -m tests.faults.programs.drive`. `expect` waits for a line; nothing is polled."""
+    """`python -m tests.faults.programs.driver_main`. `expect` waits for a line; nothing is polled."""
 
     def __init__(self, options: Mapping[str, Any], errors: Path, environment: Mapping[str, str] | None = None) -> None:
         self._errors = errors
-        self.told: list[Told] = []
+        self.lines: list[Line] = []
         self._news = threading.Condition()
         self._over = False
         with errors.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.programs.drive", json.dumps(options)],
+                [sys.executable, "-m", "tests.faults.programs.driver_main", json.dumps(options)],
                 cwd=_REPOSITORY,
                 env={**os.environ, "HOLDFAST_JSON": "1", **(environment or {})},
                 stdin=subprocess.DEVNULL,
@@ -54,28 +54,28 @@ class Driver:
         return self._errors.read_text()
 
     def agents(self) -> list[int]:
-        return [pid for pid in kin.children(self.pid) if "holdfast.agent" in kin.command_of(pid)]
+        return [pid for pid in processes.children(self.pid) if "holdfast.agent" in processes.command_of(pid)]
 
     def zygotes(self) -> list[int]:
-        return [pid for agent in self.agents() for pid in kin.children(agent)]
+        return [pid for agent in self.agents() for pid in processes.children(agent)]
 
     def workers(self) -> list[int]:
         """Its zygotes have other children, too: trial imports, and the next zygote."""
-        below = [pid for zygote in self.zygotes() for pid in kin.children(zygote)]
-        return [pid for pid in below if kin.name_of(pid).startswith("hf-rank")]
+        below = [pid for zygote in self.zygotes() for pid in processes.children(zygote)]
+        return [pid for pid in below if processes.name_of(pid).startswith("hf-rank")]
 
-    def expect(self, kind: str, *, after: int = 0, **fields: Any) -> Told:
+    def expect(self, kind: str, *, after: int = 0, **fields: Any) -> Line:
         """The first line of this kind, from the `after`-th on, with these fields; waits for it."""
 
-        def fits(line: Told) -> bool:
+        def fits(line: Line) -> bool:
             return line.get("kind") == kind and all(line.get(key) == value for key, value in fields.items())
 
         return self._find(fits, after, f"{kind} {fields}")
 
-    def expect_step(self, step: int, generation: int | None = None) -> Told:
+    def expect_step(self, step: int, generation: int | None = None) -> Line:
         """The report of this step (see `jobs.steps`)."""
 
-        def fits(line: Told) -> bool:
+        def fits(line: Line) -> bool:
             same = generation is None or line.get("generation") == generation
             return line.get("kind") == "Reported" and line["metrics"]["step"] == step and same
 
@@ -85,10 +85,10 @@ class Driver:
         """Until there were so many lines of this kind."""
         with self._news:
             self._news.wait_for(lambda: self._over or len(self.all(kind)) >= count, _DEADLINE_S)
-        assert len(self.all(kind)) >= count, f"{count} x {kind} never came; {self.told[-3:]}\n{self.errors}"
+        assert len(self.all(kind)) >= count, f"{count} x {kind} never came; {self.lines[-3:]}\n{self.errors}"
 
-    def all(self, kind: str) -> list[Told]:
-        return [line for line in self.told if line.get("kind") == kind]
+    def all(self, kind: str) -> list[Line]:
+        return [line for line in self.lines if line.get("kind") == kind]
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
@@ -103,13 +103,13 @@ class Driver:
     def value(self) -> Any:
         """What `fit()` returned; fails if it raised."""
         code = self.end()
-        assert code == 0, (code, self.told[-1:], self.errors)
-        return self.told[-1]["value"]
+        assert code == 0, (code, self.lines[-1:], self.errors)
+        return self.lines[-1]["value"]
 
-    def raised(self) -> Told:
-        assert self.end() != 0, self.told[-1]
-        assert self.told[-1]["kind"] == "Raised", self.errors
-        return self.told[-1]
+    def raised(self) -> Line:
+        assert self.end() != 0, self.lines[-1]
+        assert self.lines[-1]["kind"] == "Raised", self.errors
+        return self.lines[-1]
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
@@ -118,14 +118,14 @@ class Driver:
         self.process.wait()
         self._reader.join(_DEADLINE_S)
 
-    def _find(self, fits: Callable[[Told], bool], after: int, what: str) -> Told:
-        def found() -> Told | None:
-            return next((line for line in self.told[after:] if fits(line)), None)
+    def _find(self, fits: Callable[[Line], bool], after: int, what: str) -> Line:
+        def found() -> Line | None:
+            return next((line for line in self.lines[after:] if fits(line)), None)
 
         with self._news:
             self._news.wait_for(lambda: self._over or found() is not None, _DEADLINE_S)
             line = found()
-        assert line is not None, f"{what} never came; {self.told[-3:]}\n{self.errors}"
+        assert line is not None, f"{what} never came; {self.lines[-3:]}\n{self.errors}"
         return line
 
     def _read(self) -> None:
@@ -135,7 +135,7 @@ class Driver:
                 if not line.endswith(b"\n"):
                     break  # the driver was killed while it wrote
                 with self._news:
-                    self.told.append(json.loads(line))
+                    self.lines.append(json.loads(line))
                     self._news.notify_all()
         with self._news:
             self._over = True

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from tests.faults.programs import jobs
-from tests.faults.programs.place import Place
+from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.core import records as r
 from holdfast.train import Result
@@ -15,9 +15,9 @@ from holdfast.train import Result
 __all__ = ["check_exact", "ends", "starts"]
 
 
-def check_exact(place: Place, steps: int, *, world_size: int = 2) -> Result:
+def check_exact(sandbox: Sandbox, steps: int, *, world_size: int = 2) -> Result:
     """The curve (journal, result.json, progress.csv), the sample counts and every rank's last state are exact."""
-    run = place.storage / "run"
+    run = sandbox.storage / "run"
     result = Result.from_path(run)
     assert result.return_value == jobs.undisturbed(steps)[-1]
     frame = result.metrics_dataframe
@@ -33,13 +33,13 @@ def check_exact(place: Place, steps: int, *, world_size: int = 2) -> Result:
         for rank in range(world_size):
             found = json.loads(Path(directory, f"rank_{rank}.json").read_text())
             assert found == jobs.undisturbed(found["step"], rank)[-1]
-    place.check_stored()
+    sandbox.check_stored()
     return result
 
 
-def ends(place: Place) -> list[r.GenerationEnded]:
-    return [record for record in place.records() if isinstance(record, r.GenerationEnded)]
+def ends(sandbox: Sandbox) -> list[r.GenerationEnded]:
+    return [record for record in sandbox.records() if isinstance(record, r.GenerationEnded)]
 
 
-def starts(place: Place) -> list[r.GenerationStarted]:
-    return [record for record in place.records() if isinstance(record, r.GenerationStarted)]
+def starts(sandbox: Sandbox) -> list[r.GenerationStarted]:
+    return [record for record in sandbox.records() if isinstance(record, r.GenerationStarted)]

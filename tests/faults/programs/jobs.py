@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.faults.programs import kin
+from tests.faults.programs import processes
 
 from holdfast import train
 
@@ -35,10 +35,10 @@ def steps(config: dict[str, Any]) -> State:
     """
     rank = train.get_context().get_world_rank()
     state = _restored(rank)
-    told = announce(config)
+    send = announce(config)
     for step in range(state["step"], config["steps"]):
-        if told is not None:
-            told(rank, step)
+        if send is not None:
+            send(rank, step)
         fail(config, rank, step)
         state = _advanced(state, rank)
         metrics = {"step": step, "loss": _loss(state), "samples": state["samples"]}
@@ -131,13 +131,13 @@ def announce(config: dict[str, Any]) -> Any:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     line.setblocking(False)
 
-    def tell(rank: int, step: int) -> None:
+    def send(rank: int, step: int) -> None:
         try:
             line.sendto(json.dumps([os.getpid(), rank, step]).encode(), config["announce"])
         except (BlockingIOError, ConnectionRefusedError):
             return  # nobody has to hear of every step, and nobody may be there
 
-    return tell
+    return send
 
 
 def _first(rank: int) -> State:
@@ -180,7 +180,7 @@ def _kill(config: dict[str, Any]) -> None:
 
 
 def _kill_agent(config: dict[str, Any]) -> None:
-    agent = kin.parent_of(os.getppid())
+    agent = processes.parent_of(os.getppid())
     assert agent is not None
     os.kill(agent, signal.SIGKILL)
     while True:
@@ -206,7 +206,7 @@ def _wait_for_others(config: dict[str, Any]) -> None:
 
 
 def _hold(config: dict[str, Any]) -> None:
-    """Wait until the test opens the pipe for writing (`Place.let_go`)."""
+    """Wait until the test opens the pipe for writing (`Sandbox.open_gate`)."""
     os.close(os.open(config["go"], os.O_RDONLY))
 
 

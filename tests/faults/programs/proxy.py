@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["Line", "line_to"]
+__all__ = ["Proxy", "proxy_to"]
 
 
-class Line:
+class Proxy:
     """Forwards bytes. While it is cut, connections are closed as soon as they are made."""
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -21,11 +21,11 @@ class Line:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self.refused = threading.Event()
-        """Set once somebody has met the cut line."""
+        """Set once somebody has met the cut proxy."""
         self._hold: bytes | None = None
-        self._let_go = threading.Event()
+        self._release = threading.Event()
         self.held = threading.Event()
-        """Set once somebody has sent what the line is to hold."""
+        """Set once somebody has sent what the proxy is to hold."""
 
     def cut(self) -> None:
         self.refused.clear()
@@ -39,17 +39,17 @@ class Line:
         self._whole = True
 
     def hold(self, text: bytes) -> None:
-        """Keep back each connection that sends these bytes, until `let_go`."""
+        """Keep back each connection that sends these bytes, until `release`."""
         self._hold = text
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._hold = None
-        self._let_go.set()
+        self._release.set()
 
     def _pass(self, data: bytes) -> bytes:
         if self._hold is not None and self._hold in data:
             self.held.set()
-            self._let_go.wait()
+            self._release.wait()
         return data
 
     def serve(self, client: socket.socket) -> None:
@@ -89,22 +89,22 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def line_to(endpoint: str) -> Iterator[tuple[str, Line]]:
-    """The endpoint of a line to `endpoint` ("http://host:port"), and the line."""
+def proxy_to(endpoint: str) -> Iterator[tuple[str, Proxy]]:
+    """The endpoint of a proxy to `endpoint` ("http://host:port"), and the proxy."""
     host, _, port = endpoint.removeprefix("http://").partition(":")
-    line = Line((host, int(port)))
+    proxy = Proxy((host, int(port)))
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            line.serve(self.request)
+            proxy.serve(self.request)
 
     with _Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="line")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="proxy")
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", line
+            yield f"http://127.0.0.1:{server.server_address[1]}", proxy
         finally:
             server.shutdown()
-            line.let_go()
-            line.cut()
+            proxy.release()
+            proxy.cut()
             thread.join()

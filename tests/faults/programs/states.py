@@ -1,7 +1,7 @@
 """A training function whose checkpoints are states in memory, with kills at every step of a snapshot.
 
-Each array holds the number of its step in every element, so that a mixture of two snapshots shows. `config["fates"]`
-maps "generation:step" to what happens at that step's report, see `_FATES`; with "agent" in `config`, the agent is
+Each array holds the number of its step in every element, so that a mixture of two snapshots shows. `config["faults"]`
+maps "generation:step" to what happens at that step's report, see `_FAULTS`; with "agent" in `config`, the agent is
 killed instead of the worker.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy
-from tests.faults.programs import kin
+from tests.faults.programs import processes
 
 from holdfast import train
 from holdfast.checkpoint.handle import Checkpoint
@@ -42,23 +42,23 @@ def steps(config: _Config) -> int:
     train.collective.barrier()  # every rank has loaded before any snapshot is taken over the one that was loaded
     while step < config["steps"]:
         step += 1
-        fate = config.get("fates", {}).get(f"{generation}:{step}")
+        fault = config.get("faults", {}).get(f"{generation}:{step}")
         if rank != 0:
             train.report({"step": step})
-            if fate == "peer-fails":
+            if fault == "peer-fails":
                 _until_accepted(config, step)
                 raise ValueError("rank 1 fails")
             continue
-        if fate in _FATES:
-            _FATES[fate](config)
+        if fault in _FAULTS:
+            _FAULTS[fault](config)
         checkpoint = train.Checkpoint.from_state(_state(step))
         train.report({"step": step, "source": source}, checkpoint=checkpoint)
         with Path(config["accepted"]).open("a") as file:
             file.write(f"{step}\n")
-        if fate == "peer-fails":
+        if fault == "peer-fails":
             signal.pause()
-        if fate in _FATES:
-            _afterwards(fate, config, step)
+        if fault in _FAULTS:
+            _afterwards(fault, config, step)
     return step
 
 
@@ -105,7 +105,7 @@ def _die(config: _Config) -> NoReturn:
     if "agent" not in config:
         os.kill(os.getpid(), signal.SIGKILL)
     zygote = os.getppid()
-    agent = kin.parent_of(zygote)
+    agent = processes.parent_of(zygote)
     assert agent is not None
     os.kill(agent, signal.SIGKILL)
     while True:
@@ -166,13 +166,13 @@ def _later(config: _Config) -> None:
     """Nothing yet: see `_afterwards`."""
 
 
-def _afterwards(fate: str, config: _Config, step: int) -> None:
+def _afterwards(fault: str, config: _Config, step: int) -> None:
     """After `report` has returned: at once, or when storage holds what is waited for. Each step is committed once."""
-    if fate in ("before-copy", "half-copied", "unsealed", "unsent", "sent"):
-        raise AssertionError(f"{fate} did not happen")
-    if fate == "stored-half":
+    if fault in ("before-copy", "half-copied", "unsealed", "unsent", "sent"):
+        raise AssertionError(f"{fault} did not happen")
+    if fault == "stored-half":
         _until(lambda: any(_run(config).glob("checkpoint_*/state-00001-*")))
-    if fate == "committed":
+    if fault == "committed":
         _until(lambda: len(list(_run(config).glob("checkpoint_*/.manifest.json"))) >= step)
     _die(config)
 
@@ -190,7 +190,7 @@ def _run(config: _Config) -> Path:
     return Path(config["run"])
 
 
-_FATES: dict[str, Callable[[_Config], None]] = {
+_FAULTS: dict[str, Callable[[_Config], None]] = {
     "before-copy": _before_copy,
     "half-copied": _half_copied,
     "unsealed": _unsealed,
@@ -200,4 +200,4 @@ _FATES: dict[str, Callable[[_Config], None]] = {
     "stored-half": _later,
     "committed": _later,
 }
-MOMENTS = list(_FATES)
+MOMENTS = list(_FAULTS)

@@ -138,11 +138,11 @@ def test_processes_share_one_download(tmp_path: Path, cache: Path) -> None:
 def test_downloads_of_a_killed_process_are_reused_or_removed(tmp_path: Path, cache: Path, mode: str) -> None:
     for after in ("use", "sweep"):
         log = tmp_path / f"log-{after}"
-        victim = reader(log, mode)
-        assert victim.stdout is not None
-        assert victim.stdout.readline() in ("holding\n", "filling\n")
-        victim.kill()
-        victim.communicate()
+        process = reader(log, mode)
+        assert process.stdout is not None
+        assert process.stdout.readline() in ("holding\n", "filling\n")
+        process.kill()
+        process.communicate()
         assert left(cache) != []
         if after == "use":
             finish(reader(log, "passes"))

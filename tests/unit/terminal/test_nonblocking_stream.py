@@ -14,14 +14,14 @@ from holdfast.views.terminal.nonblocking_stream import NonblockingStream
 def test_a_full_pipe_drops_and_counts_lines_instead_of_blocking() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w", encoding="utf-8") as stream:
-        outlet = NonblockingStream(stream)
+        nonblocking = NonblockingStream(stream)
         for n in range(60_000):
-            outlet.line(f"line {n:06} " + "x" * 88)
-            outlet.drain()
+            nonblocking.line(f"line {n:06} " + "x" * 88)
+            nonblocking.drain()
         text = b""
         while not text.endswith(b"too slow]\n"):
             text += os.read(reader.fileno(), 65_536)
-            outlet.drain()
+            nonblocking.drain()
         lines = text.decode().splitlines()
         shown = [line for line in lines if line.startswith("line ")]
         assert lines[-1] == f"[{60_000 - len(shown)} lines are left out here: the terminal was too slow]"
@@ -32,11 +32,11 @@ def test_a_closed_pipe_ends_the_output_only() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     stream = os.fdopen(writing, "w", encoding="utf-8")
-    outlet = NonblockingStream(stream)
-    outlet.line("hello")
-    outlet.drain(wait=True)
-    outlet.line("anyone?")
-    outlet.drain(wait=True)
+    nonblocking = NonblockingStream(stream)
+    nonblocking.line("hello")
+    nonblocking.drain(wait=True)
+    nonblocking.line("anyone?")
+    nonblocking.drain(wait=True)
     with pytest.raises(BrokenPipeError):
         stream.close()  # Python's own buffer still holds the line
 
@@ -44,10 +44,10 @@ def test_a_closed_pipe_ends_the_output_only() -> None:
 def test_a_terminal_is_detected() -> None:
     master, slave = pty.openpty()
     with os.fdopen(master, "rb") as _, os.fdopen(slave, "w", encoding="utf-8") as stream:
-        outlet = NonblockingStream(stream)
-        assert outlet.interactive
-        outlet.line("hello", "31")
-        outlet.drain()
+        nonblocking = NonblockingStream(stream)
+        assert nonblocking.interactive
+        nonblocking.line("hello", "31")
+        nonblocking.drain()
         text = b""
         while not text.endswith(b"\n"):  # the kernel may pass the end of the line on by itself
             text += os.read(master, 100)
@@ -57,19 +57,19 @@ def test_a_terminal_is_detected() -> None:
 def test_boxes_only_if_the_encoding_has_their_characters() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    outlet = NonblockingStream(stream)
-    assert not outlet.fine
-    outlet.line("naïve 漢")
-    outlet.drain()
+    nonblocking = NonblockingStream(stream)
+    assert not nonblocking.fine
+    nonblocking.line("naïve 漢")
+    nonblocking.drain()
     assert raw.getvalue() == b"na?ve ?\n"
     assert NonblockingStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")).fine
 
 
 def test_a_closed_stream_is_ignored() -> None:
     stream = io.StringIO()
-    outlet = NonblockingStream(stream)
-    outlet.line("hello")
+    nonblocking = NonblockingStream(stream)
+    nonblocking.line("hello")
     stream.close()
-    outlet.drain()
-    outlet.line("again")
-    outlet.drain(wait=True)
+    nonblocking.drain()
+    nonblocking.line("again")
+    nonblocking.drain(wait=True)

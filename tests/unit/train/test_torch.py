@@ -27,12 +27,12 @@ from holdfast.train.torch import prepare_data_loader, prepare_model
 from holdfast.train.torch.group import TorchGroup
 from tests.unit.worker.fake_agent import make_assignment
 
-rank, port, fd, story = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+rank, port, fd, scenario = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 group = TorchGroup(None, 60)
 group.setup(make_assignment(rank=rank, world_size=2, master_port=port), fd if rank == 0 else None)
-if story == "peer dies" and rank == 1:
+if scenario == "peer dies" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-if story == "peer dies":
+if scenario == "peer dies":
     work = dist.all_reduce(torch.ones(1), async_op=True)
     group.shutdown()
     os._exit(0)
@@ -48,7 +48,7 @@ print(json.dumps(dist.is_initialized()))
 """
 
 
-def workers(story: str) -> list[subprocess.Popen[str]]:
+def workers(scenario: str) -> list[subprocess.Popen[str]]:
     """Two ranks as processes; rank 0 inherits the listening socket, as from an agent."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -56,7 +56,7 @@ def workers(story: str) -> list[subprocess.Popen[str]]:
         port, fd = listening.getsockname()[1], listening.fileno()
         return [
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(rank), str(port), str(fd), story],
+                [sys.executable, "-c", WORKER, str(rank), str(port), str(fd), scenario],
                 pass_fds=[fd] if rank == 0 else [],
                 stdout=subprocess.PIPE,
                 text=True,

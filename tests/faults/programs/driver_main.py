@@ -1,4 +1,4 @@
-"""A driver that tests can kill: `python -m tests.faults.programs.drive JSON` calls `fit()` on a function of `jobs`.
+"""A driver that tests can kill: `python -m tests.faults.programs.driver_main JSON` runs a function of `jobs`.
 
 Its standard output is one line of JSON for each record of the run (HOLDFAST_JSON) and a last one for what `fit()` came
 to; `driver` reads them.
@@ -63,7 +63,7 @@ def _stop_in_removal_of(name: str) -> None:
 
 
 def main() -> int:
-    code, told = 0, {}
+    code, outcome = 0, {}
     if (name := os.environ.get("HOLDFAST_TEST_STOP_IN_REMOVAL")) is not None:
         _stop_in_removal_of(name)
     try:
@@ -71,14 +71,14 @@ def main() -> int:
         if (procs := options.pop("cgroup_procs", None)) is not None:
             Path(procs).write_text(str(os.getpid()))  # this process and all that it starts
         result = trainer(**options).fit()
-        told = {"kind": "Returned", "value": result.return_value, "metrics": result.metrics}
+        outcome = {"kind": "Returned", "value": result.return_value, "metrics": result.metrics}
     except KeyboardInterrupt:
-        code, told = 130, {"kind": "Raised", "type": "KeyboardInterrupt", "text": ""}
+        code, outcome = 130, {"kind": "Raised", "type": "KeyboardInterrupt", "text": ""}
     except HoldfastError as error:
         failures = {rank: repr(one) for rank, one in getattr(error, "worker_failures", {}).items()}
         code = 1
-        told = {"kind": "Raised", "type": type(error).__name__, "text": str(error), "failures": failures}
-    print(json.dumps(told), flush=True)
+        outcome = {"kind": "Raised", "type": type(error).__name__, "text": str(error), "failures": failures}
+    print(json.dumps(outcome), flush=True)
     return code
 
 

@@ -1,7 +1,7 @@
 """A test's storage and cache, and the check that no process, file, port or memory is left at its end.
 
-Every test of the training runtime asks for the fixture `place`. Its processes are known by the cache directory in their
-environment, which no other test shares.
+Every test of the training runtime asks for the fixture `sandbox`. Its processes are known by the cache directory in
+their environment, which no other test shares.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.programs import kin
-from tests.faults.programs.drive import trainer
+from tests.faults.programs import processes
 from tests.faults.programs.driver import Driver
+from tests.faults.programs.driver_main import trainer
 
 from holdfast.checkpoint.verify import verify
 from holdfast.control.history import read_records
@@ -24,12 +24,12 @@ from holdfast.core.records import Record
 from holdfast.storage.locate import open_store
 from holdfast.train import Result
 
-__all__ = ["Place", "place"]
+__all__ = ["Sandbox", "sandbox"]
 
 _SEGMENTS = ("holdfast", "torch_", "psm_", "sem.")
 
 
-class Place:
+class Sandbox:
     """One test's storage and cache, and the drivers that it starts."""
 
     def __init__(self, root: Path) -> None:
@@ -52,19 +52,19 @@ class Place:
         """Run `jobs.steps` in this process's own name."""
         return trainer(**self.options(config, **others)).fit()
 
-    def drive(self, config: dict[str, Any], environment: dict[str, str] | None = None, **others: Any) -> Driver:
+    def start_driver(self, config: dict[str, Any], environment: dict[str, str] | None = None, **others: Any) -> Driver:
         """The same in a process that can be killed."""
         driver = Driver(self.options(config, **others), self.root / f"driver_{len(self._drivers)}.err", environment)
         self._drivers.append(driver)
         return driver
 
     def gate(self, name: str) -> str:
-        """A pipe at which workers wait (`jobs`, "hold") until `let_go`."""
+        """A pipe at which workers wait (`jobs`, "hold") until `open_gate`."""
         path = self.root / name
         os.mkfifo(path)
         return str(path)
 
-    def let_go(self, gate: str | None = None) -> None:
+    def open_gate(self, gate: str | None = None) -> None:
         """Open the gate: workers that wait there continue, and later ones do not wait."""
         self._gates.append(os.open(gate or self.go, os.O_RDWR | os.O_NONBLOCK))
 
@@ -83,7 +83,7 @@ class Place:
 
     def check_nothing_left(self) -> None:
         """No process, no thread, nothing in the cache but what users put into their working directories."""
-        kin.gone(*kin.marked(self.marker), within_s=10)
+        processes.wait_gone(*processes.with_environment(self.marker), within_s=10)
         new = set(threading.enumerate()) - self._threads  # libraries that other tests used may have left some
         threads = [one.name for one in new if one.name.startswith(("holdfast", "asyncio"))]
         assert threads == []
@@ -91,20 +91,20 @@ class Place:
         assert left == []
         assert list(self.cache.glob("agents/*")) == []
 
-    def end(self) -> None:
+    def close(self) -> None:
         """For tests that failed half way."""
         while self._gates:
             os.close(self._gates.pop())
         for driver in self._drivers:
             driver.close()
-        for pid in kin.marked(self.marker):
+        for pid in processes.with_environment(self.marker):
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    here = Place(tmp_path)
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    here = Sandbox(tmp_path)
     monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(here.cache))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # killed workers cannot tidy up what their function made
@@ -115,9 +115,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         yield here
         here.check_nothing_left()
         assert _ports() <= ports
-        kin.until(lambda: not _left_in_shared_memory(shared), f"{_left_in_shared_memory(shared)} still there", 5)
+        processes.wait_until(
+            lambda: not _left_in_shared_memory(shared), f"{_left_in_shared_memory(shared)} still there", 5
+        )
     finally:
-        here.end()
+        here.close()
 
 
 def _ports() -> set[str]:

@@ -12,14 +12,14 @@ from time import monotonic, sleep
 __all__ = [
     "children",
     "command_of",
-    "condition_of",
+    "describe",
     "descendants",
-    "gone",
-    "marked",
+    "wait_gone",
+    "with_environment",
     "name_of",
     "parent_of",
     "signal_all",
-    "until",
+    "wait_until",
 ]
 
 _DEADLINE_S = 60.0
@@ -62,7 +62,7 @@ def name_of(pid: int) -> str:
     return ""
 
 
-def condition_of(pid: int) -> str:
+def describe(pid: int) -> str:
     """One line about a process: its name, whether it runs, waits or is dead, what it waits for, its cost so far."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
@@ -77,7 +77,7 @@ def condition_of(pid: int) -> str:
     )
 
 
-def marked(marker: str) -> list[int]:
+def with_environment(marker: str) -> list[int]:
     """All other processes that were started with `marker` ("NAME=value") in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -88,7 +88,7 @@ def marked(marker: str) -> list[int]:
     return found
 
 
-def gone(*pids: int, within_s: float = _DEADLINE_S) -> None:
+def wait_gone(*pids: int, within_s: float = _DEADLINE_S) -> None:
     """Wait until none of these processes runs any more; fails beyond the deadline."""
     end = monotonic() + within_s
     for pid in pids:
@@ -111,7 +111,7 @@ def signal_all(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def until(condition: Callable[[], object], what: str, within_s: float = _DEADLINE_S) -> None:
+def wait_until(condition: Callable[[], object], what: str, within_s: float = _DEADLINE_S) -> None:
     """Poll until the condition holds, for what no event announces, such as a file of another process."""
     end = monotonic() + within_s
     while not condition():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
-from tests.faults.programs import kin
+from tests.faults.programs import processes
 
 from holdfast.core.checkpoint_types import Report
 from holdfast.core.commands import Place, StartWorkers, StopWorkers
@@ -32,23 +32,23 @@ from holdfast.wire.channel import Channel, Server, serve
 from holdfast.wire.messages import AgentMessage, Logs, Prepare
 from holdfast.worker.job import Framework, Job
 
-__all__ = ["Desk", "at_desk", "gone", "hold", "job_of"]
+__all__ = ["AgentHarness", "job_of", "run_async", "started_agent", "wait_gone"]
 
 M = TypeVar("M")
-_STORY_LINE = 500
+_LINE_CHARS = 500
 
 
-class Desk:
+class AgentHarness:
     """One agent and all its messages. `expect` waits for a message; earlier ones stay and can be expected later."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.storage = directory / "storage" / "run"
         self.cache = directory / "cache"
-        self.said: list[AgentMessage] = []
+        self.messages: list[AgentMessage] = []
         self.logs: list[Logs] = []
         self.reports: list[Report] = []
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._joined = asyncio.Event()
         self._left = asyncio.Event()
         self._token = make_token()
@@ -58,7 +58,7 @@ class Desk:
         self.master_port = 0
 
     async def open(self, **environment: str) -> None:
-        self._server = await serve("127.0.0.1", 0, self._token, self._meet, run="run-1")
+        self._server = await serve("127.0.0.1", 0, self._token, self._accept, run="run-1")
         self.directory.mkdir(parents=True, exist_ok=True)
         arguments = ["--connect", f"127.0.0.1:{self._server.port}", "--agent-id", "a1", "--slots", "4"]
         token_file = self.directory / "token"
@@ -76,22 +76,22 @@ class Desk:
         """Start the agent. It dies with the thread that calls this."""
         return subprocess.Popen(command, env=environment)
 
-    async def _meet(self, channel: Channel[AgentMessage]) -> None:
+    async def _accept(self, channel: Channel[AgentMessage]) -> None:
         self._channel = channel
         while (message := await channel.recv()) is not None:
-            async with self._news:
+            async with self._changed:
                 if isinstance(message, Logs):
                     self.logs.append(message)
                 elif isinstance(message, RankReported):
                     self.reports += message.reports
                 if isinstance(message, WorkersStopped):
                     self.master_port = message.master_port
-                self.said.append(message)
-                self._news.notify_all()
+                self.messages.append(message)
+                self._changed.notify_all()
         self._left.set()
 
     async def expect(self, kind: type[M], **fields: Any) -> M:
-        """Wait for the first message of this kind with these fields, and remove it from `said`."""
+        """Wait for the first message of this kind with these fields, and remove it from `messages`."""
 
         def fits(message: Any) -> bool:
             return isinstance(message, kind) and all(getattr(message, k) == v for k, v in fields.items())
@@ -101,24 +101,24 @@ class Desk:
         return found
 
     async def _expect(self, fits: Callable[[AgentMessage], bool]) -> AgentMessage:
-        async with self._news:
-            await self._news.wait_for(lambda: any(map(fits, self.said)))
-            at = next(i for i, message in enumerate(self.said) if fits(message))
-            return self.said.pop(at)
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(map(fits, self.messages)))
+            at = next(i for i, message in enumerate(self.messages) if fits(message))
+            return self.messages.pop(at)
 
     async def expect_report(self, count: int = 1) -> None:
-        async with self._news:
-            await self._news.wait_for(lambda: len(self.reports) >= count)
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.reports) >= count)
 
     async def expect_line(self, text: str) -> None:
         """Until a worker has printed `text`."""
-        async with self._news:
-            await self._news.wait_for(lambda: any(text in line.text for logs in self.logs for line in logs.lines))
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(text in line.text for logs in self.logs for line in logs.lines))
 
     async def expect_more_logs(self) -> None:
-        async with self._news:
+        async with self._changed:
             seen = len(self.logs)
-            await self._news.wait_for(lambda: len(self.logs) > seen)
+            await self._changed.wait_for(lambda: len(self.logs) > seen)
 
     def send(self, message: Any) -> None:
         self._channel.send_nowait(message)
@@ -175,7 +175,7 @@ class Desk:
         assert isinstance(ended, WorkerExited)
         return ended.failure
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         """Cut the connection, as a killed controller would."""
         self._channel.abort()
         await self._left.wait()
@@ -189,17 +189,16 @@ class Desk:
 
     def zygote(self) -> int:
         """The zygote's pid; between two generations another process may replace it."""
-        kin.until(lambda: len(kin.children(self.process.pid)) == 1, "one zygote")
-        return kin.children(self.process.pid)[0]
+        processes.wait_until(lambda: len(processes.children(self.process.pid)) == 1, "one zygote")
+        return processes.children(self.process.pid)[0]
 
-    def story(self) -> str:
+    def diagnostics(self) -> str:
         """The agent's messages and the state of its processes, for the error of a test that timed out."""
-        said = [
-            f"said: {message!r}"[:_STORY_LINE] for message in self.said if not isinstance(message, Logs | RankReported)
-        ]
+        others = [message for message in self.messages if not isinstance(message, Logs | RankReported)]
+        messages = [f"message: {message!r}"[:_LINE_CHARS] for message in others]
         lines = [f"log: rank {line.rank} {line.stream}: {line.text}" for logs in self.logs for line in logs.lines]
-        pids = [self.process.pid, *kin.descendants(self.process.pid)]
-        return "\n".join([*said, *lines, f"{len(self.reports)} reports", *map(kin.condition_of, pids)])
+        pids = [self.process.pid, *processes.descendants(self.process.pid)]
+        return "\n".join([*messages, *lines, f"{len(self.reports)} reports", *map(processes.describe, pids)])
 
     def leftovers(self) -> list[Path]:
         """The files in the agent's part of the cache."""
@@ -216,22 +215,22 @@ def _ended_rank(message: AgentMessage) -> int | None:
 
 
 @asynccontextmanager
-async def at_desk(place: Path | Desk, **environment: str) -> AsyncIterator[Desk]:
-    """A desk in a directory, or one that was made already, with its agent."""
-    desk = place if isinstance(place, Desk) else Desk(place)
-    await desk.open(**environment)
+async def started_agent(directory: Path | AgentHarness, **environment: str) -> AsyncIterator[AgentHarness]:
+    """Start the agent of a harness, which is made in a directory unless it is given; it ends with the block."""
+    harness = directory if isinstance(directory, AgentHarness) else AgentHarness(directory)
+    await harness.open(**environment)
     try:
-        yield desk
+        yield harness
     except (AssertionError, asyncio.CancelledError):
-        print(desk.story(), file=sys.stderr)  # pytest shows it with the failure
+        print(harness.diagnostics(), file=sys.stderr)  # pytest shows it with the failure
         raise
     finally:
         with suppress(ProcessLookupError):
-            desk.process.send_signal(signal.SIGCONT)
-        await desk.close()
+            harness.process.send_signal(signal.SIGCONT)
+        await harness.close()
 
 
-def hold(test: Callable[[], Awaitable[None]]) -> None:
+def run_async(test: Callable[[], Awaitable[None]]) -> None:
     """Run an asynchronous test; the limit is far beyond what any of them needs."""
 
     async def bounded() -> None:
@@ -253,6 +252,6 @@ def job_of(
         cloudpickle.unregister_pickle_by_value(module)
 
 
-async def gone(*pids: int) -> None:
+async def wait_gone(*pids: int) -> None:
     """Wait until none of these processes runs any more."""
-    await asyncio.get_running_loop().run_in_executor(None, kin.gone, *pids)
+    await asyncio.get_running_loop().run_in_executor(None, processes.wait_gone, *pids)

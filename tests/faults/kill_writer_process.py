@@ -19,12 +19,12 @@ from holdfast.checkpoint.removal import remove
 from holdfast.checkpoint.verify import repair, verify
 from holdfast.storage.store import Store
 
-__all__ = ["Scene", "Victims", "make_source", "victims"]
+__all__ = ["CheckedRun", "KillWriter", "kill_writer_process", "make_source"]
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-class Victims:
+class KillWriter:
     """A running `kill_writer`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -41,7 +41,7 @@ class Victims:
 
 
 @contextmanager
-def victims(environment: Mapping[str, str]) -> Iterator[Victims]:
+def kill_writer_process(environment: Mapping[str, str]) -> Iterator[KillWriter]:
     """The program for the time of the block; it ends when its input does."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.kill_writer"],
@@ -51,7 +51,7 @@ def victims(environment: Mapping[str, str]) -> Iterator[Victims]:
         env={**os.environ, **environment},
     )
     try:
-        yield Victims(process)
+        yield KillWriter(process)
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
@@ -72,7 +72,7 @@ def make_source(directory: Path, salt: int, big_bytes: int = 0) -> Path:
     return directory
 
 
-class Scene:
+class CheckedRun:
     """One run in one store: what it held before a kill, and the checks after it."""
 
     def __init__(self, store: Store, uri: str, source: Path) -> None:
