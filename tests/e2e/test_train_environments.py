@@ -116,8 +116,8 @@ def test_a_script_finishes_in_environment(name: str, sandbox: Sandbox) -> None:
     assert odd.may_fail or done.returncode == 0, (done.stdout, done.stderr)
     assert "Traceback" not in done.stdout + done.stderr
     assert len(sandbox.check_stored()) == 3
-    processes.wait_gone(*processes.with_environment(f"HOLDFAST_TEST_MARK={mark}"), within_s=10)
-    processes.wait_gone(*processes.with_environment(str(sandbox.root)), within_s=10)
+    processes.wait_gone(*processes.with_environment(f"HOLDFAST_TEST_MARK={mark}"))
+    processes.wait_gone(*processes.with_environment(str(sandbox.root)))
     left = [path for path in sandbox.root.rglob("*") if path.is_file() and _is_left(path.relative_to(sandbox.root))]
     assert left == []
 

@@ -189,8 +189,14 @@ class AgentHarness:
 
     def zygote(self) -> int:
         """The zygote's pid; between two generations another process may replace it."""
-        processes.wait_until(lambda: len(processes.children(self.process.pid)) == 1, "one zygote")
-        return processes.children(self.process.pid)[0]
+        found: list[int] = []
+
+        def is_one() -> bool:
+            found[:] = processes.children(self.process.pid)
+            return len(found) == 1
+
+        processes.wait_until(is_one, "one zygote")
+        return found[0]
 
     def diagnostics(self) -> str:
         """The agent's messages and the state of its processes, for the error of a test that timed out."""
@@ -234,7 +240,7 @@ def run_async(test: Callable[[], Awaitable[None]]) -> None:
     """Run an asynchronous test; the limit is far beyond what any of them needs."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(240):
             await test()
 
     asyncio.run(bounded())

@@ -55,7 +55,7 @@ def kill_writer_process(environment: Mapping[str, str]) -> Iterator[KillWriter]:
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
-        process.wait(30)
+        process.wait()
         process.stdout.close()
 
 

@@ -80,7 +80,7 @@ if "holdfast.agent" in sys.orig_argv:
 """
 
 
-class _MortalDesk(AgentHarness):
+class _MortalHarness(AgentHarness):
     """Its agent is started by a thread that ends on request, which triggers the agent's parent death signal."""
 
     def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -110,7 +110,7 @@ def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_p
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     async def test() -> None:
-        harness = _MortalDesk(tmp_path / "harness")
+        harness = _MortalHarness(tmp_path / "harness")
         async with started_agent(harness, PYTHONPATH=path):
             below = await _running(harness)
             await harness.disconnect()

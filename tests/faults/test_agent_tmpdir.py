@@ -35,7 +35,7 @@ def _load_batches() -> int:
     import torch
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(torch.arange(8.0), batch_size=2, num_workers=2, timeout=20)
+    loader = DataLoader(torch.arange(8.0), batch_size=2, num_workers=2, timeout=100)
     return int(sum(batch.sum() for batch in loader))
 
 

@@ -25,6 +25,13 @@ from holdfast.wire.messages import Shutdown
 from holdfast.worker.job import Assignment
 from holdfast.zygote.messages import Load, Warm
 
+# One write: a line of two processes that share a pipe must not mix.
+_TELLS_WHO_IMPORTS = """
+import os
+os.write(1, b'imported by %d\\n' % os.getpid())
+MAKER = os.getpid()
+"""
+
 _STARTS_A_THREAD = """
 import threading
 threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()
@@ -119,7 +126,7 @@ def _makers(harness: AgentHarness) -> list[int]:
 
 
 def test_modules_imported_by_workers_are_preimported_for_the_next_generation(tmp_path: Path) -> None:
-    _module(tmp_path / "mine", "slow_to_import", "import os\nprint('imported by', os.getpid())\nMAKER = os.getpid()\n")
+    _module(tmp_path / "mine", "slow_to_import", _TELLS_WHO_IMPORTS)
     _module(tmp_path / "mine", "starts_a_thread", _STARTS_A_THREAD)
 
     def function() -> None:

@@ -75,7 +75,7 @@ def _kill(driver: Driver) -> list[int]:
     assert len(workers) >= 2  # and perhaps a trial import
     driver.kill()
     driver.process.wait()
-    processes.wait_gone(*workers, within_s=10)
+    processes.wait_gone(*workers)
     return agents
 
 
@@ -173,7 +173,7 @@ def test_the_agent_that_finishes_the_uploads_is_killed_too(sandbox: Sandbox, gat
 def test_agents_give_up_uploads_after_the_linger_time(sandbox: Sandbox, gate: _Gate) -> None:
     """The storage never answers: the agent gives up at its time limit, and the next driver shuts the draft."""
     agents = _kill(gate.start_driver(HOLDFAST_LINGER_S="0.5"))
-    processes.wait_gone(*agents, within_s=20)
+    processes.wait_gone(*agents)
     sandbox.check_nothing_left()
     _check(sandbox, sandbox.start_driver(_CONFIG), resumed_from=2)
 
@@ -181,7 +181,7 @@ def test_agents_give_up_uploads_after_the_linger_time(sandbox: Sandbox, gate: _G
 def test_a_sigterm_ends_an_agent_that_finishes_uploads(sandbox: Sandbox, gate: _Gate) -> None:
     (agent,) = _kill(gate.start_driver())
     os.kill(agent, signal.SIGTERM)
-    processes.wait_gone(agent, within_s=20)
+    processes.wait_gone(agent)
     sandbox.check_nothing_left()
     _check(sandbox, sandbox.start_driver(_CONFIG), resumed_from=2)
 

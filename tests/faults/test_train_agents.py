@@ -36,7 +36,7 @@ def test_one_of_two_agents_is_killed(sandbox: Sandbox) -> None:
     (second,) = [pid for pid in driver.agents() if held.agents[1] in processes.command_of(pid)]
     below = processes.descendants(second)
     os.kill(second, signal.SIGKILL)
-    processes.wait_gone(*below, within_s=10)
+    processes.wait_gone(*below)
     driver.value()
     check_exact(sandbox, _STEPS)
     (ended,) = ends(sandbox)
@@ -131,7 +131,7 @@ def test_the_zygote_is_killed(sandbox: Sandbox) -> None:
     (zygote,) = driver.zygotes()
     below = processes.descendants(zygote)
     os.kill(zygote, signal.SIGKILL)
-    processes.wait_gone(*below, within_s=10)
+    processes.wait_gone(*below)
     driver.value()
     check_exact(sandbox, _STEPS)
     (ended,) = ends(sandbox)

@@ -56,7 +56,7 @@ def test_all_processes_die_with_a_killed_driver_and_the_same_call_resumes(sandbo
     assert len(below) >= 4  # agent, zygote, two workers
     first.kill()
     first.end()
-    processes.wait_gone(*below, within_s=10)
+    processes.wait_gone(*below)
     sandbox.check_nothing_left()
     sandbox.open_gate()
     _check_resumed(sandbox, sandbox.start_driver(_HELD))
@@ -86,7 +86,7 @@ def test_sigint_and_sigterm_stop_the_run_and_print_how_to_resume(sandbox: Sandbo
     below = processes.descendants(first.pid)
     first.kill(number)
     assert first.raised()["type"] == "KeyboardInterrupt"
-    processes.wait_gone(*below, within_s=10)
+    processes.wait_gone(*below)
     said = first.errors
     assert "Training was stopped after 5 iterations" in said
     assert f"({why})" in said
@@ -107,7 +107,7 @@ def test_a_second_interrupt_stops_at_once(sandbox: Sandbox) -> None:
     first.kill(signal.SIGINT)
     first.kill(signal.SIGTERM)  # two of a kind might arrive as one
     assert first.raised()["type"] == "KeyboardInterrupt"
-    processes.wait_gone(*below, within_s=10)
+    processes.wait_gone(*below)
     sandbox.open_gate()
     _check_resumed(sandbox, sandbox.start_driver(_HELD))
 
@@ -164,7 +164,7 @@ def test_a_takeover_fences_the_first_driver_and_voids_its_later_commits(sandbox:
     raised = first.raised()
     assert raised["type"] == "Fenced"
     assert str(second.pid) in raised["text"]
-    processes.wait_gone(*held, within_s=10)
+    processes.wait_gone(*held)
     sandbox.open_gate(gate)
     assert second.value() == jobs.undisturbed(_STEPS)[-1]
     _check_taken_over(sandbox)

@@ -99,7 +99,7 @@ def _wake(sandbox: Sandbox, driver: Driver, held: list[int], gate: str, successo
     raised = driver.raised()
     assert raised["type"] == "Fenced"
     assert str(successor.pid) in raised["text"]
-    processes.wait_gone(*held, within_s=10)
+    processes.wait_gone(*held)
 
 
 def _files(sandbox: Sandbox) -> dict[str, bytes]:

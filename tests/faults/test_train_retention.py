@@ -39,7 +39,7 @@ def _deleted(sandbox: Sandbox) -> list[str]:
 
 def test_pin_and_unpin_during_a_run_are_respected(sandbox: Sandbox) -> None:
     later = sandbox.gate("later")
-    faults = {f"*:{rank}:{step}": fate for rank in (0, 1) for step, fate in ((2, "hold"), (4, "hold-later"))}
+    faults = {f"*:{rank}:{step}": fault for rank in (0, 1) for step, fault in ((2, "hold"), (4, "hold-later"))}
     driver = _held(sandbox, 2, faults=faults, later=later)
     driver.expect("CheckpointDeleted", name="checkpoint_000000")
     pinned = str(sandbox.storage / "run" / "checkpoint_000001")
@@ -94,7 +94,7 @@ def test_a_controller_paused_in_a_removal_does_not_delete_its_successors_checkpo
     faults = {f"*:{rank}:4": "hold" for rank in (0, 1)}
     config = {"steps": _STEPS, "names": names, "faults": faults}
     first = sandbox.start_driver(config, {"HOLDFAST_TEST_STOP_IN_REMOVAL": "even"}, run=_config(num_to_keep=1))
-    # What it told before it stopped may still be in its memory: its state is all that can be waited for.
+    # What it printed before it stopped may still be in its memory: its state is all that can be waited for.
     processes.wait_until(
         lambda: processes.describe(first.pid).split("state ")[1][0] == "T", "the first driver is stopped"
     )
@@ -133,7 +133,7 @@ def test_the_next_driver_finishes_a_removal_begun_by_a_killed_one(sandbox: Sandb
 @pytest.mark.hosts
 def test_a_failed_removal_is_reported_once_and_retried(sandbox: Sandbox) -> None:
     later = sandbox.gate("later")
-    faults = {f"*:{rank}:{step}": fate for rank in (0, 1) for step, fate in ((2, "hold"), (6, "hold-later"))}
+    faults = {f"*:{rank}:{step}": fault for rank in (0, 1) for step, fault in ((2, "hold"), (6, "hold-later"))}
     driver = _held(sandbox, 2, keep=2, faults=faults, later=later)
     doomed = sandbox.storage / "run" / "checkpoint_000000"
     with read_only_bind(doomed, doomed):

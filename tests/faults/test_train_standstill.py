@@ -18,7 +18,7 @@ from holdfast.core import records as r
 
 _STEPS = 8
 _HELD: dict[str, Any] = {"steps": _STEPS, "every": 2, "faults": {"1:0:5": "hold", "1:1:5": "hold"}}
-_SILENCE_S = 1.0
+_SILENCE_S = 2.0
 _ENVIRONMENT = {"HOLDFAST_AGENT_SILENCE_S": str(_SILENCE_S), "HOLDFAST_LOCAL_NODES": "2"}
 
 
@@ -40,14 +40,14 @@ def _check_undisturbed(sandbox: Sandbox) -> None:
     assert not [record for record in sandbox.records() if isinstance(record, r.AgentRemoved)]
 
 
-@pytest.mark.parametrize("failure", [{}, {"progress_timeout_s": 2.0}], ids=["pings", "progress"])
+@pytest.mark.parametrize("failure", [{}, {"progress_timeout_s": 4.0}], ids=["pings", "progress"])
 def test_a_driver_stopped_for_a_while_does_not_lose_its_agents(sandbox: Sandbox, failure: dict[str, Any]) -> None:
     driver = _held(sandbox, _ENVIRONMENT, failure=failure)
     driver.kill(signal.SIGSTOP)
-    _let_time_pass(3 * _SILENCE_S)
+    _let_time_pass(2.5 * _SILENCE_S)
     driver.kill(signal.SIGCONT)
     if not failure:
-        _let_time_pass(1.5 * _SILENCE_S)  # whoever is taken for silent is taken for that by now
+        _let_time_pass(1.25 * _SILENCE_S)  # whoever is taken for silent is taken for that by now
     sandbox.open_gate()
     driver.value()
     _check_undisturbed(sandbox)
@@ -87,7 +87,7 @@ def test_a_stalled_disk_blocks_neither_the_event_loop_nor_the_run(sandbox: Sandb
     stall.touch()
     sandbox.open_gate()  # more reports, and with them a flush
     processes.wait_until(lambda: not stall.exists(), "the flush that stalls")
-    _let_time_pass(2 * _SILENCE_S)
+    _let_time_pass(1.25 * _SILENCE_S)
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         assert connection.recv(4), "the driver said nothing"
     sandbox.open_gate(gate)

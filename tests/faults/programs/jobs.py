@@ -117,11 +117,11 @@ def fail(config: dict[str, Any], rank: int, step: int) -> None:
     """Cause the fault that the configuration has for this step, if any."""
     faults = config.get("faults", {})
     generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
-    fate = faults.get(f"{generation}:{rank}:{step}") or faults.get(f"*:{rank}:{step}")
-    if fate is not None:
+    fault = faults.get(f"{generation}:{rank}:{step}") or faults.get(f"*:{rank}:{step}")
+    if fault is not None:
         if config.get("settled"):
             train.get_all_reported_checkpoints()  # waits for what is on its way
-        _FATES[fate](config)
+        _FAULTS[fault](config)
 
 
 def announce(config: dict[str, Any]) -> Any:
@@ -242,7 +242,7 @@ def _die_after_report(config: dict[str, Any]) -> None:
     session._send_report = last  # type: ignore[method-assign]
 
 
-_FATES = {
+_FAULTS = {
     "raise": _raise,
     "exit": _exit,
     "kill": _kill,

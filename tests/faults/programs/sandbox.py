@@ -83,7 +83,7 @@ class Sandbox:
 
     def check_nothing_left(self) -> None:
         """No process, no thread, nothing in the cache but what users put into their working directories."""
-        processes.wait_gone(*processes.with_environment(self.marker), within_s=10)
+        processes.wait_gone(*processes.with_environment(self.marker))
         new = set(threading.enumerate()) - self._threads  # libraries that other tests used may have left some
         threads = [one.name for one in new if one.name.startswith(("holdfast", "asyncio"))]
         assert threads == []
@@ -115,9 +115,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
         yield here
         here.check_nothing_left()
         assert _ports() <= ports
-        processes.wait_until(
-            lambda: not _left_in_shared_memory(shared), f"{_left_in_shared_memory(shared)} still there", 5
-        )
+        processes.wait_until(lambda: not _left_in_shared_memory(shared), "shared memory of no process is removed")
     finally:
         here.close()
 
