@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,36 @@ def test_what_was_just_reported_is_read_back_on_every_rank_that_gave_it(sandbox:
 
     fit(sandbox, function, workers=2)
     assert len(sandbox.check_stored()) == 2
+
+
+def test_ranks_that_gave_no_checkpoint_see_those_of_the_others(sandbox: Sandbox) -> None:
+    """Rank 0 reports only after rank 1 has asked in vain: what rank 1 then gets, it has waited for."""
+
+    def function() -> list[Any]:
+        rank = train.get_context().get_world_rank()
+        asked = Path(train.get_context().get_storage().local_working_directory, "..", "asked").resolve()
+        if rank == 0:
+            while not asked.exists():
+                time.sleep(0.005)
+            save(1)
+        else:
+            train.report({})
+            assert train.get_all_reported_checkpoints(timeout_s=0.01) == []
+            assert train.get_checkpoint() is None  # rank 0 has not reported, and this rank has given nothing
+            asked.touch()
+        for mode in train.CheckpointConsistencyMode:
+            found = train.get_all_reported_checkpoints(mode)
+            assert [one.metrics for one in found] == [{"value": 1}], (rank, found)
+        if rank == 0:
+            train.report({})
+        else:
+            save(2)  # `value_of` reads a file, whichever rank gave it
+        train.collective.barrier()
+        newest = train.get_checkpoint()
+        assert newest is not None and value_of(newest) == 2
+        return [one.metrics.get("value") for one in train.get_all_reported_checkpoints(timeout_s=600)]
+
+    assert fit(sandbox, function, workers=2).return_value == [1, None]
 
 
 def test_a_checkpoint_name_that_is_taken_ends_the_run_with_that_error(sandbox: Sandbox) -> None:

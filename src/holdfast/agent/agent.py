@@ -29,7 +29,7 @@ from holdfast.agent.spawner import Parent, Spawner
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.agent.zygote_client import ZygoteSpawner
 from holdfast.core.checkpoint_types import VerifiedFile
-from holdfast.core.commands import AnnounceCheckpoint, StartWorkers, StopWorkers
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
 from holdfast.core.events import AgentJoined, AgentPrepared, DamageFound, WorkersStopped
 from holdfast.errors import Damaged, HoldfastError, NotCommitted
 from holdfast.linux.process import change_death_signal, live_without_parent
@@ -211,7 +211,7 @@ class Agent:
             self._spawn(self._send_answer(uploading))
         elif isinstance(message, AnnounceCheckpoint):
             self._announce(message)
-        elif isinstance(message, Collected):
+        elif isinstance(message, Collected | AnnounceSettled):
             if self._workers is not None and self._is_current(message.generation):
                 self._workers.broadcast(message)
         elif isinstance(message, Ping):

@@ -87,7 +87,7 @@ class AgentPool:
         for place in command.places:
             self.send([place.agent], msgspec.structs.replace(command, places=(place,)))
 
-    def send_command(self, command: c.StopWorkers | c.AnnounceCheckpoint) -> None:
+    def send_command(self, command: c.StopWorkers | c.AnnounceCheckpoint | c.AnnounceSettled) -> None:
         """Send a command to the agents that it names."""
         self.send(command.agents, msgspec.structs.replace(command, agents=()))
 

@@ -272,7 +272,7 @@ class Controller:
                 self._request_agents(slots)
             case c.StartWorkers():
                 self._agents.start_workers(command)
-            case c.StopWorkers() | c.AnnounceCheckpoint():
+            case c.StopWorkers() | c.AnnounceCheckpoint() | c.AnnounceSettled():
                 self._agents.send_command(command)
             case c.PersistCheckpoint():
                 self._spawn(self._persist(command))

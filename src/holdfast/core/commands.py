@@ -15,6 +15,7 @@ from holdfast.core.events import Ticket
 
 __all__ = [
     "AnnounceCheckpoint",
+    "AnnounceSettled",
     "Command",
     "DeleteCheckpoint",
     "EndRun",
@@ -109,6 +110,20 @@ class AnnounceCheckpoint(_Command, frozen=True, kw_only=True):
     agents: tuple[str, ...] = ()
 
 
+class AnnounceSettled(_Command, frozen=True, kw_only=True):
+    """Tell a rank that waits (`WorkerWaited.until_report`) how the checkpoints up to that report stand: now, once no
+    rank lags any more, and once they are settled."""
+
+    generation: int
+    rank: int
+    until_report: int
+    lagging: tuple[int, ...] = ()
+    """The ranks that have not reported so often: they may give another checkpoint."""
+    settled: bool = False
+    """All of them are committed or given up, and there will be no other."""
+    agents: tuple[str, ...] = ()
+
+
 class FindPins(_Command, frozen=True, kw_only=True):
     """Look which of these checkpoints are pinned; answered by `PinsFound`."""
 
@@ -135,6 +150,7 @@ Command = (
     | StopWorkers
     | PersistCheckpoint
     | AnnounceCheckpoint
+    | AnnounceSettled
     | FindPins
     | DeleteCheckpoint
     | EndRun

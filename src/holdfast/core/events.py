@@ -132,11 +132,14 @@ class RankReported(_Event, frozen=True, kw_only=True):
 
 
 class WorkerWaited(_Event, frozen=True, kw_only=True):
-    """A rank began or ceased to wait for storage inside `report`; as long as it waits, it is not hung."""
+    """A rank began or ceased to wait for storage; as long as it waits, it is not hung."""
 
     generation: int
     rank: int
     waiting: bool
+    until_report: int | None = None
+    """It waits until every checkpoint up to this report of its own is committed or given up, whichever ranks gave it:
+    how that stands is answered by `AnnounceSettled`."""
 
 
 class WorkerFinished(_Event, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from holdfast.core import pending_checkpoints, placement, removal
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import root_cause
-from holdfast.core.state import AgentState, Generation, State, StopKind, StopReason, fold
+from holdfast.core.state import AgentState, Generation, Question, State, StopKind, StopReason, fold
 
 __all__ = ["Output", "Step", "deadline", "step"]
 
@@ -146,6 +146,9 @@ def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
         case e.WorkerWaited():
             if (generation := _current(state, event.generation)) is not None:
                 (generation.waiting.add if event.waiting else generation.waiting.discard)(event.rank)
+                generation.questions.pop(event.rank, None)
+                if event.until_report is not None:
+                    generation.questions[event.rank] = Question(event.until_report)
                 generation.saw_progress(now)  # its peers may have been waiting for it
         case e.WorkerFinished():
             if (generation := _current(state, event.generation)) is not None:
@@ -209,6 +212,8 @@ def _advance(state: State, now: float, out: Output) -> None:
             _close(state, generation, now, out)
     removal.apply_retention(state, now, out)
     pending_checkpoints.persist_next(state, now, out)
+    if state.generation is not None:
+        pending_checkpoints.answer_questions(state, state.generation, out)
     if state.generation is None and not state.pending:
         _end_or_start(state, now, out)
     elif state.generation is not None and state.generation.stop_reason is None and _all_finished(state):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Output
 
 __all__ = [
+    "answer_questions",
     "complete",
     "deadlines",
     "record_damage",
@@ -248,6 +249,33 @@ def record_damage(state: State, generation: Generation, now: float, out: Output)
     """A checkpoint that was found damaged is not used again: the one before it is next."""
     for name, why in found_damage(state, generation).items():
         out.record(r.CheckpointDamaged(at=now, name=name, why=why))
+
+
+def answer_questions(state: State, generation: Generation, out: Output) -> None:
+    """Tell ranks that wait for all checkpoints up to a report how these stand, where that has changed."""
+    if not generation.questions:
+        return
+    behind = min((n for rank, n in generation.counts.items() if rank not in generation.finished), default=None)
+    oldest = min((ticket.number for ticket in state.pending), default=None)
+    for rank, question in list(generation.questions.items()):
+        until = question.until_report
+        is_lagging = behind is not None and behind < until
+        is_settled = not is_lagging and (oldest is None or oldest > until)
+        if question.told_lagging is is_lagging and not is_settled:
+            continue
+        question.told_lagging = is_lagging
+        if is_settled:
+            del generation.questions[rank]
+        out.do(
+            c.AnnounceSettled(
+                generation=generation.number,
+                rank=rank,
+                until_report=until,
+                lagging=generation.laggards(until) if is_lagging else (),
+                settled=is_settled,
+                agents=(generation.agent_of(rank),),
+            )
+        )
 
 
 def warn_laggards(state: State, generation: Generation, now: float, out: Output) -> None:

@@ -22,7 +22,18 @@ from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.spec import RunSpec
 
-__all__ = ["AgentState", "Durable", "Generation", "Pending", "Removal", "State", "StopKind", "StopReason", "fold"]
+__all__ = [
+    "AgentState",
+    "Durable",
+    "Generation",
+    "Pending",
+    "Question",
+    "Removal",
+    "State",
+    "StopKind",
+    "StopReason",
+    "fold",
+]
 
 
 @dataclass(slots=True)
@@ -98,6 +109,15 @@ class StopReason:
 
 
 @dataclass(slots=True)
+class Question:
+    """A rank asked to be told when every checkpoint up to this report is settled."""
+
+    until_report: int
+    told_lagging: bool | None = None
+    """Whether the rank was told that others lag; None: it was told nothing yet."""
+
+
+@dataclass(slots=True)
 class Generation:
     """One generation of workers, from StartWorkers until the last of them is gone."""
 
@@ -118,6 +138,8 @@ class Generation:
     """Names that rank 0 gave with reports that some rank has yet to reach."""
     finished: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
+    questions: dict[int, Question] = field(default_factory=dict)
+    """Of each rank that waits for all checkpoints up to a report."""
     failures: list[r.WorkerFailure] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints that agents found damaged before they started workers, and what is wrong with each."""

@@ -82,7 +82,8 @@ def should_checkpoint() -> bool:
 def get_checkpoint() -> Checkpoint | None:
     """The newest committed checkpoint of the run, or None where there is none yet: what to resume from.
 
-    Right after a `report` with a checkpoint it is that one: this waits for its commit.
+    Right after a `report` with a checkpoint it is that one: once every rank has made that report, this waits for the
+    commit. Ranks that have not made it after a minute are named in a warning, and the checkpoint before is returned.
     """
     return current("train.get_checkpoint()").get_checkpoint()
 
@@ -93,8 +94,9 @@ def get_all_reported_checkpoints(
 ) -> list[ReportedCheckpoint]:
     """All committed checkpoints of the run with their metrics, oldest first.
 
-    Waits for the one that this rank has reported and that is on its way; `TimeoutError` if that is not committed within
-    `timeout_s`. Nothing validates checkpoints yet, so both modes mean the same.
+    Waits until every checkpoint up to this rank's last report, whichever ranks gave it, is committed or given up, but
+    no longer than `timeout_s`: then it gives what there is. Nothing validates checkpoints yet, so both modes mean the
+    same.
     """
     if not isinstance(consistency_mode, CheckpointConsistencyMode):
         raise ConfigError(

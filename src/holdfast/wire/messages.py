@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry, Part, Report
-from holdfast.core.commands import AnnounceCheckpoint, StartWorkers, StopWorkers
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
 from holdfast.core.events import (
     AgentJoined,
     AgentPrepared,
@@ -219,7 +219,7 @@ class WorkerReport(_Message, frozen=True, kw_only=True):
 
 
 WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Collect
-ToWorker = AnnounceCheckpoint | Collected
+ToWorker = AnnounceCheckpoint | AnnounceSettled | Collected
 AgentMessage = (
     AgentJoined
     | AgentPrepared
@@ -238,5 +238,14 @@ AgentMessage = (
     | Pong
 )
 ControllerMessage = (
-    Prepare | FunctionPiece | StartWorkers | StopWorkers | Upload | AnnounceCheckpoint | Collected | Ping | Shutdown
+    Prepare
+    | FunctionPiece
+    | StartWorkers
+    | StopWorkers
+    | Upload
+    | AnnounceCheckpoint
+    | AnnounceSettled
+    | Collected
+    | Ping
+    | Shutdown
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled
 from holdfast.core.events import WorkerWaited
 from holdfast.errors import WireError
 from holdfast.wire.frames import receive, send
@@ -44,6 +45,10 @@ class AgentConnection:
         """The last checkpoint of this generation that was committed or given up."""
         self.committed = 0
         """The newest report whose checkpoint is known to be committed."""
+        self.standing: AnnounceSettled | None = None
+        """How the checkpoints of all ranks stand that this rank waits for, as it was told last."""
+        self.settled = 0
+        """Every checkpoint up to this report, of whichever ranks, is known to be committed or given up."""
 
     def send(self, message: WorkerMessage) -> None:
         try:
@@ -57,17 +62,35 @@ class AgentConnection:
             self._handle(self._receive())
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Read the agent's messages until `condition` is true; False if it is not within `timeout_s`. Meanwhile the
-        controller knows that this rank waits."""
+        """Until `condition` is true; False if it is not within `timeout_s`. Meanwhile the controller knows that this
+        rank waits."""
         self.drain()
         if condition():
             return True
+        with self.waiting():
+            return self.read_until(condition, timeout_s)
+
+    @contextmanager
+    def waiting(self, until_report: int | None = None) -> Iterator[None]:
+        """Let the controller know that this rank waits, and have it say in `standing` how all checkpoints up to a
+        report stand."""
+        self.standing = None
+        here = {"generation": self._generation, "rank": self._rank}
+        self.send(WorkerWaited(**here, waiting=True, until_report=until_report))
+        yield
+        self.send(WorkerWaited(**here, waiting=False))
+
+    def read_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Read the agent's messages until `condition` is true; False if it is not within `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self.send(WorkerWaited(generation=self._generation, rank=self._rank, waiting=True))
         while not condition() and self._arrives_before(deadline):
             self._handle(self._receive())
-        self.send(WorkerWaited(generation=self._generation, rank=self._rank, waiting=False))
         return condition()
+
+    @property
+    def none_lags(self) -> bool:
+        """Whether every rank is known to have made the report up to which this one waits."""
+        return self.standing is not None and not self.standing.lagging
 
     def wait_for_pending(self, timeout_s: float | None = None) -> bool:
         """Until every checkpoint of this rank is committed or given up; False if that was not in time."""
@@ -109,6 +132,12 @@ class AgentConnection:
         if isinstance(message, Collected):
             if message.generation == self._generation:
                 self._collected = message
+            return
+        if isinstance(message, AnnounceSettled):
+            if (message.generation, message.rank) == (self._generation, self._rank):
+                self.standing = message
+                if message.settled:
+                    self.settled = max(self.settled, message.until_report)
             return
         if message.ticket.generation != self._generation:
             return

@@ -52,8 +52,8 @@ _DRAIN_EVERY = 64
 reports, or the socket would fill up. A power of two."""
 
 
-_COMMIT_WAIT_S = 60.0
-"""How long `get_checkpoint` waits for the checkpoint that this rank has just reported."""
+_LAG_WAIT_S = 60.0
+"""How long ranks that have not reported as often as this one are waited for before it says so."""
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -289,34 +289,59 @@ class Session:
     # ------------------------------------------------------------------ reading back
 
     def get_checkpoint(self) -> Checkpoint | None:
-        """The newest committed checkpoint. One that this rank has reported is waited for, as long as that can be a
-        matter of storage; a rank that never reports its part may be the reason as well."""
+        """The newest committed checkpoint. One that every rank has reported is waited for until it is committed or
+        given up; ranks that have not reported it yet only for a while, and only by a rank that gave a part of it."""
         self._check_process()
+        agent = self._agent
         with self._lock:
-            if not self._agent.wait_for_pending(_COMMIT_WAIT_S):
-                warnings.warn(
-                    f"train.get_checkpoint(): the checkpoint that was reported last is not committed after "
-                    f"{_COMMIT_WAIT_S:.0f} s, so this is the one before; every rank must call train.report().",
-                    stacklevel=3,
-                )
-        newest = self._agent.newest
+            agent.drain()
+            gave_part = bool(agent.pending)
+            if agent.settled < self._number:
+                with agent.waiting(self._number):
+                    if self._wait_for_ranks(_LAG_WAIT_S if gave_part else 0.0):
+                        agent.read_until(lambda: agent.settled >= self._number)
+                    elif gave_part:
+                        warnings.warn(
+                            f"train.get_checkpoint(): {self._laggards()} within {_LAG_WAIT_S:g} s, so this is the "
+                            "checkpoint before the one that was reported last.",
+                            stacklevel=3,
+                        )
+        newest = agent.newest
         return self.initial_checkpoint if newest is None else self._handle(newest)
 
     def get_all_reported_checkpoints(self, timeout_s: float | None = None) -> list[ReportedCheckpoint]:
-        """Every committed checkpoint of the run that retention has left, oldest first."""
+        """Every committed checkpoint of the run that retention has left, oldest first; waits for those up to this
+        rank's last report, whichever ranks gave them, and gives what there is if that takes longer than `timeout_s`."""
         self._check_process()
+        agent, deadline = self._agent, None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
-            if not self._agent.wait_for_pending(timeout_s):
-                raise TimeoutError(
-                    f"train.get_all_reported_checkpoints(): the checkpoint that was reported last is not committed "
-                    f"after {timeout_s:g} s."
-                )
+            agent.drain()
+            if agent.settled < self._number:
+                with agent.waiting(self._number):
+                    is_patient = timeout_s is None or timeout_s > _LAG_WAIT_S
+                    if is_patient and not self._wait_for_ranks(_LAG_WAIT_S):
+                        warnings.warn(
+                            f"train.get_all_reported_checkpoints() still waits: {self._laggards()}.", stacklevel=3
+                        )
+                    left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    agent.read_until(lambda: agent.settled >= self._number, left_s)
         from holdfast.checkpoint.catalog import Catalog
 
         return [
             ReportedCheckpoint(self._handle(manifest.name), dict(manifest.metrics), ReportedCheckpointStatus.COMMITTED)
             for manifest in Catalog(self._open_store()).committed()
         ]
+
+    def _wait_for_ranks(self, timeout_s: float) -> bool:
+        """Until every rank has reported as often as this one, or has finished; False if not all have in time. Waits for
+        the controller's first answer in any case."""
+        self._agent.read_until(lambda: self._agent.standing is not None)
+        return self._agent.read_until(lambda: self._agent.none_lags, timeout_s)
+
+    def _laggards(self) -> str:
+        lagging = self._agent.standing.lagging if self._agent.standing is not None else ()
+        ranks = ("rank " if len(lagging) == 1 else "ranks ") + ", ".join(map(str, lagging))
+        return f"{ranks} did not call train.report() as often as rank {self.assignment.rank}"
 
     @property
     def filesystem(self) -> object | None:

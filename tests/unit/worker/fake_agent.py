@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.commands import AnnounceCheckpoint
-from holdfast.core.events import Ticket
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled
+from holdfast.core.events import Ticket, WorkerWaited
 from holdfast.wire import frames
 from holdfast.wire.messages import Collect, Collected, ToWorker, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
@@ -52,15 +52,22 @@ def make_assignment(**changes: Any) -> Assignment:
 
 class FakeAgent:
     """`announce_as` is the name that each reported checkpoint is committed under at once; without it nothing announces
-    until `announce` is called. Collectives are answered at once with what was sent."""
+    until `announce` is called. Collectives are answered at once with what was sent; who waits for all checkpoints is
+    told of `lagging` ranks, or when every checkpoint was announced."""
 
-    def __init__(self, *, announce_as: str | None = None, announces: bool = False, **changes: Any) -> None:
+    def __init__(
+        self, *, announce_as: str | None = None, announces: bool = False, lagging: tuple[int, ...] = (), **changes: Any
+    ) -> None:
         self.socket, theirs = socket.socketpair()
         self.assignment = make_assignment(**changes)
         self.session = Session(theirs, self.assignment)
         self._theirs = theirs
         self._announces = announces or announce_as is not None
         self._announce_as = announce_as
+        self.lagging = lagging
+        self._lock = threading.Lock()
+        self._pending: set[int] = set()
+        self._question: int | None = None
         self.heard: queue.Queue[Any] = queue.Queue()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -81,7 +88,24 @@ class FakeAgent:
                 return message
 
     def announce(self, number: int, name: str | None) -> None:
-        self.send(AnnounceCheckpoint(ticket=Ticket(self.assignment.generation, number), name=name))
+        with self._lock:
+            self._pending.discard(number)
+            self.send(AnnounceCheckpoint(ticket=Ticket(self.assignment.generation, number), name=name))
+            self._answer()
+
+    def _answer(self) -> None:
+        if self._question is None:
+            return
+        settled = not self.lagging and not any(number <= self._question for number in self._pending)
+        self.send(
+            AnnounceSettled(
+                generation=self.assignment.generation,
+                rank=self.assignment.rank,
+                until_report=self._question,
+                lagging=self.lagging,
+                settled=settled,
+            )
+        )
 
     def send(self, message: ToWorker) -> None:
         frames.send(self.socket, message)
@@ -94,8 +118,14 @@ class FakeAgent:
     def _converse(self) -> None:
         decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
         while (message := frames.receive(self.socket, decoder)) is not None:
-            if isinstance(message, WorkerReport) and message.report.checkpoint and self._announces:
-                self.announce(message.report.number, self._announce_as)
+            if isinstance(message, WorkerReport) and message.report.checkpoint:
+                self._pending.add(message.report.number)
+                if self._announces:
+                    self.announce(message.report.number, self._announce_as)
+            if isinstance(message, WorkerWaited):
+                with self._lock:
+                    self._question = message.until_report
+                    self._answer()
             if isinstance(message, Collect):
                 generation = self.assignment.generation
                 self.send(Collected(generation=generation, sequence=message.sequence, data=message.data))
