@@ -180,7 +180,7 @@ def test_a_failure_carries_the_users_own_class_and_the_traceback(sandbox: Sandbo
     assert type(error) is ModelError
     assert str(error) == "layer 3 is odd:\n  weights\n  biases"
     text = str(caught.value)
-    assert text.startswith("Training failed: rank 1 raised ModelError: layer 3 is odd:. The same call continues")
+    assert text.startswith("Training failed: rank 1 raised ModelError: layer 3 is odd:. Fix this, then the same call")
     assert "raise ModelError(3)" in text and text.endswith("layer 3 is odd:\n  weights\n  biases")
     assert str(train.Result.from_path(sandbox.storage / "run").error) == text
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -200,3 +202,39 @@ def test_verbose_0_shows_the_last_line_only(
 
     assert (len(run()) == 1) == (verbose == 0)
     assert len(run()) == verbose, "complete already"
+
+
+def test_the_terminal_says_where_workers_run_and_keeps_their_streams(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HOLDFAST_QUIET")
+
+    def function() -> tuple[str, int]:
+        print("to stdout")
+        print("to stderr", file=sys.stderr)
+        train.report({"loss": 0.5})
+        train.collective.barrier()
+        return str(Path.cwd()), os.getpid()
+
+    result = train.DataParallelTrainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=sandbox.storage),
+    ).fit()
+    directory, pid = result.return_value
+    out, err = capsys.readouterr()
+    assert sorted(_by_rank(out.splitlines())) == [(0, "to stdout"), (1, "to stdout")]
+    lines = err.splitlines()
+    assert sorted(_by_rank(lines)) == [(0, "to stderr"), (1, "to stderr")]
+    assert f"Workers run in the directory {directory}" in lines
+    (started,) = [line for line in lines if line.startswith("Started on ")]
+    assert f"rank 0 (pid {pid})" in started
+    assert any(line.startswith("loss=0.5  (iteration 1 at ") for line in lines)
+
+
+def _by_rank(lines: list[str]) -> list[tuple[int, str]]:
+    """What each rank printed: ranks far apart in time are not shown as one."""
+    found = [re.match(r"\(ranks? (\d)(?:-(\d))?\) (.*)", line) for line in lines]
+    return [
+        (rank, match[3]) for match in found if match for rank in range(int(match[1]), int(match[2] or match[1]) + 1)
+    ]

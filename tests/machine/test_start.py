@@ -49,9 +49,9 @@ def test_a_generation_runs_when_its_last_agent_has_started() -> None:
         generation=1, world_size=3, places=places, node_count=len(places), checkpoint=None, iteration=0, restart_count=0
     )
     assert formed.commands == [start]
-    assert rig.feed(e.WorkersStarted(generation=1, agent="b"), 3.0) == NOTHING
-    assert rig.feed(e.WorkersStarted(generation=1, agent="a"), 4.0).records == [
-        r.GenerationRunning(at=4.0, generation=1)
+    assert rig.feed(e.WorkersStarted(generation=1, agent="b", pids={2: 30}), 3.0) == NOTHING
+    assert rig.feed(e.WorkersStarted(generation=1, agent="a", pids={0: 10, 1: 20}), 4.0).records == [
+        r.GenerationRunning(at=4.0, generation=1, pids={0: 10, 1: 20, 2: 30})
     ]
 
 

@@ -105,6 +105,11 @@ class RankLog:
         """Write to the file only; the controller gets it in a message."""
         self._file.write(text.rstrip("\n").encode() + b"\n")
 
+    def tell(self, text: str) -> None:
+        """A line that is not the worker's own: to the file and to the controller, and not among its last lines."""
+        self.note(text)
+        self._forwarder.add(LogLine(self._rank, "holdfast", text))
+
     def close(self) -> None:
         """Write the last lines and close the file."""
         self.finish_lines()

@@ -22,7 +22,7 @@ from holdfast.core.checkpoint_types import Report
 from holdfast.core.events import RankReported, WorkerExited, WorkerFinished, WorkersStarted
 from holdfast.core.records import WorkerFailure
 from holdfast.linux.memory import oom_kills
-from holdfast.wire.messages import AgentMessage, Imported, Stacks, ToWorker, WorkerMessage, WorkerReport
+from holdfast.wire.messages import AgentMessage, Imported, Note, Stacks, ToWorker, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
 
 __all__ = ["WorkerGroup"]
@@ -144,6 +144,8 @@ class WorkerGroup:
     def _received(self, worker: WorkerHandle, message: WorkerMessage) -> None:
         if isinstance(message, Imported):
             self._spawner.add_imports(message.modules)
+        elif isinstance(message, Note):
+            worker.log.tell(message.text)
         elif isinstance(message, WorkerExited):
             self._send_failure(worker, message.failure)
         elif isinstance(message, WorkerReport):  # one that has returned is kept, whatever happened meanwhile

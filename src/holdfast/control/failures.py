@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import RunFailed, WorkerFailure
-from holdfast.core.root_cause import root_cause
+from holdfast.core.root_cause import is_bug, root_cause
 from holdfast.errors import ControllerError, RunError, TrainingFailedError, WorkerGroupError
 
 __all__ = ["run_error", "worker_error"]
@@ -23,7 +23,8 @@ def run_error(ended: RunFailed, uri: str) -> TrainingFailedError:
     """What a failed run raises from `fit()`."""
     if ended.error_type is not FailureKind.TRAINING_FAILED:
         return ControllerError(ended.error_type.as_error(ended.error, otherwise=RunError))
-    message = f"Training failed: {ended.error}. The same call continues the run in {uri}."
+    way_out = "Fix this, then the" if is_bug(ended.failures) else "The"
+    message = f"Training failed: {ended.error}. {way_out} same call continues the run in {uri}."
     if ended.failures and (trace := root_cause(ended.failures).traceback):
         message += f"\n\n{trace.rstrip()}"
     return WorkerGroupError(message, {failure.rank: worker_error(failure) for failure in ended.failures})

@@ -83,7 +83,8 @@ class _ObserverThread:
         self._ended = False
         self._failures = 0
         """How often in a row the journal could not be read."""
-        self._flush_at = time.monotonic() + _FLUSH_S
+        self._flush_s = float(getattr(observer, "flush_s", _FLUSH_S))
+        self._flush_at = time.monotonic() + self._flush_s
         self._unflushed = 0
         self._blocked = False
         """The observer could not write what it got: nothing more is passed on, or it would hold all of it in memory."""
@@ -188,4 +189,4 @@ class _ObserverThread:
         if self._unflushed >= _FLUSH_RECORDS or time.monotonic() >= self._flush_at:
             self._blocked = self._observer.flush() is False
             self._unflushed = 0
-            self._flush_at = time.monotonic() + _FLUSH_S
+            self._flush_at = time.monotonic() + self._flush_s

@@ -207,8 +207,6 @@ def make_prepare(request: TrainRequest) -> Prepare:
     function = pickle_job(request.job)
     if request.local_mode:
         function = b""  # checked, but nobody will open it
-    digest = blake3(join(request.storage_path, request.name).encode()).hexdigest()[:8]
-    work_dir = local_cache_dir() / "work" / f"{request.name}-{digest}"
     return Prepare(
         function=function,
         function_size_bytes=len(function),
@@ -218,7 +216,7 @@ def make_prepare(request: TrainRequest) -> Prepare:
         experiment=request.name,
         trial_id=request.name,
         trial_dir=join(request.storage_path, request.name),
-        work_dir=str(work_dir),
+        work_dir=str(_work_dir(request)),
         sys_path=[entry or str(Path.cwd()) for entry in sys.path],
         environment=dict(request.environment),
         preload=list(request.preload),
@@ -228,6 +226,11 @@ def make_prepare(request: TrainRequest) -> Prepare:
         sync_period_s=request.sync_period_s,
         max_restarts=request.max_failures,
     )
+
+
+def _work_dir(request: TrainRequest) -> Path:
+    digest = blake3(join(request.storage_path, request.name).encode()).hexdigest()[:8]
+    return local_cache_dir() / "work" / f"{request.name}-{digest}"
 
 
 def _wants_change_of_directory() -> bool:
@@ -253,11 +256,14 @@ def make_observers(request: TrainRequest, store: Store, history: History, lease:
     observers: list[Observer] = [
         Terminal(
             sys.stderr,
+            sys.stdout,
             name=request.name,
             uri=store.uri,
             total_workers=request.max_workers,
             quiet=True if request.verbose == 0 else None,
             prior=deepcopy(history.summary),
+            work_dir=str(_work_dir(request)) if _wants_change_of_directory() else "",
+            config=request.run_context.train_loop_config,
         ),
         ResultFiles(
             store,

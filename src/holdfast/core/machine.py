@@ -137,6 +137,7 @@ def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
         case e.WorkersStarted():
             if (generation := _current(state, event.generation)) is not None:
                 generation.starting.discard(event.agent)
+                generation.pids.update(event.pids)
                 generation.saw_progress(now)
         case e.DamageFound():
             if (generation := _current(state, event.generation)) is not None:
@@ -254,7 +255,8 @@ def _watch(state: State, generation: Generation, now: float, out: Output) -> Non
     if generation.running_since is None and not generation.starting and generation.stop_reason is None:
         generation.running_since = now
         state.checkpoint_interval.begin(now)
-        out.record(r.GenerationRunning(at=now, generation=generation.number))
+        pids = dict(sorted(generation.pids.items()))
+        out.record(r.GenerationRunning(at=now, generation=generation.number, pids=pids))
 
 
 def _stop(generation: Generation, out: Output, *, dump_stacks: bool) -> None:

@@ -120,6 +120,8 @@ class GenerationRunning(_Record, frozen=True, kw_only=True):
 
     at: float
     generation: int
+    pids: dict[int, int] = {}
+    """The process of each rank, on its node."""
 
 
 class Reported(_Record, frozen=True, kw_only=True):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
 
-__all__ = ["root_cause", "signature"]
+__all__ = ["is_bug", "root_cause", "signature"]
 
 _ECHOES = (
     "connection closed by peer",
@@ -28,6 +29,14 @@ _ECHOES = (
 def root_cause(failures: Sequence[WorkerFailure]) -> WorkerFailure:
     """The first failure that is not the echo of another; failing that, the first."""
     return next((failure for failure in failures if not _is_echo(failure)), failures[0])
+
+
+def is_bug(failures: Sequence[WorkerFailure]) -> bool:
+    """Whether the root cause is an exception of the user's code, which the same call would only raise again."""
+    cause = root_cause(failures) if failures else None
+    return (
+        cause is not None and cause.error_type is not None and cause.kind is FailureKind.OTHER and not _is_echo(cause)
+    )
 
 
 def signature(failure: WorkerFailure) -> str:

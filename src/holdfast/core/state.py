@@ -132,6 +132,8 @@ class Generation:
     counts: dict[int, int]
     """How often each rank has reported."""
     progress_at: dict[int, float]
+    pids: dict[int, int] = field(default_factory=dict)
+    """The process of each rank that has started."""
     recent: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rank 0's metrics of reports that some rank has yet to reach."""
     dir_names: dict[int, str] = field(default_factory=dict)

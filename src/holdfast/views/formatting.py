@@ -16,14 +16,15 @@ from holdfast.storage.uri import is_uri, join
 
 __all__ = [
     "brief_duration",
-    "cell",
     "count_text",
     "duration_text",
     "iso_time",
     "list_text",
     "local_time",
+    "metric_text",
     "metrics_text",
     "place",
+    "ranks_brief",
     "ranks_text",
     "rough_duration",
     "running_time",
@@ -121,35 +122,41 @@ def list_text(names: Sequence[str]) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """rank 3, or ranks 0, 2-5 and 9."""
-    ordered = sorted(set(ranks))
+    names: list[str] = []
+    for first, last in _spans(ranks):
+        names += [f"{first}-{last}"] if last > first + 1 else [str(rank) for rank in range(first, last + 1)]
+    return f"rank {names[0]}" if len(set(ranks)) == 1 else f"ranks {list_text(names)}"
+
+
+def ranks_brief(ranks: Sequence[int]) -> str:
+    """The same for the margin: rank 3, ranks 0-1, ranks 0,2-5,9."""
+    names = [f"{first}-{last}" if last > first else str(first) for first, last in _spans(ranks)]
+    return f"rank{'s' if len(set(ranks)) > 1 else ''} {','.join(names)}"
+
+
+def _spans(ranks: Sequence[int]) -> list[list[int]]:
+    """Runs of consecutive ranks, each by its first and last."""
     spans: list[list[int]] = []
-    for rank in ordered:
+    for rank in sorted(set(ranks)):
         if spans and rank == spans[-1][1] + 1:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    names: list[str] = []
-    for first, last in spans:
-        names += [f"{first}-{last}"] if last > first + 1 else [str(rank) for rank in range(first, last + 1)]
-    return f"rank {names[0]}" if len(ordered) == 1 else f"ranks {list_text(names)}"
+    return spans
 
 
 # ------------------------------------------------------------ metrics and other text
 
 
-def cell(value: Any, width: int = 40) -> str:
-    """A metric's value in a table: five decimals where they mean something."""
-    if isinstance(value, float):
-        if value == 0 or 1e-3 <= abs(value) < 1e9:
-            return repr(round(value, 5))
-        return f"{value:.5g}"
-    return trim(printable(str(value)), width)
+def metric_text(value: Any, width: int = 40) -> str:
+    """A metric's value: floats in four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else trim(printable(str(value)), width)
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     """loss=0.25 epoch=3, floats in four digits."""
     return " ".join(
-        f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in metrics.items()
+        f"{name}={metric_text(value) if isinstance(value, float) else value}" for name, value in metrics.items()
     )
 
 

@@ -27,8 +27,9 @@ class Observer(Protocol):
         ...
 
     def flush(self, final: bool = False) -> bool | None:
-        """Called about once a second, and once at the end with `final`. May take as long as storage does. Returns False
-        if what it got could not be written: until a flush succeeds it then gets no more records, and no output."""
+        """Called about once a second (or every `flush_s`, which an observer may have), and once at the end with
+        `final`. May take as long as storage does. Returns False if what it got could not be written: until a flush
+        succeeds it then gets no more records, and no output."""
         ...
 
     def close(self) -> None:

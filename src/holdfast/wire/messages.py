@@ -42,6 +42,7 @@ __all__ = [
     "Imported",
     "LogLine",
     "Logs",
+    "Note",
     "Ping",
     "Pong",
     "Prepare",
@@ -210,6 +211,12 @@ class Imported(_Message, frozen=True, kw_only=True):
     modules: list[str]
 
 
+class Note(_Message, frozen=True, kw_only=True):
+    """A line of Holdfast's own about this worker, for its log and the driver's terminal."""
+
+    text: str
+
+
 class WorkerReport(_Message, frozen=True, kw_only=True):
     """One `report` call as the worker sends it to its agent, which owns the part from then on."""
 
@@ -218,7 +225,7 @@ class WorkerReport(_Message, frozen=True, kw_only=True):
     """With `report.checkpoint`."""
 
 
-WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Collect
+WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Note | Collect
 ToWorker = AnnounceCheckpoint | AnnounceSettled | Collected
 AgentMessage = (
     AgentJoined

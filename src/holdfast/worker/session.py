@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.layout import check_name
 from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
-from holdfast.wire.messages import CollectiveKind, WorkerMessage, WorkerReport
+from holdfast.wire.messages import CollectiveKind, Note, WorkerMessage, WorkerReport
 from holdfast.worker.agent_connection import AgentConnection
 from holdfast.worker.job import Assignment
 from holdfast.worker.plain_data import plain_metrics
@@ -45,6 +45,7 @@ __all__ = [
     "current",
     "install",
     "is_installed",
+    "note",
 ]
 
 _DRAIN_EVERY = 64
@@ -414,6 +415,12 @@ class Session:
     def _send(self, message: WorkerMessage) -> None:
         self._agent.send(message)
 
+    def note(self, text: str) -> None:
+        """Send a line of Holdfast's own to the worker's log and the driver's terminal."""
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._send(Note(text=text))
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
@@ -434,6 +441,12 @@ def install(session: Session | None) -> None:
 def is_installed() -> bool:
     """Whether this process is a worker of a run."""
     return _current is not None
+
+
+def note(text: str) -> None:
+    """`Session.note` of this process's session; nothing where there is none."""
+    if _current is not None:
+        _current.note(text)
 
 
 def current(what: str = "train.report()") -> Session:

@@ -257,6 +257,9 @@ class OtherRankSession(Session):
             )
         self.metrics = dict(plain)
 
+    def note(self, text: str) -> None:
+        """Nobody listens."""
+
     def _collect(self, kind: CollectiveKind, data: Any) -> Any:
         with self._lock:
             return self._torchrun.collect(kind, data)

@@ -23,7 +23,8 @@ class Screen:
         self._fed: list[r.Record] = []
         settings: dict[str, Any] = {"name": "finetune", "uri": "/store/finetune", "total_workers": 2}
         settings |= {"command": ["train.py", "--lr", "0.1"], "clock": lambda: self.now}
-        self.terminal = Terminal(self.stream, **(settings | options))
+        stdout = options.pop("stdout", self.stream)
+        self.terminal = Terminal(self.stream, stdout, **(settings | options))
 
     def feed(self, records: Iterable[r.Record], gap_s: float = 2.0) -> str:
         """One record every `gap_s`; what that printed."""

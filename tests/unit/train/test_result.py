@@ -146,8 +146,8 @@ def test_errors_come_back_with_their_class_where_it_is_imported(tmp_path: Path) 
     error = result(tmp_path, error=run_error(ended, "/runs/x")).error
     assert isinstance(error, WorkerGroupError) and isinstance(error, TrainingFailedError)
     assert str(error) == (
-        "Training failed: rank 0 raised ValueError: bad batch. The same call continues the run in /runs/x.\n\n"
-        "Traceback: line 3"
+        "Training failed: rank 0 raised ValueError: bad batch. Fix this, then the same call continues the run in "
+        "/runs/x.\n\nTraceback: line 3"
     )
     assert isinstance(error.worker_failures[0], ValueError)
     assert error.worker_failures[0].__notes__ == ["Traceback: line 3"]

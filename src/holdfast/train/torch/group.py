@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.worker import session as sessions
 from holdfast.worker.job import Assignment
 
 __all__ = ["TorchGroup"]
@@ -52,6 +53,7 @@ class TorchGroup:
             world_size=assignment.world_size,
             timeout=timeout,
         )
+        sessions.note(f"The process group is set up: {dist.get_backend()}, world size {assignment.world_size}")
 
     def shutdown(self) -> None:
         import torch.distributed as dist

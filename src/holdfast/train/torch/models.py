@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from holdfast.errors import ConfigError
 from holdfast.train.torch.devices import get_device
+from holdfast.worker import session as sessions
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +34,10 @@ def prepare_model(
     device = get_device() if isinstance(move_to_device, bool) else move_to_device
     if move_to_device:
         model = model.to(device)
+        sessions.note(f"The model is moved to {device}")
     if parallel_strategy is None or not dist.is_initialized() or dist.get_world_size() == 1:
         return model
+    sessions.note(f"The model is wrapped for {parallel_strategy.upper()}")
     options = dict(parallel_strategy_kwargs or {})
     if parallel_strategy == "fsdp":
         from torch.distributed.fsdp import FullyShardedDataParallel

@@ -1,4 +1,4 @@
-"""The blocks that the terminal shows: a result, a death, a recovery, the end. Pure text from records.
+"""The texts that the terminal shows: a report, a death, a recovery, the end. Pure text from records.
 
 `terminal` decides when to show which; `box` draws.
 """
@@ -10,49 +10,80 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.core.curve import Row
 from holdfast.core.metrics import flatten_metrics
-from holdfast.core.records import GenerationEnded, GenerationStarted, WorkerFailure
-from holdfast.core.root_cause import root_cause, signature
+from holdfast.core.records import CheckpointCommitted, GenerationEnded, GenerationStarted, RunFailed, WorkerFailure
+from holdfast.core.root_cause import is_bug, root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.printable import printable
 from holdfast.views.formatting import (
     brief_duration,
-    cell,
     count_text,
+    list_text,
     local_time,
+    metric_text,
     place,
     ranks_text,
-    running_time,
     trim,
 )
 from holdfast.views.terminal.box import box
 
-__all__ = ["death", "recovery", "result", "resume_command", "short_traceback", "summary", "summary_line"]
+__all__ = [
+    "commit_line",
+    "death",
+    "how_to_continue",
+    "recovery",
+    "report_line",
+    "short_traceback",
+    "summary",
+    "summary_line",
+    "tensorboard_hint",
+    "worker_lines",
+]
 
-_METRICS_MAX = 40
+_METRICS_MAX = 12
+_HOSTS_MAX = 8
+_RANKS_MAX = 16
+_VALUE_MAX = 60
+"""So wide may a value in the box of a recovery be for 80 columns."""
 _TRACEBACK_LINES = 60
 _STALL_SHARE = 0.02
 """Of the wall time: more than this gets advice."""
+_ADVICE_AFTER_S = 60.0
+"""A shorter run says nothing about how its storage keeps up."""
 
 
-def result(row: Row, began: float, skipped: int, *, fine: bool) -> str:
-    """One report: when, and a boxed table of its metrics."""
-    head = (
-        f"Training finished iteration {row.iteration} at {local_time(row.at)}. "
-        f"Total running time: {running_time(row.at - began)}"
-    )
-    if skipped:
-        head += f" (+{count_text(skipped, 'report')} not shown)"
-    rows = [("checkpoint_dir_name", row.checkpoint)] if row.checkpoint else []
-    rows += [
-        ("time_this_iter_s", cell(row.this_s)),
-        ("time_total_s", cell(row.total_s)),
-        ("training_iteration", str(row.iteration)),
-    ]
-    flat = sorted(flatten_metrics(row.metrics).items())
-    rows += [(trim(printable(key), 40), cell(value)) for key, value in flat[:_METRICS_MAX]]
+def report_line(row: Row, skipped: int, commit: CheckpointCommitted | None) -> str:
+    """One report: the user's metrics, then which it is."""
+    flat = list(flatten_metrics(row.metrics).items())
+    metrics = [f"{trim(printable(key), 40)}={metric_text(value)}" for key, value in flat[:_METRICS_MAX]]
     if len(flat) > _METRICS_MAX:
-        rows.append((f"... {count_text(len(flat) - _METRICS_MAX, 'metric')} more", ""))
-    return f"{head}\n{box('Training result', rows, fine=fine, right=True)}"
+        metrics.append(f"and {count_text(len(flat) - _METRICS_MAX, 'metric')} more")
+    facts = [f"iteration {row.iteration} at {local_time(row.at)[-8:]}", brief_duration(row.this_s)]
+    if commit is not None:
+        facts.append(commit.name if commit.iteration == row.iteration else f"{commit.name} of {commit.iteration}")
+    if skipped:
+        facts.append(f"{count_text(skipped, 'report')} before it not shown")
+    return f"{' '.join(metrics)}{'  ' if metrics else ''}({', '.join(facts)})"
+
+
+def commit_line(commit: CheckpointCommitted) -> str:
+    """A commit that came later than the line of its report."""
+    return f"{commit.name} of iteration {commit.iteration} is committed"
+
+
+def worker_lines(hosts: Mapping[int, str], pids: Mapping[int, int]) -> list[str]:
+    """Where the workers are: a line for each host."""
+    by_host: dict[str, list[int]] = {}
+    for rank in sorted(pids):
+        by_host.setdefault(hosts.get(rank, ""), []).append(rank)
+    lines = []
+    for host, ranks in list(by_host.items())[:_HOSTS_MAX]:
+        named = [f"rank {rank} (pid {pids[rank]})" for rank in ranks[:_RANKS_MAX]]
+        if len(ranks) > _RANKS_MAX:
+            named.append(f"{len(ranks) - _RANKS_MAX} more")
+        lines.append(f"Started on {host or 'this machine'}: {list_text(named)}")
+    if len(by_host) > _HOSTS_MAX:
+        lines.append(f"Started on {count_text(len(by_host) - _HOSTS_MAX, 'more host')}")
+    return lines
 
 
 def death(ended: GenerationEnded, hosts: Mapping[int, str]) -> str:
@@ -81,14 +112,20 @@ def short_traceback(failure: WorkerFailure) -> str:
 
 
 def recovery(
-    ended: GenerationEnded, started: GenerationStarted, running_at: float, hosts: Mapping[int, str], *, fine: bool
+    ended: GenerationEnded,
+    started: GenerationStarted,
+    running_at: float,
+    reported_at: float | None,
+    hosts: Mapping[int, str],
+    *,
+    fine: bool,
 ) -> str:
-    """The workers run again: what died, what that cost."""
+    """Training goes on: what died, and what that cost until the first report (None: the run ended without one)."""
     if ended.failures:
         cause = root_cause(ended.failures)
-        what = trim(f"{_rank_and_host(cause, hosts, first='rank')} {_verb_phrase(cause.cause)}", 70)
+        what = f"{_rank_and_host(cause, hosts, first='rank')} {_verb_phrase(cause.cause)}"
     else:
-        what = trim(printable(ended.why), 70)
+        what = printable(ended.why)
     lost = ended.iteration - started.iteration
     if lost <= 0:
         lost_text = "nothing"
@@ -96,12 +133,16 @@ def recovery(
         span = f"{ended.iteration}" if lost == 1 else f"{started.iteration + 1} to {ended.iteration}"
         lost_text = f"{count_text(lost, 'iteration')} ({span})"
     source = f"{started.checkpoint}, iteration {started.iteration}" if started.checkpoint else "the beginning"
+    ran = brief_duration(running_at - ended.detected_at)
+    took = f"{ran} until all workers ran"
+    if reported_at is not None:
+        took = f"{brief_duration(reported_at - ended.detected_at)} until the first report (workers ran after {ran})"
     rows = [
-        ("what died" if ended.failures else "why", what),
+        ("what died" if ended.failures else "why", trim(what, _VALUE_MAX)),
         ("lost", lost_text),
         ("goes on from", source),
         ("workers", f"{started.world_size}, generation {started.generation}"),
-        ("took", f"{brief_duration(running_at - ended.detected_at)} from detection until all workers ran"),
+        ("took", took),
     ]
     return box("Recovered" if ended.failures else "Workers replaced", rows, fine=fine)
 
@@ -135,7 +176,22 @@ def summary_line(name: str, uri: str, status: str, run: Summary) -> str:
     )
 
 
-def resume_command(command: Sequence[str]) -> str | None:
+def tensorboard_hint(uri: str) -> str:
+    return f"Curves: tensorboard --logdir {shlex.quote(uri)}"
+
+
+def how_to_continue(newest: str | None, command: Sequence[str], failed: RunFailed | None) -> str:
+    """What to do after a run that did not finish. An exception of the function's own would only come again."""
+    resume = _resume_command(command)
+    source = f"from {newest}" if newest else "from the beginning"
+    if failed is not None and is_bug(failed.failures):
+        how = f"run:\n  {resume}\n" if resume else "call fit() with the same name and storage path. "
+        return f"Fix this, then {how}It goes on {source}."
+    how = f"run this again:\n  {resume}" if resume else "call fit() again with the same name and storage path."
+    return f"To continue {source}, {how}"
+
+
+def _resume_command(command: Sequence[str]) -> str | None:
     """What to type to continue; None where the program was not started by a command that can be repeated."""
     bare = len(command) == 1 and not command[0].endswith(".py")
     if not command or bare or any("ipykernel" in word for word in command):
@@ -151,7 +207,9 @@ def _recoveries(run: Summary) -> str:
 
 def _stall_advice(run: Summary) -> str:
     """What to do about checkpoints that keep training waiting, where they do."""
-    share = run.account.stall_s / run.account.wall_s if run.account.wall_s > 0 else 0.0
+    if run.account.wall_s <= _ADVICE_AFTER_S:
+        return ""
+    share = run.account.stall_s / run.account.wall_s
     if share <= _STALL_SHARE:
         return ""
     return (

@@ -2,24 +2,27 @@
 
 A terminal that was stopped (Ctrl+S), or a pager that nobody scrolls, blocks its writers; what watches a run must
 not block. So text is written in small pieces, only while the stream is ready, and what piles up beyond a limit is left
-out, and counted. A reader that goes away ends the writing, not the run. `terminal` is the only user.
+out, and counted. A reader that goes away ends the writing, not the run. On a terminal a status line is drawn in place,
+below the text. `terminal` and `worker_output` are the users.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import shutil
 from collections import deque
 from io import UnsupportedOperation
 from typing import TextIO
 
 from holdfast.printable import printable
 
-__all__ = ["NonblockingStream"]
+__all__ = ["NonblockingStream", "is_notebook", "is_same_file"]
 
 _PIECE_CHARS = 1_000
 """At most 4,000 bytes: so much goes into a pipe that is ready, without waiting."""
 _BACKLOG_CHARS = 4_000_000
+_ERASE_LINE = "\r\x1b[2K"
 
 
 class NonblockingStream:
@@ -32,8 +35,10 @@ class NonblockingStream:
         self._left_out = 0
         self._gone = False
         self.interactive = _is_terminal(stream) if interactive is None else interactive
-        dumb = os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR", "") != ""
-        self.colour = self.interactive and not dumb
+        self.live = self.interactive and os.environ.get("TERM") != "dumb"
+        """Whether a status line can be drawn."""
+        self.colour = self.live and os.environ.get("NO_COLOR", "") == ""
+        self._status = self._drawn = ""
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.fine = _takes("╭─│", self._encoding)
         self._poll = _poll_of(stream)
@@ -59,9 +64,25 @@ class NonblockingStream:
             return
         self._put(f"{text}\n")
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; many where there is none."""
+        if not self.interactive:
+            return 160
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError, AttributeError):
+            return shutil.get_terminal_size().columns
+
+    def set_status(self, text: str) -> None:
+        """The line that `drain` shows below everything else, where it can; "" for none. It must fit on one."""
+        self._status = printable(text) if self.live and not self._gone else ""
+
     def drain(self, *, wait: bool = False) -> None:
         """Write what the stream accepts now; with `wait`, all of it."""
         try:
+            if self._pieces and self._drawn and (wait or self._ready()):
+                self._draw("")
             while self._pieces and (wait or self._ready()):
                 piece = self._pieces.popleft()
                 self._backlog_chars -= len(piece)
@@ -70,26 +91,57 @@ class NonblockingStream:
                 if not self._pieces and self._left_out:
                     self._put(f"[{self._left_out} lines are left out here: the terminal was too slow]\n")
                     self._left_out = 0
+            if not self._pieces and self._status != self._drawn and (wait or self._ready()):
+                self._draw(self._status)
         except (OSError, ValueError):  # closed, by us or by the reader
             self._gone = True
             self._pieces.clear()
 
+    def _draw(self, status: str) -> None:
+        """The cursor is left at the line's beginning, so that what others print does not begin behind it."""
+        self._stream.write(f"{_ERASE_LINE}{self._encodable(status)}\r" if status else _ERASE_LINE)
+        self._stream.flush()
+        self._drawn = status
+
     def _put(self, text: str) -> None:
-        if not self.fine or not text.isascii():
-            text = text.encode(self._encoding, "replace").decode(self._encoding)
+        text = self._encodable(text)
         self._backlog_chars += len(text)
         for start in range(0, len(text), _PIECE_CHARS):
             self._pieces.append(text[start : start + _PIECE_CHARS])
+
+    def _encodable(self, text: str) -> str:
+        return text if text.isascii() else text.encode(self._encoding, "replace").decode(self._encoding)
 
     def _ready(self) -> bool:
         return self._poll is None or bool(self._poll.poll(0))
 
 
+def is_notebook(stream: TextIO) -> bool:
+    """Whether the stream writes to a cell's output. Its descriptor, if it has one, is the server's log."""
+    return type(stream).__module__.startswith("ipykernel.")
+
+
+def is_same_file(one: TextIO, other: TextIO) -> bool:
+    """Whether what is written to both arrives in one place (a terminal, `2>&1`), where its order can be kept."""
+    if one is other:
+        return True
+    fds = _fd_of(one), _fd_of(other)
+    return None not in fds and os.path.sameopenfile(*fds)  # type: ignore[arg-type]
+
+
+def _fd_of(stream: TextIO) -> int | None:
+    if is_notebook(stream):
+        return None
+    try:
+        return stream.fileno()
+    except (UnsupportedOperation, AttributeError, ValueError, OSError):
+        return None
+
+
 def _poll_of(stream: TextIO) -> select.poll | None:
     """Polls whether the stream's descriptor accepts more; None where there is none (a notebook, a test)."""
-    try:
-        fd = stream.fileno()
-    except (UnsupportedOperation, AttributeError, ValueError, OSError):
+    fd = _fd_of(stream)
+    if fd is None:
         return None
     poll = select.poll()
     poll.register(fd, select.POLLOUT)

@@ -1,45 +1,54 @@
 """`Terminal`: the observer that shows the progress of a run, at a rate that a person can read.
 
-Reports that come faster than that are counted and the latest is shown; nothing that needs attention is ever left out.
-HOLDFAST_QUIET=1 leaves warnings and the last line; HOLDFAST_JSON=1 prints every record as a line of JSON instead.
-Neighbours: `layouts` makes the texts, `worker_output` shows worker output, `nonblocking_stream` writes.
+On a terminal a live line shows the newest report; elsewhere each report is a line, and of those that come faster than
+one can read the latest (`throttle`). Nothing that needs attention is ever left out. HOLDFAST_QUIET=1 leaves warnings,
+the last line, and the traceback of a failure that ends the run; HOLDFAST_JSON=1 prints every record as a line of JSON
+instead. Neighbours: `layouts` makes the texts, `live_line` the live one, `worker_output` shows worker output,
+`nonblocking_stream` writes.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
 
 import msgspec
 
 from holdfast.core import records as r
+from holdfast.core.curve import Row
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.journal.format import encode_record
 from holdfast.printable import printable
 from holdfast.views.formatting import count_text, local_time, place, ranks_text, running_time
 from holdfast.views.terminal import layouts
-from holdfast.views.terminal.nonblocking_stream import NonblockingStream
-from holdfast.views.terminal.throttle import Due, Throttle
+from holdfast.views.terminal.live_line import LiveLine
+from holdfast.views.terminal.nonblocking_stream import NonblockingStream, is_notebook, is_same_file
+from holdfast.views.terminal.throttle import Throttle
 from holdfast.views.terminal.worker_output import WorkerOutput
 from holdfast.wire.messages import LogLine
 
 __all__ = ["Terminal", "print_complete"]
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM = "31", "33", "32", "1", "2"
+_DRAW_S = 0.1
 _encode = msgspec.json.Encoder().encode
 
 
 class Terminal:
-    """Prints to `stream`. A switch that is None follows the environment and the stream."""
+    """Prints to `stderr`, and what workers print to standard output, or JSON, to `stdout`. In notebooks all goes to
+    `stdout`: they show the other one as an error. A switch that is None follows the environment and the stream."""
+
+    flush_s = 0.2
+    """How often the publisher calls `flush`."""
 
     def __init__(
         self,
-        stream: TextIO,
+        stderr: TextIO,
+        stdout: TextIO,
         *,
         name: str,
         uri: str,
@@ -49,12 +58,18 @@ class Terminal:
         interactive: bool | None = None,
         command: Sequence[str] | None = None,
         prior: Summary | None = None,
-        json_stream: TextIO | None = None,
+        work_dir: str = "",
+        config: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`work_dir` is where workers run, `config` the training function's configuration."""
         self._json = _is_set("HOLDFAST_JSON") if json_lines is None else json_lines
         self._quiet = _is_set("HOLDFAST_QUIET") if quiet is None else quiet
-        self._stream = NonblockingStream((json_stream or sys.stdout) if self._json else stream, interactive)
+        if self._json or is_notebook(stdout):
+            stderr = stdout
+        self._stream = NonblockingStream(stderr, interactive)
+        same = is_same_file(stdout, stderr)
+        self._stdout = self._stream if same else NonblockingStream(stdout, interactive)
         self._name, self._uri, self._total_workers = name, uri, total_workers
         self._command = sys.orig_argv if command is None else command
         self._clock = clock
@@ -62,27 +77,31 @@ class Terminal:
         """The run so far, over all of its controllers."""
         self._hosts_of_agents: dict[str, tuple[str, int]] = {}
         self._hosts: dict[int, str] = {}
-        self._worker_output = WorkerOutput(self._stream, self._hosts, clock)
-        self._throttle = Throttle(self._stream.interactive, clock)
+        self._work_dir = work_dir
+        self._worker_output = WorkerOutput(self._stdout, self._stream, self._hosts, clock)
+        self._throttle = Throttle(self._stream.live, clock)
+        self._live_line = LiveLine(config or {})
+        self._draw_at = float("-inf")
         self._epoch = 0
         self._restored = False
         """Whether it was shown where this controller's first generation starts from."""
         self._ended: r.GenerationEnded | None = None
         self._started: r.GenerationStarted | None = None
+        self._running_at: float | None = None
         self._last_error = ("", 0)
 
     def record(self, record: r.Record) -> None:
         if self._json:
             self._stream.line(encode_record(record).decode())
-        else:
-            row = self._run.apply(record).row
-            if row is None:
-                self._show_record(record)
-            elif not self._quiet:
-                self._throttle.report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
-            self._show(self._throttle.due())
-        if not self._json or not isinstance(record, r.Reported):
-            self._stream.drain()
+            if not isinstance(record, r.Reported):  # which may be thousands a second
+                self._stream.drain()
+            return
+        row = self._run.apply(record).row
+        if row is None:
+            self._show_record(record)
+        elif not self._quiet:
+            self._show_report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
+        self._drain()
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         if self._json:
@@ -91,15 +110,18 @@ class Terminal:
                 self._stream.line(_encode(entry | {"text": line.text}).decode())
         elif not self._quiet:
             self._worker_output.lines(lines)
-        self._stream.drain()
+        self._drain()
 
     def flush(self, final: bool = False) -> None:
+        if final:
+            self._show_waiting()
         self._worker_output.flush(everything=final)
-        self._show(self._throttle.due(everything=final))
-        self._stream.drain()
+        self._drain()
 
     def close(self) -> None:
-        self._stream.drain(wait=True)
+        self._stream.set_status("")
+        for stream in (self._stdout, self._stream):
+            stream.drain(wait=True)
 
     # ------------------------------------------------------------ one method a kind of record
 
@@ -117,14 +139,19 @@ class Terminal:
             case r.GenerationStarted():
                 self._show_generation(record)
             case r.GenerationRunning():
-                self._show_recovery(record)
+                self._running_at = record.at
+                self._live_line.run(self._clock())
+                for line in layouts.worker_lines(self._hosts, record.pids):
+                    self._print(line)
             case r.GenerationEnded():
+                self._live_line.wait("workers stopped", self._clock())
                 self._show_failure(record)
             case r.CheckpointCommitted():
+                self._live_line.commit(self._clock())
                 if not self._quiet:
                     self._throttle.commit(record)
             case r.CheckpointAbandoned():
-                self._throttle.set_checkpoint(record.iteration, None)
+                self._throttle.stop_waiting(record.iteration)
                 self._warn(f"the checkpoint of iteration {record.iteration} was not kept: {record.why}")
             case r.CheckpointDamaged():
                 where = place(self._uri, record.name)
@@ -145,10 +172,15 @@ class Terminal:
         self._print(
             f"Run {printable(self._name)} {verb} at {local_time(record.at)} with {workers} in {place(self._uri)}"
         )
+        if self._work_dir:
+            self._print(f"Workers run in the directory {self._work_dir}")
+        self._live_line.wait("starting", self._clock())
 
     def _show_generation(self, record: r.GenerationStarted) -> None:
-        self._started = record
+        self._started, self._running_at = record, None
         self._find_hosts(record)
+        self._worker_output.world_size = record.world_size
+        self._live_line.start(record.world_size, self._clock())
         if self._restored:
             return
         self._restored = True
@@ -159,8 +191,7 @@ class Terminal:
             self._print("There was no checkpoint to restore: training starts from the beginning")
 
     def _show_failure(self, record: r.GenerationEnded) -> None:
-        self._worker_output.flush(everything=True)  # the next generation's lines are not repetitions of this one's
-        self._show(self._throttle.due(everything=True))
+        self._show_waiting()
         self._ended = self._ended or record
         if not record.counted:
             return
@@ -180,14 +211,27 @@ class Terminal:
             self._stream.line(layouts.short_traceback(cause), _DIM)
         self._last_error = (kind, times)
 
-    def _show_recovery(self, record: r.GenerationRunning) -> None:
-        ended, self._ended = self._ended, None
-        if ended is not None and self._started is not None:
-            self._print(layouts.recovery(ended, self._started, record.at, self._hosts, fine=self._stream.fine))
+    def _show_report(self, row: Row, *, waits: bool) -> None:
+        self._show_recovery(row.at)
+        self._live_line.report(row, self._clock())
+        self._throttle.report(row, waits=waits)
+
+    def _show_recovery(self, reported_at: float | None) -> None:
+        """Once the workers have reported, or the run has ended: until then nobody knows what the failure cost."""
+        if self._ended is None or self._started is None or self._running_at is None:
+            return
+        text = layouts.recovery(
+            self._ended, self._started, self._running_at, reported_at, self._hosts, fine=self._stream.fine
+        )
+        self._ended = None
+        self._worker_output.flush(everything=True)
+        self._print(text)
 
     def _show_end(self, record: r.RunFinished | r.RunFailed | r.RunInterrupted) -> None:
-        self._worker_output.flush(everything=True)
-        self._show(self._throttle.due(everything=True))
+        self._show_waiting()
+        if not isinstance(record, r.RunFailed):
+            self._show_recovery(None)
+        self._live_line.end()
         done = f"after {count_text(self._run.iteration, 'iteration')} at {local_time(record.at)}"
         match record:
             case r.RunFinished():
@@ -202,29 +246,48 @@ class Terminal:
             total = running_time(record.at - self._started_at)
             self._stream.line("")
             self._stream.line(head, colour, f". Total running time: {total}")
-            width = shutil.get_terminal_size().columns if self._stream.interactive else 160
+            width = self._stream.width
             self._stream.line(
                 layouts.summary(self._name, self._uri, status, self._run, width=width, fine=self._stream.fine)
             )
+            if self._run.iteration:
+                self._stream.line(layouts.tensorboard_hint(self._uri))
         if isinstance(record, r.RunFinished) and record.return_value_error:
             self._stream.line(f"Warning: {printable(record.return_value_error)}", _YELLOW)
         if isinstance(record, r.RunFailed):
             self._stream.line(f"Error: {printable(record.error)}", _RED)
+            if self._quiet and record.failures:
+                self._stream.line(layouts.short_traceback(root_cause(record.failures)))
         if not isinstance(record, r.RunFinished):
-            self._stream.line(self._how_to_continue())
+            failed = record if isinstance(record, r.RunFailed) else None
+            self._stream.line(layouts.how_to_continue(self._run.newest_checkpoint, self._command, failed))
 
     # ------------------------------------------------------------ printing
 
-    def _show(self, due: Due | None) -> None:
-        if due is None:
-            return
-        if due.row is not None:
-            block = layouts.result(due.row, self._started_at, due.rows_skipped, fine=self._stream.fine)
-            self._stream.line(f"\n{block}")
-        if due.commit is not None:
-            more = f" (+{due.commits_skipped} not shown)" if due.commits_skipped else ""
-            where = place(self._uri, due.commit.name)
-            self._stream.line(f"Training saved a checkpoint for iteration {due.commit.iteration} at: {where}{more}")
+    def _show_waiting(self) -> None:
+        """What was held back, whatever it waits for."""
+        self._worker_output.flush(everything=True)
+        self._show_reports(everything=True)
+
+    def _show_reports(self, *, everything: bool = False) -> None:
+        for row, skipped, commit in self._throttle.due(everything=everything):
+            self._worker_output.flush(everything=True)  # what was printed before the report
+            if row is not None:
+                self._print(layouts.report_line(row, skipped, commit))
+            elif commit is not None:
+                self._print(layouts.commit_line(commit))
+
+    def _drain(self) -> None:
+        """Show what is due, and write what the streams accept."""
+        now = self._clock()
+        if not self._json:
+            self._show_reports()
+        if self._stream.live and not self._quiet and now >= self._draw_at:
+            self._draw_at = now + _DRAW_S
+            self._stream.set_status(self._live_line.text(now, self._stream.width - 1))
+        self._stdout.drain()
+        if self._stream is not self._stdout:
+            self._stream.drain()
 
     @property
     def _started_at(self) -> float:
@@ -237,13 +300,6 @@ class Terminal:
 
     def _warn(self, text: str) -> None:
         self._stream.line(f"Warning: {printable(text)}", _YELLOW)
-
-    def _how_to_continue(self) -> str:
-        newest = self._run.newest_checkpoint
-        source = f"from {newest}" if newest else "from the beginning"
-        command = layouts.resume_command(self._command)
-        how = f"run this again:\n  {command}" if command else "call fit() again with the same name and storage path."
-        return f"To continue {source}, {how}"
 
     def _find_hosts(self, record: r.GenerationStarted) -> None:
         """Ranks fill the agents in their order, as `core.placement` places them."""

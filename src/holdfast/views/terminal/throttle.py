@@ -1,11 +1,13 @@
-"""How often results and commits are shown: each one while they come slowly, the latest of many when they do not.
+"""Which reports become a line: each one while they come slowly, the latest of many when they do not.
 
-A result waits a moment for the name of its checkpoint, which its table shows; a commit is shown after its result.
-`terminal` asks after every record and every second what is due.
+A report waits a moment for the name of its checkpoint, which its line shows; reports behind it wait with it. On a
+terminal with a live line, which shows every report, only those stay that took long, and the last one before the run
+ends. `terminal` asks after every record and several times a second what is due.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,74 +17,87 @@ from holdfast.core.records import CheckpointCommitted
 __all__ = ["Due", "Throttle"]
 
 _NAME_WAIT_S = 1.0
+_BURST = 20
+"""So many reports are shown at first, however fast they come: a short run is shown whole."""
+_INTERVAL_S = 1.0
 _SLOWEST_S = 10.0
+_LONG_S = 5.0
 
 
 class Due(NamedTuple):
-    """What to show now, and how many of its kind were passed over since the last one."""
+    """A line to show: a report, how many were passed over before it, and the newest commit that was not shown."""
 
     row: Row | None
-    rows_skipped: int
+    skipped: int
     commit: CheckpointCommitted | None
-    commits_skipped: int
 
 
 class Throttle:
-    """Four results a second where someone is looking, one otherwise; ever fewer while many are passed over."""
+    """One line a second after the first few; ever fewer while many are passed over."""
 
-    def __init__(self, interactive: bool, clock: Callable[[], float]) -> None:
+    def __init__(self, live: bool, clock: Callable[[], float]) -> None:
+        self._live = live
         self._clock = clock
         self._began = clock()
-        self._interval_s = 0.25 if interactive else 1.0
-        self._row: Row | None = None
-        self._row_skipped = 0
-        self._name_until = 0.0
-        self._row_after = self._commit_after = float("-inf")
-        self._commit: CheckpointCommitted | None = None
-        self._commit_skipped = 0
+        self._waiting: deque[tuple[Row, float]] = deque()
+        """Each with the time until which it waits for the name of its checkpoint."""
+        self._next: Row | None = None
+        self._skipped = 0
+        self._burst = _BURST
+        self._after = float("-inf")
+        self._commit: tuple[CheckpointCommitted, float] | None = None
 
     def report(self, row: Row, *, waits: bool) -> None:
-        """A result to show; `waits` if a checkpoint came with it whose name is not known yet."""
-        if self._row is not None:
-            self._row_skipped += 1
-        self._row = row
-        self._name_until = self._clock() + _NAME_WAIT_S if waits else float("-inf")
-
-    def set_checkpoint(self, iteration: int, name: str | None) -> None:
-        """The checkpoint of that iteration has this name, or will have none."""
-        if self._row is not None and self._row.iteration == iteration:
-            self._row.checkpoint = name
-            self._name_until = float("-inf")
+        """A report; `waits` if a checkpoint came with it that is not committed yet."""
+        if self._live and row.this_s < _LONG_S:
+            self._next = row
+        else:
+            self._waiting.append((row, self._clock() + _NAME_WAIT_S if waits else float("-inf")))
 
     def commit(self, record: CheckpointCommitted) -> None:
-        self.set_checkpoint(record.iteration, record.name)
-        if self._commit is not None:
-            self._commit_skipped += 1
-        self._commit = record
+        if not self._live or self._waiting:
+            self._commit = (record, self._clock())
+        self.stop_waiting(record.iteration)
 
-    def due(self, *, everything: bool = False) -> Due | None:
-        """What is to be shown now, if anything; it then counts as shown."""
-        if self._row is None and self._commit is None:
-            return None
+    def stop_waiting(self, iteration: int) -> None:
+        """The checkpoint of this iteration is committed, or will not be."""
+        self._waiting = deque(
+            (row, float("-inf") if row.iteration <= iteration else until) for row, until in self._waiting
+        )
+
+    def due(self, *, everything: bool = False) -> list[Due]:
+        """What is to be shown now; it then counts as shown."""
         now = self._clock()
-        row, rows_skipped = None, self._row_skipped
-        if self._row is not None and (
-            everything or (now >= self._row_after + self._pause_s(rows_skipped, now) and now >= self._name_until)
-        ):
-            row, self._row, self._row_skipped, self._row_after = self._row, None, 0, now
-        commit, commits_skipped = None, self._commit_skipped
-        if self._commit is not None and (
-            everything
-            or (
-                now >= self._commit_after + self._pause_s(commits_skipped, now)
-                and (self._row is None or self._row.iteration > self._commit.iteration)
-            )
-        ):
-            commit, self._commit, self._commit_skipped, self._commit_after = self._commit, None, 0, now
-        return Due(row, rows_skipped, commit, commits_skipped) if row or commit else None
+        lines: list[Due] = []
+        while self._waiting and (everything or now >= self._waiting[0][1]):
+            row, _ = self._waiting.popleft()
+            if self._burst or self._live:
+                lines.append(self._show(row, now))
+            else:
+                self._skipped += self._next is not None
+                self._next = row
+        if self._next is not None and (everything or (not self._live and now >= self._after + self._pause_s(now))):
+            lines.append(self._show(self._next, now))
+        if self._commit is not None and self._next is None and not self._waiting:
+            record, since = self._commit
+            if everything or now >= since + _NAME_WAIT_S:
+                self._commit = None
+                lines.append(Due(None, 0, record))
+        return lines
 
-    def _pause_s(self, skipped: int, now: float) -> float:
+    def _show(self, row: Row, now: float) -> Due:
+        commit = None
+        if self._commit is not None and self._commit[0].iteration <= row.iteration:
+            (commit, _), self._commit = self._commit, None
+        due = Due(row, self._skipped, commit)
+        if self._next is not None and self._next.iteration <= row.iteration:
+            self._next = None
+        self._skipped, self._after = 0, now
+        self._burst = max(0, self._burst - 1)
+        return due
+
+    def _pause_s(self, now: float) -> float:
         """While many are passed over: a hundredth of the time so far, that a long log stays short."""
-        if not skipped:
-            return self._interval_s
-        return min(_SLOWEST_S, max(1.0, self._interval_s, (now - self._began) / 100))
+        if not self._skipped:
+            return _INTERVAL_S
+        return min(_SLOWEST_S, max(_INTERVAL_S, (now - self._began) / 100))
