@@ -70,7 +70,11 @@ BEHAVIOUR = (
         "`sync_config` and `verbose` do what they say",
     ),
     ("Metrics reported without a checkpoint", "dropped", "kept, every one: `result.metrics`, result files, data frame"),
-    ("`report` without a checkpoint", "waits for every rank", "waits for nobody"),
+    (
+        "`report` without a checkpoint",
+        "waits for every rank",
+        "waits for nobody; if a rank raises right after it, the others get 2 s to make the same report",
+    ),
     (
         "The same file name from several ranks",
         "the last upload wins",

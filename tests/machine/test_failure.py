@@ -135,6 +135,54 @@ def test_reports_of_a_stopping_generation_count() -> None:
     ]
 
 
+def raised(rank: int) -> r.WorkerFailure:
+    return died(rank, "raised ValueError: bad", error_type="ValueError", error="bad")
+
+
+def test_ranks_may_make_the_report_after_which_another_rank_raised() -> None:
+    rig = running(workers=3, max_failures=1)
+    rig.feed(report(1, 9.5, rank=1), 9.5)
+    assert rig.feed(exited(raised(1)), 10.0) == NOTHING
+    assert rig.deadline == 11.5
+    rig.feed(report(1, 10.2, checkpoint=True), 10.2)
+    caught_up = rig.feed(report(1, 10.3, rank=2), 10.3)
+    assert caught_up == Step([], [STOP, persist(1, ((0, "a"),), world_size=3)])
+    assert rig.deadline is None
+
+
+def test_ranks_that_do_not_catch_up_with_one_that_raised_are_stopped() -> None:
+    rig = running(workers=2, max_failures=1)
+    rig.feed(report(1, 9.5, rank=1), 9.5)
+    rig.feed(exited(raised(1)), 10.0)
+    assert rig.feed(e.TimePassed(), 11.4) == NOTHING
+    assert rig.feed(e.TimePassed(), 11.5) == Step([], [STOP])
+
+
+def test_ranks_that_fail_as_well_are_not_waited_for() -> None:
+    rig = running(workers=2, max_failures=1)
+    rig.feed(report(1, 9.5, rank=1), 9.5)
+    rig.feed(exited(raised(1)), 10.0)
+    assert rig.feed(exited(raised(0)), 10.1) == Step([], [STOP])
+
+
+@pytest.mark.parametrize(
+    ("failure", "at"),
+    [(died(1), 10.0), (raised(0), 10.0), (raised(1), 12.0)],
+    ids=["killed", "not ahead", "long after its report"],
+)
+def test_ranks_are_stopped_at_once_where_waiting_saves_nothing(failure: r.WorkerFailure, at: float) -> None:
+    rig = running(workers=2, max_failures=1)
+    rig.feed(report(1, 9.5, rank=1), 9.5)
+    assert rig.feed(exited(failure), at) == Step([], [STOP])
+
+
+def test_a_request_to_stop_ends_the_wait_for_ranks_that_are_behind() -> None:
+    rig = running(workers=2, max_failures=1)
+    rig.feed(report(1, 9.5, rank=1), 9.5)
+    rig.feed(exited(raised(1)), 10.0)
+    assert rig.feed(e.StopRequested(why="Ctrl+C"), 10.1) == Step([], [STOP])
+
+
 def test_a_damaged_checkpoint_counts_as_no_failure_and_is_not_used_again() -> None:
     rig = Rig(workers_min=1, max_failures=0)
     rig.feed(e.ControllerBegan(epoch=1, host="head", pid=101, stored=(stored(0, 1), stored(1, 2))), 0.0)

@@ -19,7 +19,7 @@ from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import root_cause
 from holdfast.core.state import AgentState, Generation, Question, State, StopKind, StopReason, fold
 
-__all__ = ["Output", "Step", "deadline", "step"]
+__all__ = ["Output", "Step", "catch_up_deadline", "deadline", "step"]
 
 
 class Step(NamedTuple):
@@ -61,6 +61,9 @@ def deadline(state: State) -> float | None:
         return None
     times = pending_checkpoints.deadlines(state) + removal.deadlines(state)
     generation = state.generation
+    if generation is not None and not generation.stop_sent:
+        until = catch_up_deadline(state, generation)
+        times.extend([until] if until is not None else [])
     if generation is None:
         if not _waits_for_removal(state):
             times.extend(placement.deadlines(state))
@@ -251,12 +254,30 @@ def _watch(state: State, generation: Generation, now: float, out: Output) -> Non
         )
         _stop(generation, out, dump_stacks=True)
     elif generation.stop_reason is not None and not generation.stop_sent:
-        _stop(generation, out, dump_stacks=False)
+        until = catch_up_deadline(state, generation)
+        if until is None or now >= until:
+            _stop(generation, out, dump_stacks=False)
     if generation.running_since is None and not generation.starting and generation.stop_reason is None:
         generation.running_since = now
         state.checkpoint_interval.begin(now)
         pids = dict(sorted(generation.pids.items()))
         out.record(r.GenerationRunning(at=now, generation=generation.number, pids=pids))
+
+
+def catch_up_deadline(state: State, generation: Generation) -> float | None:
+    """Until when ranks may go on after another one raised an exception; None: they are stopped at once.
+
+    `report` does not wait for the other ranks, so the rank that raised may be ahead of those that are about to report
+    the checkpoint of that very step. Where a rank died of a signal or with its node, nothing is waited for.
+    """
+    if generation.stop_reason is None or generation.stop_reason.kind is not StopKind.FAILURE:
+        return None
+    failed = {failure.rank for failure in generation.failures}
+    if any(failure.error_type is None for failure in generation.failures) or state.stop or state.fatal:
+        return None
+    behind = set(generation.laggards(max(generation.counts[rank] for rank in failed))) - failed
+    reported_at = max(generation.progress_at[rank] for rank in failed)
+    return min(reported_at, generation.stop_reason.detected_at) + state.spec.catch_up_s if behind else None
 
 
 def _stop(generation: Generation, out: Output, *, dump_stacks: bool) -> None:

@@ -25,6 +25,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max_s: float = 60.0
     target_overhead: float = 0.02
     """Share of the time that checkpoints may stall training when `should_checkpoint` decides."""
+    catch_up_s: float = 2.0
+    """How long after its last report a rank that raised an exception lets the other ranks make that report too."""
     lag_warning_s: float = 30.0
     """After how long ranks that have not reported are named when a checkpoint waits for them."""
     retention: RetentionRule = RetentionRule()
