@@ -18,6 +18,7 @@ from tests.sim.process import Process
 
 from holdfast.control.fingerprint import Fingerprint
 from holdfast.control.history import read_history
+from holdfast.control.hub import Hub
 from holdfast.control.lease import Lease, acquire
 from holdfast.control.loop import Controller, ControllerSetup, Settings
 from holdfast.control.publisher import Publisher
@@ -109,8 +110,11 @@ class Driver:
             plan = await asyncio.to_thread(self._set_up, lease)
             journal = Journal(store, lease.epoch, lease.id, plan.run_id)
             journal.on_loss = plan.fold_writer.ask
-            self.controller = WatchedController(self, plan, lease, journal)
+            hub = Hub(listen=self._listen, make_engine=self._make_engine, agent_silence_s=8.0)
+            await hub.open()
+            self.controller = WatchedController(self, plan, lease, journal, hub)
             status = await self.controller.run()
+            await hub.close()
             await asyncio.to_thread(journal.close)
             await asyncio.to_thread(plan.fold_writer.flush)
             # An end that could not be written down is no end: the same call continues.
@@ -122,15 +126,14 @@ class Driver:
         sim, scenario = self.sim, self.sim.scenario
         history = read_history(self.store)
         sim.checkers.read_history(self, history.durable)
-        plan = make_setup(_request(sim), _PREPARE, self.store, history, lease, self._make_engine, lambda *_: [])
+        plan = make_setup(_request(sim), _PREPARE, self.store, history, lease, lambda *_: [])
         plan.state.spec = scenario.spec
         plan.settings = Settings(
             flush_s=scenario.flush_s,
             storage_patience_s=scenario.patience_s,
             beat_s=scenario.beat_s,
-            agent_silence_s=8.0,
         )
-        plan.listen = self._listen
+        plan.workers_per_agent = scenario.slots_per_node
         plan.make_publisher = partial(_SimulatedPublisher, self.process)
         plan.fold_writer.least_bytes = _FOLD_BYTES
         sim.checkers.began(self)
@@ -150,8 +153,8 @@ class Driver:
 class WatchedController(Controller):
     """The real controller, with the checkers looking on."""
 
-    def __init__(self, driver: Driver, plan: ControllerSetup, lease: Lease, journal: Journal) -> None:
-        super().__init__(plan, lease, journal)
+    def __init__(self, driver: Driver, plan: ControllerSetup, lease: Lease, journal: Journal, hub: Hub) -> None:
+        super().__init__(plan, lease, journal, hub)
         self._driver = driver
         self._checkers = driver.sim.checkers
         self._monitor = Monitor(plan.state)

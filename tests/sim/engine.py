@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tests.sim.node import Node
@@ -24,49 +25,39 @@ class SimulatedEngine:
         self._driver, self._sim = driver, driver.sim
         self._endpoint, self._on_gone = endpoint, on_gone
         self.nodes: dict[str, Node] = {}
-        self._emptied = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def start(self, slots: int) -> list[str]:
-        scenario = self._sim.scenario
-        names = []
-        if not self._sim.is_quiet and self._sim.happens(scenario.refusals / 4):
+    def start(self, agent: str, slots: int) -> None:
+        if not self._sim.is_quiet and self._sim.happens(self._sim.scenario.refusals):
             self._sim.excuses.add("refusals")
-            raise OSError("no room")
-        while slots > 0:
-            share = min(slots, scenario.slots_per_node)
-            slots -= share
-            if not self._sim.is_quiet and self._sim.happens(scenario.refusals):
-                self._sim.excuses.add("refusals")
-                self._driver.process.after(self._sim.delay_s(0.2), self._on_gone, "", share, "no room")
-                continue
-            names.append(self._start_node(share))
-        return names
-
-    def _start_node(self, slots: int) -> str:
-        node = self._sim.start_node(self._driver, slots, self._endpoint)
-        self.nodes[node.name] = node
+            if self._sim.happens(0.25):
+                raise OSError("no room")
+            self._driver.process.after(self._sim.delay_s(0.2), self._on_gone, agent, "no room")
+            return
+        node = self.nodes[agent] = self._sim.start_node(agent, self._driver, slots, self._endpoint)
         node.process.on_death.append(lambda: self._driver.process.after(self._sim.delay_s(0.01), self._gone, node))
-        return node.name
 
     def kill(self, agent: str) -> None:
         if (node := self.nodes.get(agent)) is not None:
             node.process.kill()
 
-    async def close(self, flush_s: float) -> None:
-        if self.nodes:
-            self._emptied.clear()
-            try:
-                async with asyncio.timeout(flush_s + _GRACE_S):
-                    await self._emptied.wait()
-            except TimeoutError:
-                for node in list(self.nodes.values()):
-                    node.process.kill()
-                await self._emptied.wait()
+    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None:
+        try:
+            async with asyncio.timeout(flush_s + _GRACE_S):
+                await self._wait_gone(agents)
+        except TimeoutError:
+            for agent in agents:
+                self.kill(agent)
+            await self._wait_gone(agents)
+
+    async def _wait_gone(self, agents: Collection[str]) -> None:
+        while any(agent in self.nodes for agent in agents):
+            self._changed.clear()
+            await self._changed.wait()
 
     def _gone(self, node: Node) -> None:
         del self.nodes[node.name]
-        if not self.nodes:
-            self._emptied.set()
+        self._changed.set()
         if node.connection is None:
             self._sim.excuses.add("refusals")  # it never joined
-        self._on_gone(node.name, node.slots, "its agent was killed by SIGKILL")
+        self._on_gone(node.name, "its agent was killed by SIGKILL")

@@ -242,8 +242,7 @@ class Simulation:
 
     # ------------------------------------------------------------ nodes and connections
 
-    def start_node(self, driver: Driver, slots: int, endpoint: ControllerEndpoint) -> Node:
-        name = f"node-{len(self.nodes) + 1}"
+    def start_node(self, name: str, driver: Driver, slots: int, endpoint: ControllerEndpoint) -> Node:
         host = driver.process.host if self.scenario.one_machine else f"host-{name}"
         node = self.nodes[name] = Node(self, name, host, slots, endpoint)
         return node

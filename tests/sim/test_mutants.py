@@ -30,6 +30,7 @@ from holdfast.control.history import History, read_history
 from holdfast.control.loop import Controller
 from holdfast.control.persister import Persister
 from holdfast.control.remover import Remover
+from holdfast.control.run_agents import RunAgents
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import machine, pending_checkpoints, placement, removal
@@ -209,8 +210,8 @@ def reserve_as_whoever_counts(patch: Patch) -> None:
 def remove_without_looking_at_the_lease(patch: Patch) -> None:
     init = Remover.__init__
 
-    def careless(self: Remover, store: Store, check_lease: Callable[[], None]) -> None:
-        init(self, store, lambda: None)
+    def careless(self: Remover, store: Store, check_lease: Callable[[], None], *rest: Any) -> None:
+        init(self, store, lambda: None, *rest)
 
     patch.setattr(Remover, "__init__", careless)
 
@@ -384,12 +385,7 @@ def commit_for_a_dead_controller_what_is_not_whole(patch: Patch) -> None:
 
 
 def forget_those_who_never_came(patch: Patch) -> None:
-    gone = Controller._agent_process_gone
-
-    def silent(self: Controller, agent: str, slots: int, why: str) -> None:
-        gone(self, agent, slots if agent in self._agents.met else 0, why)
-
-    patch.setattr(Controller, "_agent_process_gone", silent)
+    patch.setattr(RunAgents, "process_gone", lambda self, agent, why: None)
 
 
 def lose_no_agent_that_is_silent(patch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""The thread that called `fit()`: it waits for the controller's, answers signals, and in local mode runs the function.
+"""The thread that called `fit()`: it waits for the hub's, answers signals, and in local mode runs the function.
 
 The first Ctrl+C or SIGTERM asks for a clean stop, further ones for a quick one. Python runs signal handlers in the main
 thread only, while the kernel may hand a signal to any: so this one waits on a socket that the signal itself rings.
@@ -22,7 +22,7 @@ _Call = Callable[[], None]
 
 
 class DriverThread:
-    """One `fit()`. `put` may be called from any thread, the rest from the one that this is about."""
+    """One `fit()`. `put`, `connect` and `stop` may be called from any thread, the rest only from its own."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -31,6 +31,8 @@ class DriverThread:
         self._over = False
         self._busy = False
         self._asked = 0
+        self._lock = threading.RLock()
+        """Reentrant, since a signal may come while it is held."""
         self._post: Callable[[StopRequested], None] | None = None
         self._early: list[StopRequested] = []
 
@@ -42,14 +44,23 @@ class DriverThread:
 
     def connect(self, post: Callable[[StopRequested], None]) -> None:
         """From here on the controller can be told to stop; what was asked before is told now."""
-        self._post = post
-        while self._early:
-            post(self._early.pop(0))
+        with self._lock:
+            self._post = post
+            for request in self._early:
+                post(request)
+
+    def stop(self, request: StopRequested) -> None:
+        """Tell the controller to stop."""
+        with self._lock:
+            if self._post is not None:
+                self._post(request)
+            else:
+                self._early.append(request)
 
     def serve(self) -> None:
         """Until the run is over."""
         while not self._over:
-            # Raised by `_stop` to get out of the user's function; that the run shall end is told already.
+            # Raised by `signals` to get out of the user's function; that the run shall end is told already.
             with contextlib.suppress(KeyboardInterrupt):
                 self._serve_one()
 
@@ -69,13 +80,22 @@ class DriverThread:
             self._busy = False
 
     @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Answer Ctrl+C and SIGTERM for the time of the block, where Python lets this thread do so."""
+    def signals(self, stop: Callable[[StopRequested], None]) -> Iterator[None]:
+        """Answer Ctrl+C and SIGTERM for the time of the block, where Python lets this thread do so: `stop` is called,
+        with `force` from the second time on."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         wakeup = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._asked += 1
+            why = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
+            stop(StopRequested(why=why, force=self._asked > 1))
+            if self._busy:
+                raise KeyboardInterrupt
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -86,14 +106,3 @@ class DriverThread:
     def close(self) -> None:
         self._bell.close()
         self._ringer.close()
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
-        why = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
-        request = StopRequested(why=why, force=self._asked > 1)
-        if self._post is not None:
-            self._post(request)
-        else:
-            self._early.append(request)
-        if self._busy:
-            raise KeyboardInterrupt

@@ -2,7 +2,7 @@
 
 All decisions are `core.machine`'s. This loop feeds it one event at a time, makes the records durable, shows them to
 the observers, and only then carries the commands out. Events that arrive during a flush are taken together, so a
-busy run pays one flush for many. Runs in its own thread (see `control.run`), on its own event loop.
+busy run pays one flush for many. It is a guest of the `hub`, which has the event loop and the agents' connections.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from holdfast.control.agent_pool import AgentPool
+from holdfast.control.blocking_calls import BlockingCalls
+from holdfast.control.hub import Hub, MakeEngine
 from holdfast.control.lease import Lease
 from holdfast.control.liveness import LoopWatch
 from holdfast.control.persister import Persister
@@ -30,7 +30,6 @@ from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step, deadline, step
 from holdfast.core.records import Record
 from holdfast.core.state import State
-from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
 from holdfast.errors import Fenced, StorageError
 from holdfast.journal.fold import FoldWriter
 from holdfast.journal.reader import JournalReader, Mark
@@ -39,30 +38,12 @@ from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.views.observer import Observer
 from holdfast.wire import messages as m
-from holdfast.wire.channel import OnAgent, serve
 
-__all__ = ["Controller", "ControllerSetup", "Listen", "Listener", "MakeEngine", "Settings", "listen_on_loopback"]
+__all__ = ["Controller", "ControllerSetup", "Settings"]
 
 _log = logging.getLogger(__name__)
-
-MakeEngine = Callable[[ControllerEndpoint, OnGone], Engine]
-
-
-class Listener(Protocol):
-    """Accepts agents' connections until it is closed."""
-
-    @property
-    def port(self) -> int: ...
-
-    async def close(self) -> None: ...
-
-
-Listen = Callable[[str, str, OnAgent], Awaitable[Listener]]
-"""From the token that agents must prove, the run's id, and what is awaited for each agent, to a listener."""
-
-
-async def listen_on_loopback(token: str, run: str, on_agent: OnAgent) -> Listener:
-    return await serve("127.0.0.1", 0, token, on_agent, run=run)
+_STALL_S = 30.0
+"""A standstill of this process that is much shorter is not told to the core, unless a timeout is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +59,6 @@ class Settings:
     refuse_conflicts: bool = False
     """Whether a file name that several ranks give to one checkpoint ends the run."""
     beat_s: float = 5.0
-    agent_silence_s: float = 30.0
-    """An agent that leaves pings unanswered for so long is lost; this process's own standstill does not count."""
 
 
 @dataclass(slots=True)
@@ -92,18 +71,19 @@ class ControllerSetup:
     state: State
     began: e.ControllerBegan
     prepare: m.Prepare
-    make_engine: MakeEngine
+    workers_per_agent: int
     fold_writer: FoldWriter
     observers: Sequence[Observer] = ()
     settings: Settings = field(default_factory=Settings)
-    listen: Listen = listen_on_loopback
+    make_engine: MakeEngine | None = None
+    """For a run that needs an engine of its own: local mode."""
     make_publisher: Callable[[Sequence[Observer], ReadBack], Publisher] = Publisher
 
 
 class Controller:
     """Drives one run from `ControllerBegan` to `EndRun`."""
 
-    def __init__(self, plan: ControllerSetup, lease: Lease, journal: Journal) -> None:
+    def __init__(self, plan: ControllerSetup, lease: Lease, journal: Journal, hub: Hub) -> None:
         self._plan = plan
         self._state = plan.state
         self._lease = lease
@@ -113,17 +93,20 @@ class Controller:
         """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
         self._publisher = plan.make_publisher(plan.observers, self._read_back)
-        self._agents = AgentPool(plan.prepare, self.post, self._publisher, self._answer)
+        self._agents = hub.enter(
+            plan.prepare, plan.workers_per_agent, self.post, self._publisher, self._answer, plan.make_engine
+        )
+        self._blocking = BlockingCalls()
         self._persister = Persister(
             plan.store,
             lease.epoch,
             self._agents,
             plan.settings.storage_patience_s,
+            self._blocking,
             refuse_conflicts=plan.settings.refuse_conflicts,
         )
-        self._remover = Remover(plan.store, lease.check)
+        self._remover = Remover(plan.store, lease.check, self._blocking)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._engine: Engine | None = None
         self._status: c.RunStatus | None = None
         self._journal_lost: StorageError | None = None
         self._runtime = current()
@@ -132,8 +115,7 @@ class Controller:
         self._stepped_at = 0.0
         self._journal_thread = ThreadPoolExecutor(1, "holdfast-journal")
         """A disk that stalls must not stall the event loop. A thread of its own: storage work may fill the others."""
-        timeouts_s = (plan.settings.agent_silence_s, plan.state.spec.progress_timeout_s)
-        self._watch = LoopWatch(min(filter(None, timeouts_s)), self._loop.time())
+        self._watch = LoopWatch(plan.state.spec.progress_timeout_s or _STALL_S, self._loop.time())
         self._flush_at = self._loop.time()
         """When the oldest record that is not durable must be, at the latest."""
 
@@ -141,9 +123,8 @@ class Controller:
 
     def post(self, event: e.Event) -> None:
         """Queue an event; from the loop's own thread."""
-        if isinstance(event, e.StopRequested) and self._status is not None and self._engine is not None:
-            for agent in self._agents.met:
-                self._engine.kill(agent)  # asked again while agents still store their logs: enough of that
+        if isinstance(event, e.StopRequested) and self._status is not None:
+            self._agents.kill()  # asked again while agents still store their logs: enough of that
         self._events.append((event, self._now()))
         self._wake.set()
 
@@ -161,20 +142,15 @@ class Controller:
 
     async def run(self) -> c.RunStatus:
         """Until the core says `EndRun`; returns its status."""
-        token = secrets.token_urlsafe(32)
-        server = await self._plan.listen(token, self._plan.run_id, self._agents.serve)
-        endpoint = ControllerEndpoint(f"127.0.0.1:{server.port}", token)
-        self._engine = self._plan.make_engine(endpoint, self._agent_process_gone)
         self._spawn(self._keep_lease())
-        silence_s, interval_s = self._settings.agent_silence_s, self._watch.interval_s
-        self._spawn(self._agents.watch(self._engine, silence_s, interval_s, self._look_for_stall))
+        self._spawn(self._watch_loop())
         self.post(self._plan.began)
         try:
             while self._status is None:
                 await self._wait()
                 await self._turn()
         finally:
-            await self._close(server)
+            await self._close()
         if self._journal_lost is not None and self._status is c.RunStatus.FINISHED:
             raise self._journal_lost  # nobody would ever learn that it was
         return self._status
@@ -199,9 +175,13 @@ class Controller:
         """After a gap of this process's own, waiting begins anew; that is told before anything that came afterwards."""
         if stalled_s := self._watch.stalled_s(self._loop.time()):
             _log.info("The controller's process stood still for %.1f s.", stalled_s)
-            self._agents.forgive()
             self._events.appendleft((e.ControllerStalled(stalled_s=stalled_s), self._now()))
             self._wake.set()
+
+    async def _watch_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._watch.interval_s)
+            self._look_for_stall()
 
     async def _turn(self) -> None:
         """Take in all queued events, make what was decided durable, then do it."""
@@ -237,7 +217,7 @@ class Controller:
     async def _fenced_by(self) -> str | None:
         """A sentence on who took the run over, if anybody did: an end that this controller comes to counts no more."""
         try:
-            await asyncio.to_thread(self._lease.check)
+            await self._blocking.run(self._lease.check)
         except Fenced as error:
             return str(error)
         except StorageError as error:
@@ -269,7 +249,7 @@ class Controller:
     def _do(self, command: c.Command) -> None:
         match command:
             case c.RequestAgents(slots=slots):
-                self._request_agents(slots)
+                self._agents.request(slots)
             case c.StartWorkers():
                 self._agents.start_workers(command)
             case c.StopWorkers() | c.AnnounceCheckpoint() | c.AnnounceSettled():
@@ -282,13 +262,6 @@ class Controller:
                 self._spawn(self._post_outcome(self._remover.remove(command)))
             case c.EndRun(status=status):
                 self._status = status
-
-    def _request_agents(self, slots: int) -> None:
-        assert self._engine is not None
-        try:
-            self._engine.start(slots)
-        except OSError as error:
-            self.post(e.AgentUnavailable(slots=slots, why=str(error)))
 
     async def _persist(self, command: c.PersistCheckpoint) -> None:
         outcome = await self._persister.persist(command)
@@ -307,12 +280,6 @@ class Controller:
             return data
         return self._state.checkpoint_interval.ask(int(data), self._state.durable.failures, self._now())
 
-    def _agent_process_gone(self, agent: str, slots: int, why: str) -> None:
-        if agent in self._agents.met:
-            self._agents.lose_agent(agent, why)  # unless its closed connection has told already
-        elif self._status is None:
-            self.post(e.AgentUnavailable(slots=slots, why=why))
-
     def _read_back(self, after: int) -> Iterator[tuple[int, Record]]:
         """This controller's own records after the n-th, from the journal: for views that cannot keep up."""
         own = Mark(self._lease.epoch, self._lease.id, after)
@@ -325,7 +292,7 @@ class Controller:
         while True:
             await asyncio.sleep(self._settings.beat_s)
             try:
-                await asyncio.to_thread(self._lease.beat)
+                await self._blocking.run(self._lease.beat)
             except Fenced as error:
                 self.post(e.ControllerFenced(why=str(error)))
                 return
@@ -343,15 +310,12 @@ class Controller:
             _log.error("A part of the controller failed; the run is stopped.", exc_info=error)
             self.post(e.StorageLost(error=f"internal error: {error!r}", kind=FailureKind.RUN))
 
-    async def _close(self, server: Listener) -> None:
+    async def _close(self) -> None:
         """Everything down, in the order that loses nothing."""
-        flush_s = 0.0 if self._state.forced else 30.0
-        self._agents.send(list(self._agents.links), m.Shutdown(flush_s=flush_s))
-        assert self._engine is not None
-        await self._engine.close(flush_s)
+        await self._agents.close(0.0 if self._state.forced else 30.0)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await server.close()
+        await self._blocking.finished()
         self._journal_thread.shutdown()
-        self._publisher.close()
+        await self._blocking.run(self._publisher.close)

@@ -19,8 +19,9 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
 from holdfast.checkpoint.upload import merge_parts, owned_by_others
-from holdfast.control.agent_pool import AgentPool
+from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.retry import retry_for
+from holdfast.control.run_agents import RunAgents
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry
@@ -44,7 +45,14 @@ class Persister:
     """Persists one ticket at a time. `deliver` hands it the agents' answers."""
 
     def __init__(
-        self, store: Store, epoch: int, agents: AgentPool, patience_s: float, *, refuse_conflicts: bool = False
+        self,
+        store: Store,
+        epoch: int,
+        agents: RunAgents,
+        patience_s: float,
+        blocking: BlockingCalls,
+        *,
+        refuse_conflicts: bool = False,
     ) -> None:
         """`refuse_conflicts`: a file name that several ranks give is an error."""
         self._store = store
@@ -52,6 +60,7 @@ class Persister:
         self._agents = agents
         agents.on_upload = self.deliver
         self._patience_s = patience_s
+        self._blocking = blocking
         self._refuse_conflicts = refuse_conflicts
         self._warned = False
         self._answers: dict[tuple[e.Ticket, int], asyncio.Future[Uploaded]] = {}
@@ -66,7 +75,7 @@ class Persister:
             # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
             token = current().token_hex(16)
             hash_only = self._find_conflicts(command)
-            draft = await self._retry(lambda: asyncio.to_thread(self._reserve, command, token))
+            draft = await self._retry(lambda: self._blocking.run(self._reserve, command, token))
             answers = await self._upload(command, draft, hash_only)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             self._warn_of_differences(files)
@@ -83,7 +92,7 @@ class Persister:
                     iteration=command.iteration,
                 )
 
-            self._parent = await self._retry(lambda: asyncio.to_thread(seal))
+            self._parent = await self._retry(lambda: self._blocking.run(seal))
         except (HoldfastError, _AgentGone) as error:
             if draft is not None:
                 await self._abandon(draft)
@@ -204,7 +213,7 @@ class Persister:
 
     async def _abandon(self, draft: Draft) -> None:
         try:
-            await asyncio.to_thread(commit.abandon, self._store, draft)
+            await self._blocking.run(commit.abandon, self._store, draft)
         except HoldfastError as error:
             _log.info("What was uploaded of %s stays until the next clean-up: %s", draft.name, error)
 

@@ -6,12 +6,12 @@ somebody has pinned, removed or replaced meanwhile is left alone. Only a lost le
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from holdfast.checkpoint import removal
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.errors import Fenced, HoldfastError, NotCommitted, Pinned, StorageError
@@ -26,14 +26,15 @@ _THREADS = 16
 class Remover:
     """Removes checkpoints of one run as long as `check_lease` does not raise `Fenced`."""
 
-    def __init__(self, store: Store, check_lease: Callable[[], None]) -> None:
+    def __init__(self, store: Store, check_lease: Callable[[], None], blocking: BlockingCalls) -> None:
         self._store = store
         self._check_lease = check_lease
+        self._blocking = blocking
 
     async def find_pins(self, command: c.FindPins) -> e.PinsFound:
         """Which of the checkpoints are pinned now."""
         try:
-            return e.PinsFound(pinned=await asyncio.to_thread(self._pinned, command.names))
+            return e.PinsFound(pinned=await self._blocking.run(self._pinned, command.names))
         except StorageError as error:
             return e.PinsFound(error=str(error))
 
@@ -41,7 +42,7 @@ class Remover:
         """Remove one checkpoint, unless it is pinned, gone, or another's by now."""
         name, token = command.name, command.token
         try:
-            await asyncio.to_thread(removal.remove, self._store, name, token=token, check_lease=self._check_lease)
+            await self._blocking.run(removal.remove, self._store, name, token=token, check_lease=self._check_lease)
         except Fenced as error:
             return e.ControllerFenced(why=str(error))
         except Pinned:
@@ -49,7 +50,7 @@ class Remover:
         except NotCommitted:
             return e.CheckpointRemoved(name=name, token=token, by_others=True)
         except HoldfastError as error:
-            invisible = await asyncio.to_thread(self._is_invisible, name, token)
+            invisible = await self._blocking.run(self._is_invisible, name, token)
             return e.CheckpointKept(name=name, token=token, error=str(error), invisible=invisible)
         return e.CheckpointRemoved(name=name, token=token)
 

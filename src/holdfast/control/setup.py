@@ -28,9 +28,10 @@ from holdfast.checkpoint.process_identity import this_process
 from holdfast.checkpoint.timestamps import now_text
 from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.history import RUN_FILE, History, open_journal, run_id
+from holdfast.control.hub import MakeEngine
 from holdfast.control.job_pickle import pickle_job
 from holdfast.control.lease import Lease
-from holdfast.control.loop import ControllerSetup, MakeEngine, Settings
+from holdfast.control.loop import ControllerSetup, Settings
 from holdfast.control.request import TrainRequest
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core import events as e
@@ -40,7 +41,6 @@ from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
 from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
 from holdfast.engines.inline import InlineEngine
-from holdfast.engines.local import LocalEngine
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
 from holdfast.printable import printable
@@ -57,7 +57,7 @@ __all__ = [
     "MakeObservers",
     "changes_of",
     "check_resume",
-    "engine_maker",
+    "engine_of_run",
     "make_observers",
     "make_prepare",
     "make_setup",
@@ -75,8 +75,8 @@ def make_setup(
     store: Store,
     history: History,
     lease: Lease,
-    make_engine: MakeEngine,
     make_observers: MakeObservers,
+    make_engine: MakeEngine | None = None,
 ) -> ControllerSetup:
     """Everything that `Controller` needs, once the lease is held."""
     identity = _write_run_file(request, store)
@@ -89,6 +89,7 @@ def make_setup(
         state=State(_spec(request), history.durable),
         began=_begin(request, store, lease, history, changes),
         prepare=prepare,
+        workers_per_agent=-(-request.max_workers // max(1, request.nodes)),
         make_engine=make_engine,
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
@@ -167,7 +168,6 @@ def _settings(request: TrainRequest) -> Settings:
     return Settings(
         refuse_conflicts=request.on_conflict == "error",
         storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
-        agent_silence_s=float(os.environ.get("HOLDFAST_AGENT_SILENCE_S", "30")),
     )
 
 
@@ -240,13 +240,13 @@ def _wants_change_of_directory() -> bool:
     return True
 
 
-def engine_maker(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine:
-    slots_per_agent = -(-request.max_workers // max(1, request.nodes))
+def engine_of_run(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine | None:
+    """The engine that only this run can use, in local mode; None: the hub's."""
+    if not request.local_mode:
+        return None
 
     def make(endpoint: ControllerEndpoint, on_gone: OnGone) -> Engine:
-        if request.local_mode:
-            return InlineEngine(endpoint, on_gone, request.job, run_in_main, request.torchrun)
-        return LocalEngine(endpoint, slots_per_agent, on_gone)
+        return InlineEngine(endpoint, on_gone, request.job, run_in_main, request.torchrun)
 
     return make
 

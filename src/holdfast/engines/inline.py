@@ -1,4 +1,4 @@
-"""Local mode's engine: one agent on the controller's own event loop, whose only worker runs in the caller's thread.
+"""Local mode's engine: one agent on the hub's own event loop, whose only worker runs in the caller's thread.
 
 For `ScalingConfig(num_workers=0)`: breakpoints and profilers work in the training function, and everything else is as
 usual: the same controller, wire, commits and journal.
@@ -7,7 +7,7 @@ usual: the same controller, wire, commits and journal.
 from __future__ import annotations
 
 import asyncio
-import os
+from collections.abc import Collection
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawner, RunInMain
@@ -34,29 +34,27 @@ class InlineEngine:
         self._job = job
         self._run_in_main = run_in_main
         self._torchrun = torchrun
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, slots: int) -> list[str]:
-        name = f"inline-{os.getpid()}"
-        agent = Agent(
+    def start(self, agent: str, slots: int) -> None:
+        made = Agent(
             self._endpoint.address,
             self._endpoint.token,
-            name,
+            agent,
             slots,
             make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main, self._torchrun),
         )
-        self._task = asyncio.get_running_loop().create_task(agent.run())
-        self._task.add_done_callback(lambda task: self._on_gone(name, slots, _why(task)))
-        return [name]
+        task = self._tasks[agent] = asyncio.get_running_loop().create_task(made.run())
+        task.add_done_callback(lambda task: self._on_gone(agent, _why(task)))
 
     def kill(self, agent: str) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if (task := self._tasks.get(agent)) is not None:
+            task.cancel()
 
-    async def close(self, flush_s: float) -> None:
+    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None:
         """The agent ends by itself when the controller tells it to; it waits for the user's function."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        if tasks := [self._tasks[agent] for agent in agents if agent in self._tasks]:
+            await asyncio.wait(tasks)
 
 
 def _why(task: asyncio.Task[None]) -> str:

@@ -7,12 +7,11 @@ signal, and because its connection closes), and its death is noticed at once, th
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -27,27 +26,30 @@ _GRACE_S = 3.0
 class _Process(NamedTuple):
     process: subprocess.Popen[bytes]
     pidfd: int
-    slots: int
+    ended: asyncio.Event
 
 
 class LocalEngine:
-    """Starts `python -m holdfast.agent` processes, `slots_per_agent` workers each."""
+    """Starts `python -m holdfast.agent` processes."""
 
-    def __init__(self, endpoint: ControllerEndpoint, slots_per_agent: int, on_gone: OnGone) -> None:
+    def __init__(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> None:
         self._endpoint = endpoint
-        self._slots_per_agent = slots_per_agent
         self._on_gone = on_gone
-        self._numbers = itertools.count()
         self._running: dict[str, _Process] = {}
-        self._emptied = asyncio.Event()
 
-    def start(self, slots: int) -> list[str]:
-        names: list[str] = []
-        while slots > 0:
-            share = min(slots, self._slots_per_agent)
-            names.append(self._spawn(f"local-{os.getpid()}-{next(self._numbers)}", share))
-            slots -= share
-        return names
+    def start(self, agent: str, slots: int) -> None:
+        arguments = ["--connect", self._endpoint.address, "--agent-id", agent, "--slots", str(slots)]
+        arguments += ["--parent-pid", str(os.getpid())]
+        with _readable(self._endpoint.token) as token_fd:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[token_fd],
+                start_new_session=True,
+            )
+        pidfd = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(pidfd, self._process_exited, agent)
+        self._running[agent] = _Process(process, pidfd, asyncio.Event())
 
     def pid(self, agent: str) -> int | None:
         """The process of a running agent."""
@@ -59,41 +61,25 @@ class LocalEngine:
         if found is not None:
             found.process.kill()
 
-    async def close(self, flush_s: float) -> None:
-        """The controller has told the agents to shut down; those that take too long are killed."""
-        if self._running:
-            self._emptied.clear()
-            try:
-                async with asyncio.timeout(flush_s + _GRACE_S):
-                    await self._emptied.wait()
-            except TimeoutError:
-                for one in self._running.values():
-                    one.process.kill()
-                await self._emptied.wait()
-
-    def _spawn(self, name: str, slots: int) -> str:
-        arguments = ["--connect", self._endpoint.address, "--agent-id", name, "--slots", str(slots)]
-        arguments += ["--parent-pid", str(os.getpid())]
-        with _readable(self._endpoint.token) as token_fd:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[token_fd],
-                start_new_session=True,
-            )
-        pidfd = os.pidfd_open(process.pid)
-        asyncio.get_running_loop().add_reader(pidfd, self._process_exited, name)
-        self._running[name] = _Process(process, pidfd, slots)
-        return name
+    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None:
+        running = [self._running[agent] for agent in agents if agent in self._running]
+        try:
+            async with asyncio.timeout(flush_s + _GRACE_S):
+                for one in running:
+                    await one.ended.wait()
+        except TimeoutError:
+            for agent in agents:
+                self.kill(agent)
+            for one in running:
+                await one.ended.wait()
 
     def _process_exited(self, name: str) -> None:
         gone = self._running.pop(name)
         asyncio.get_running_loop().remove_reader(gone.pidfd)
         os.close(gone.pidfd)
         code = gone.process.wait()
-        if not self._running:
-            self._emptied.set()
-        self._on_gone(name, gone.slots, _exit_phrase(code))
+        gone.ended.set()
+        self._on_gone(name, _exit_phrase(code))
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 
 from holdfast.control.agent_link import FUNCTION_PIECE_BYTES
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.publisher import Publisher
+from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
 from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.core.events import Ticket
@@ -17,7 +18,6 @@ from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.messages import ControllerMessage, FunctionPiece, Prepare
 
 _TOKEN = "correct horse"
-_JOINED = e.AgentJoined(agent="a", host="h", slots=2, address="127.0.0.1", master_port=1)
 _PREPARE = Prepare(
     function=b"",
     storage="/nowhere",
@@ -30,13 +30,28 @@ _PREPARE = Prepare(
 )
 
 
+class _NoEngine:
+    """Agents connect by themselves here."""
+
+    def start(self, agent: str, slots: int) -> None: ...
+
+    def kill(self, agent: str) -> None: ...
+
+    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None: ...
+
+
 class _Controller:
     """An agent pool behind a real server, and the events that it posted."""
 
     def __init__(self) -> None:
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
-        self.pool = AgentPool(_PREPARE, self.events.append, Publisher([]), lambda kind, data: data)
+        self.pool = AgentPool()
+        self.run = RunAgents(
+            self.pool, _NoEngine(), _PREPARE, 2, self.events.append, Publisher([]), lambda kind, data: data
+        )
+        self.run.request(2)
+        (self.agent,) = self.pool._runs
 
     async def serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
@@ -45,9 +60,9 @@ class _Controller:
             self.served.put_nowait(None)
 
     async def join(self, address: str) -> Channel[ControllerMessage]:
-        """Connect as the agent `a`, and wait until the controller has answered."""
-        channel = await connect(address, _TOKEN, agent="a")
-        channel.send_nowait(_JOINED)
+        """Connect as the run's agent, and wait until the controller has answered."""
+        channel = await connect(address, _TOKEN, agent=self.agent)
+        channel.send_nowait(e.AgentJoined(agent=self.agent, host="h", slots=2, address="127.0.0.1", master_port=1))
         assert isinstance(await channel.recv(), Prepare)
         return channel
 
@@ -67,7 +82,7 @@ def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
 
 async def _is_reachable(controller: _Controller, agent: Channel[ControllerMessage]) -> bool:
     message = AnnounceCheckpoint(ticket=Ticket(1, 1), name=None)
-    controller.pool.send(["a"], message)
+    controller.run.send([controller.agent], message)
     return await agent.recv() == message
 
 
@@ -106,11 +121,11 @@ def test_an_agent_may_reconnect_before_its_loss_is_reported() -> None:
 def test_an_agent_whose_process_exited_is_lost_with_its_newest_connection() -> None:
     async def test(controller: _Controller, address: str) -> None:
         agent = await controller.join(address)
-        controller.pool.lose_agent("a", "its agent was killed by SIGKILL")
+        controller.pool.process_gone(controller.agent, "its agent was killed by SIGKILL")
         assert await agent.recv() is None
         await agent.close()
         await controller.served.get()
-        assert controller.events[1:] == [e.AgentLost(agent="a", why="its agent was killed by SIGKILL")]
+        assert controller.events[1:] == [e.AgentLost(agent=controller.agent, why="its agent was killed by SIGKILL")]
 
     _run(test)
 
@@ -121,9 +136,9 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
     prepare = msgspec.structs.replace(_PREPARE, function=function, function_size_bytes=len(function))
 
     async def test(controller: _Controller, address: str) -> None:
-        controller.pool = AgentPool(prepare, controller.events.append, Publisher([]), lambda kind, data: data)
-        channel = await connect(address, _TOKEN, agent="a")
-        channel.send_nowait(_JOINED)
+        controller.run.prepare = prepare
+        channel = await connect(address, _TOKEN, agent=controller.agent)
+        channel.send_nowait(e.AgentJoined(agent=controller.agent, host="h", slots=2))
         first = await channel.recv()
         assert isinstance(first, Prepare) and first.function_size_bytes == len(function)
         pieces = [first.function]
@@ -140,8 +155,8 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
 
 def test_an_agent_joins_under_its_authenticated_name_only() -> None:
     async def test(controller: _Controller, address: str) -> None:
-        channel = await connect(address, _TOKEN, agent="a")
-        channel.send_nowait(msgspec.structs.replace(_JOINED, agent="b"))
+        channel = await connect(address, _TOKEN, agent=controller.agent)
+        channel.send_nowait(e.AgentJoined(agent="b", host="h", slots=2))
         assert await channel.recv() is None
         await channel.close()
         await controller.served.get()
@@ -150,11 +165,40 @@ def test_an_agent_joins_under_its_authenticated_name_only() -> None:
     _run(test)
 
 
+def test_an_agent_that_no_run_was_to_have_is_refused() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        channel = await connect(address, _TOKEN, agent="stranger")
+        channel.send_nowait(e.AgentJoined(agent="stranger", host="h", slots=2))
+        assert await channel.recv() is None
+        await channel.close()
+        await controller.served.get()
+        assert controller.events == []
+
+    _run(test)
+
+
+def test_an_agent_sends_to_its_own_run_only() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        others: list[e.Event] = []
+        other = RunAgents(
+            controller.pool, _NoEngine(), _PREPARE, 2, others.append, Publisher([]), lambda kind, data: data
+        )
+        other.request(2)
+        agent = await controller.join(address)
+        agent.send_nowait(e.AgentPrepared(agent=controller.agent))
+        await agent.close()
+        await controller.served.get()
+        assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentPrepared, e.AgentLost]
+        assert others == []
+
+    _run(test)
+
+
 def test_an_agent_that_sends_an_event_of_another_agent_is_lost() -> None:
     async def test(controller: _Controller, address: str) -> None:
         agent = await controller.join(address)
         agent.send_nowait(e.WorkersStopped(generation=1, agent="b"))
-        agent.send_nowait(e.AgentPrepared(agent="a"))
+        agent.send_nowait(e.AgentPrepared(agent=controller.agent))
         assert await agent.recv() is None
         await agent.close()
         await controller.served.get()

@@ -13,6 +13,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.removal import pin, remove
+from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.remover import Remover
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -54,14 +55,14 @@ def outcome(store: Broken, manifest: Manifest, fenced: bool = False) -> e.Event:
             raise Fenced("taken over")
 
     command = c.DeleteCheckpoint(name=manifest.name, token=manifest.token)
-    return asyncio.run(Remover(store, check_lease).remove(command))
+    return asyncio.run(Remover(store, check_lease, BlockingCalls()).remove(command))
 
 
 def test_pins_are_found(store: Broken, made: list[Manifest]) -> None:
     pin(store, "a")
     pin(store, "c")
     find = c.FindPins(names=("a", "b", "c", "gone"))
-    remover = Remover(store, lambda: None)
+    remover = Remover(store, lambda: None, BlockingCalls())
     assert asyncio.run(remover.find_pins(find)) == e.PinsFound(pinned=("a", "c"))
     store.silent = True
     assert asyncio.run(remover.find_pins(find)) == e.PinsFound(error="no answer")

@@ -1,0 +1,43 @@
+"""The blocking calls of one run, each in a thread of the hub's.
+
+A thread cannot be cancelled: a task that waits for one may be, and the call goes on. What a run began must be over
+before its lease is released, so its calls are counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["BlockingCalls"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class BlockingCalls:
+    """`run` is what `asyncio.to_thread` is, but for `finished`."""
+
+    def __init__(self) -> None:
+        self._going_on: set[asyncio.Future[Any]] = set()
+
+    async def run(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """What the function returns, called in a thread."""
+        call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+        future = asyncio.get_running_loop().run_in_executor(None, call)
+        self._going_on.add(future)
+        future.add_done_callback(self._done)
+        return await asyncio.shield(future)
+
+    async def finished(self) -> None:
+        """Wait until every call has returned, those included whose caller was cancelled."""
+        while self._going_on:
+            await asyncio.wait(self._going_on)
+
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        self._going_on.discard(future)
+        if not future.cancelled():
+            future.exception()  # looked at, where the caller was cancelled

@@ -1,0 +1,116 @@
+"""The hub of this process, and the thread that it lives in: made by the first `fit()`, ended with the last.
+
+The controllers live in a thread of their own, so that they work wherever `fit()` is called, notebooks included. What
+the calling threads do meanwhile is in `driver_thread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from holdfast.control.driver_thread import DriverThread
+from holdfast.control.hub import Hub
+from holdfast.control.loop import Controller
+from holdfast.core.commands import RunStatus
+from holdfast.core.events import StopRequested
+
+__all__ = ["HubThread", "join_hub"]
+
+_THREADS = 32
+"""For storage requests of all runs; started as they are needed."""
+
+
+class HubThread:
+    """A hub with its event loop. Methods are called from the threads of its guests."""
+
+    def __init__(self) -> None:
+        self.guests = 0
+        self._drivers: list[DriverThread] = []
+        self._opened: Future[asyncio.AbstractEventLoop] = Future()
+        self._ended: asyncio.Event
+        self._hub = Hub()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
+        self._thread.start()
+
+    def run(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
+        """Run a controller as a guest, and the calling thread beside it; what the controller's `run` returns."""
+        with driver_thread.signals(self._stop_guests):
+            loop = self._opened.result()
+            self._drivers.append(driver_thread)
+            status = asyncio.run_coroutine_threadsafe(self._run_guest(make_controller, driver_thread), loop)
+            status.add_done_callback(lambda _: driver_thread.put(None))
+            try:
+                driver_thread.serve()
+            except BaseException as error:  # nobody may leave this thread while the other one works
+                driver_thread.stop(StopRequested(why=type(error).__name__, force=True))
+                status.exception()
+                raise
+            finally:
+                self._drivers.remove(driver_thread)
+        return status.result()
+
+    def close(self) -> None:
+        """End the thread; there are no guests any more."""
+        with contextlib.suppress(Exception):  # if it could not be opened, its first guest was told
+            self._opened.result().call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    def _stop_guests(self, request: StopRequested) -> None:
+        """A signal is for the process: every run of it is stopped."""
+        for driver_thread in list(self._drivers):
+            driver_thread.stop(request)
+
+    async def _run_guest(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
+        controller = make_controller(self._hub)
+        driver_thread.connect(controller.post_threadsafe)
+        return await controller.run()
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS, "holdfast-storage"))
+        self._ended = asyncio.Event()
+        try:
+            await self._hub.open()
+        except BaseException as error:  # noqa: BLE001  handed over to the thread that waits
+            self._opened.set_exception(error)
+            return
+        self._opened.set_result(loop)
+        await self._ended.wait()
+        await self._hub.close()
+
+
+_lock = threading.Lock()
+_current: HubThread | None = None
+
+
+@contextlib.contextmanager
+def join_hub() -> Iterator[HubThread]:
+    """The hub of this process for the time of the block."""
+    global _current
+    with _lock:
+        hub = _current = _current or HubThread()
+        hub.guests += 1
+    try:
+        yield hub
+    finally:
+        with _lock:
+            hub.guests -= 1
+            is_last = hub.guests == 0
+            if is_last and _current is hub:
+                _current = None  # who comes from here on makes another
+        if is_last:
+            hub.close()
+
+
+def _forget() -> None:
+    """A forked child has the hub's memory, but not its thread."""
+    global _current, _lock
+    _current, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
