@@ -75,7 +75,7 @@ def test_the_example_goes_on_after_its_driver_was_killed(sandbox: Sandbox) -> No
     first.kill()
     first.communicate(timeout=60)
     newest = max(path.parent.name for path in sandbox.storage.glob("run/*/.manifest.json"))
-    epochs = int(newest.removeprefix("checkpoint_")) + 200
+    epochs = int(newest.removeprefix("checkpoint_")) + 30
     again = _start(sandbox, ENTRYPOINT, *named, str(epochs))
     said, _ = again.communicate(timeout=200)
     assert again.returncode == 0, said

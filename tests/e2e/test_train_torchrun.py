@@ -107,6 +107,14 @@ class _Script:
         command = self.command(*arguments, count=count, options=options)
         return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=200, check=False)
 
+    def run_alone(self, attempt: int) -> subprocess.CompletedProcess[str]:
+        """With the variables that torchrun gives the only process of its group, without torchrun."""
+        variables = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+        variables |= {"GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": attempt, "TORCHELASTIC_MAX_RESTARTS": 1}
+        environment = os.environ | {name: str(value) for name, value in variables.items()}
+        command = [sys.executable, str(self._path)]
+        return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+
     def of(self, what: str, rank: int) -> dict[str, Any]:
         values: dict[str, Any] = json.loads((self.told / f"{what}_{rank}.json").read_text())
         return values
@@ -159,42 +167,6 @@ def test_ddp_over_the_processes_of_torchrun_resumes_on_every_rank_from_one_check
     assert (list(frame["step"]), set(frame["rank"])) == ([0, 1, 2, 3], {0})
 
 
-_FAILS = """
-    def train_loop():
-        with tempfile.TemporaryDirectory() as directory:
-            Path(directory, f"part_{{os.environ['RANK']}}").write_text("x")
-            train.report({{}}, checkpoint=train.Checkpoint.from_directory(directory))
-
-    trainer = train.DataParallelTrainer(
-        train_loop, scaling_config=LOCAL, run_config=train.RunConfig(storage_path={storage!r})
-    )
-    try:
-        trainer.fit()
-    except Exception as error:
-        tell("failure", kind=type(error).__name__, error=str(error))
-"""
-
-
-def test_a_checkpoint_of_another_rank_is_refused_and_the_run_is_not_finished_without_that_rank(
-    sandbox: Sandbox,
-) -> None:
-    """Also where the script catches that rank's error, so that torchrun sees no failure. Both processes make up a name
-    for the run; rank 0's counts."""
-    script = _Script(sandbox, _FAILS)
-    done = script.run()
-    assert done.returncode == 0, done.stderr
-    other = script.of("failure", 1)
-    assert other["kind"] == "ConfigError"
-    assert "on rank 1: with num_workers=0 under torchrun only rank 0 can give a checkpoint" in other["error"]
-    assert "num_workers=2" in other["error"]
-    assert script.of("failure", 0)["kind"] == "WorkerGroupError"
-    assert "Rank 1 has ended before rank 0 was done" in script.of("failure", 0)["error"]
-    (run,) = sandbox.storage.iterdir()
-    (checkpoint,) = sandbox.check_stored(run.name)
-    assert (run / checkpoint / "part_0").exists()
-    assert not (run / checkpoint / "part_1").exists()
-
-
 _SEVERAL = """
     def train_loop(config):
         train.report({{"a": config["a"] + train.get_context().get_world_rank()}})
@@ -211,20 +183,59 @@ _SEVERAL = """
         tell("failure", kind=type(error).__name__, error=str(error))
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     tell(f"metrics_{{attempt}}", metrics=[fit(10), fit(20)])
-    sys.exit(1 if attempt == "0" else 0)
+    if attempt == "0":
+        sys.exit(1)
+"""
+
+_FAILS = """
+    def give_parts():
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"part_{{os.environ['RANK']}}").write_text("x")
+            train.report({{}}, checkpoint=train.Checkpoint.from_directory(directory))
+
+    trainer = train.DataParallelTrainer(
+        give_parts, scaling_config=LOCAL, run_config=train.RunConfig(storage_path={storage!r})
+    )
+    try:
+        trainer.fit()
+    except Exception as error:
+        tell("parts", kind=type(error).__name__, error=str(error))
 """
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_several_runs_in_one_script_that_torchrun_restarts(sandbox: Sandbox, count: int) -> None:
-    """A run that rank 0 refuses is refused on both ranks, the others are run, and once complete they are returned.
-    With one process it is plain local mode."""
-    script = _Script(sandbox, _SEVERAL)
-    done = script.run(count=count, options=("--max-restarts=1",))
-    assert done.returncode == 0, done.stderr
+def _check_several(script: _Script, count: int) -> None:
+    """A run that rank 0 refuses is refused on all ranks, the others are run, and once complete they are returned."""
     for rank in range(count):
         assert script.of("metrics_0", rank)["metrics"] == [{"a": 10 + rank}, {"a": 20 + rank}]
         assert script.of("metrics_1", rank)["metrics"] == [{"a": 10}, {"a": 20}], "the runs' own, which are rank 0's"
         assert script.of("failure", rank)["kind"] == ("ConfigError" if rank == 0 else "RunError")
         assert 'RunConfig(resume="must")' in script.of("failure", rank)["error"]
+
+
+def test_several_runs_in_one_script_that_torchrun_restarts(sandbox: Sandbox) -> None:
+    """In the last one rank 1 gives a checkpoint. That is refused, and the run is not finished without that rank, also
+    where the script catches the error, so that torchrun sees no failure. Both processes make up a name for that run;
+    rank 0's counts."""
+    script = _Script(sandbox, _SEVERAL + _FAILS)
+    done = script.run(count=2, options=("--max-restarts=1",))
+    assert done.returncode == 0, done.stderr
+    _check_several(script, 2)
+    other = script.of("parts", 1)
+    assert other["kind"] == "ConfigError"
+    assert "on rank 1: with num_workers=0 under torchrun only rank 0 can give a checkpoint" in other["error"]
+    assert "num_workers=2" in other["error"]
+    assert script.of("parts", 0)["kind"] == "WorkerGroupError"
+    assert "Rank 1 has ended before rank 0 was done" in script.of("parts", 0)["error"]
+    (run,) = [run for run in sandbox.storage.iterdir() if run.name not in ("run10", "run20")]
+    (checkpoint,) = sandbox.check_stored(run.name)
+    assert (run / checkpoint / "part_0").exists()
+    assert not (run / checkpoint / "part_1").exists()
+
+
+def test_a_single_process_of_torchrun_is_plain_local_mode(sandbox: Sandbox) -> None:
+    script = _Script(sandbox, _SEVERAL)
+    for attempt in (0, 1):
+        done = script.run_alone(attempt)
+        assert done.returncode == 1 - attempt, done.stderr
+    _check_several(script, 1)
     assert sorted(run.name for run in sandbox.storage.iterdir()) == ["run10", "run20"]

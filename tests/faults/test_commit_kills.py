@@ -57,7 +57,11 @@ def _all_calls(name: str) -> object:
     return pytest.param(f"{name}-all", marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 
 
-@pytest.fixture(scope="module", params=["posix", "fuse", "moto", "rclone", _all_calls("moto"), _all_calls("rclone")])
+_LOCAL = ["posix", "fuse"]
+_ALL_CALLS = [_all_calls("moto"), _all_calls("rclone")]
+
+
+@pytest.fixture(scope="module", params=[*_LOCAL, "moto", "rclone", *_ALL_CALLS])
 def target(request: pytest.FixtureRequest) -> Iterator[KillTarget]:
     environment: Mapping[str, str] = {}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
@@ -71,7 +75,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[KillTarget]:
             uri, random_kills = str(stack.enter_context(fuse_mount(root / "backing", root / "mount"))), 20
         else:
             server = stack.enter_context(moto() if kind == "moto" else rclone_s3(root))
-            environment, random_kills = server.environment, 50 if every else 8
+            environment, random_kills = server.environment, 50
             uri = server.uri(server.new_bucket())
         for variable, value in environment.items():
             patch.setenv(variable, value)
@@ -98,7 +102,18 @@ def manifest_call(calls: list[str]) -> int:
     return at
 
 
-@pytest.mark.parametrize("name", [None, "best"])
+def _target_and_name() -> list[object]:
+    """With and without a name; on servers one of them in turn, for their calls are slow."""
+    both = [pytest.param(target, name) for target in _LOCAL for name in (None, "best")]
+    slow = [
+        pytest.param(f"{kind}-all", name, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+        for kind in ("moto", "rclone")
+        for name in (None, "best")
+    ]
+    return [*both, pytest.param("moto", None), pytest.param("rclone", "best"), *slow]
+
+
+@pytest.mark.parametrize(("target", "name"), _target_and_name(), indirect=["target"])
 def test_writer_killed_before_each_store_call_of_a_commit(
     target: KillTarget, run: CheckedRun, name: str | None
 ) -> None:
@@ -148,6 +163,7 @@ def test_writer_killed_within_a_large_upload(target: KillTarget, run: CheckedRun
     run.recover()
 
 
+@pytest.mark.parametrize("target", [*_LOCAL, *_ALL_CALLS], indirect=True)
 def test_writer_killed_at_random_times(target: KillTarget, run: CheckedRun) -> None:
     job = Job(uri=run.uri, task="commit", source=str(run.source))
     normal_s = min(target.kill_writer.run(job).took_s for _ in range(3))
