@@ -115,7 +115,7 @@ bench-checkpoint: $(VENV)/.bench
 bench-journal: $(VENV)/.dev
 	$(BIN)/python -m bench.journal
 
-## bench-frameworks  start and recovery of examples/frameworks against Ray Train and a bare fork, as ratios
+## bench-frameworks  start and recovery of examples/frameworks against Ray Train or torchrun, and a bare fork, as ratios
 bench-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check -q install -e '.[bench]'
 	$(FRAMEWORKS)/bin/python -m bench.frameworks

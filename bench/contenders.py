@@ -78,17 +78,18 @@ class Run:
             return []
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
-    def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def until(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = _DEADLINE_S) -> dict[str, Any]:
         """The first event that is wanted, waited for."""
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            code = self.process.poll()
             for event in self.events():
                 if wanted(event):
                     return event
-            if self.process.poll() not in (None, 0):
-                raise RuntimeError(f"{self.process.args!r} ended with {self.process.returncode}")
+            if code is not None:
+                raise RuntimeError(f"{self.process.args!r} ended with {code}")
             time.sleep(0.02)
-        raise TimeoutError(f"{self.process.args!r} took more than {_DEADLINE_S:g} s")
+        raise TimeoutError(f"{self.process.args!r} took more than {timeout_s:g} s")
 
     def memory_bytes(self) -> int:
         """Proportional set size of the whole session: shared pages are counted once."""

@@ -1,11 +1,12 @@
 """The least that a restart of such a script can cost: `python framework_floor.py SCRIPT CHECKPOINT`.
 
 The training function in two workers that are forked from a process which has imported everything, from the same
-checkpoint, to the first report; no controller, no agent, no journal. Prints the seconds from the fork to that report.
+checkpoint, to the first step; no controller, no agent, no journal. Prints the seconds from the fork to that step.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -18,6 +19,8 @@ import tempfile
 import time
 import traceback
 from typing import Any, NoReturn
+
+from bench.drivers.marked_reports import on_optimizer_step
 
 from holdfast.linux.process import die_with_parent
 from holdfast.storage.local_cache import local_cache_dir
@@ -41,12 +44,18 @@ class _Session(sessions.Session):
         super().__init__(self._silent[0], assignment)
         self._peer = peer
         self._answers = answers
+        self._stepped_at: float | None = None
 
     def get_checkpoint(self) -> Checkpoint:
         return Checkpoint(CHECKPOINT)
 
+    def step(self) -> None:
+        if self._stepped_at is None:
+            self._stepped_at = time.monotonic()
+
     def report(self, *args: Any, **kwargs: Any) -> None:
-        answer = {"at": time.monotonic(), "modules": list(sys.modules)}
+        self.step()
+        answer = {"at": self._stepped_at, "modules": list(sys.modules)}
         if self.assignment.rank == 0:
             self._answers.sendall(json.dumps(answer).encode() + b"\n")
         signal.pause()  # to be killed with the other rank
@@ -78,12 +87,13 @@ def _work(trainer: DataParallelTrainer, here: Assignment, listen_fd: int | None,
     framework = trainer._framework()
     if framework is not None:
         framework.setup(here, listen_fd)
+    on_optimizer_step(session.step)
     trainer.train_loop_per_worker(trainer.train_loop_config)
     os._exit(1)
 
 
 def _restart(trainer: DataParallelTrainer) -> tuple[float, list[str]]:
-    """Seconds from the first fork to rank 0's first report, and the modules that it has then."""
+    """Seconds from the first fork to rank 0's first step, and the modules that it has at its first report."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     ends, (ours, theirs) = socket.socketpair(), socket.socketpair()
@@ -133,6 +143,8 @@ def main() -> None:
         _, modules = _restart(trainers[0])
         for name in modules:
             import_quietly(name)
+    gc.collect()
+    gc.freeze()  # as our zygote does: frameworks call the collector when they start, and would copy every page
     print(statistics.median(_restart(trainers[0])[0] for _ in range(3)))
     os._exit(0)
 
