@@ -16,7 +16,8 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
@@ -58,6 +59,10 @@ class Runtime:
         with ThreadPoolExecutor(min(threads, len(work)), "holdfast-map") as pool:
             return list(pool.map(function, work))
 
+    def make_executor(self, threads: int, name: str, initializer: Callable[[], None]) -> Executor:
+        """Threads for blocking calls, started as they are needed."""
+        return ThreadPoolExecutor(threads, name, initializer)
+
     def pid(self) -> int:
         return os.getpid()
 
@@ -74,6 +79,20 @@ class Runtime:
         # The command's name stands in parentheses and may hold anything, parentheses and blanks included.
         fields = text.rpartition(")")[2].split()
         return fields[0], int(fields[19])
+
+    def lock_file(self, path: Path) -> Callable[[], None]:
+        """Create a file and lock it (flock) until this process ends, or what is returned is called, which removes it.
+        Where the filesystem has no locks, nothing is locked."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        def release() -> None:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+
+        return release
 
     def has_locked_file(self, directory: Path, pattern: str) -> bool:
         """Whether some process of this machine holds a lock (flock) on a file below the directory that matches."""

@@ -19,6 +19,8 @@ from holdfast.core import records as r
 from holdfast.core.commands import StartWorkers
 from holdfast.core.machine import Step
 from holdfast.core.state import Durable, fold
+from holdfast.wire.messages import AgentMessage, UploadFailed
+from holdfast.worker.job import Assignment
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver
@@ -248,6 +250,40 @@ class Checkers:
         driver = self.sim.driver_at(node.endpoint.address)
         if driver.process.is_alive and self.is_newest(driver):
             self.fail(f"a worker cannot resume from {order.checkpoint}: {error}")
+
+    # ------------------------------------------------------------ agents
+
+    def spawned(self, node: Node, assignment: Assignment) -> None:
+        """A worker is started: nothing of another generation lives there, and its own was not stopped."""
+        mine = (assignment.generation, assignment.rank)
+        for worker in node.workers:
+            if worker.generation != mine[0] or worker.rank == mine[1]:
+                self.fail(f"{node.name} starts {mine} while {worker.generation, worker.rank} lives")
+        if assignment.generation in node.stopped:
+            self.fail(f"{node.name} starts a worker of generation {mine[0]}, which it has told is stopped")
+
+    def sent(self, node: Node, message: AgentMessage) -> None:
+        """An agent sends this to its controller."""
+        if isinstance(message, UploadFailed) and "gave this agent no checkpoint" in message.error:
+            self.fail(f"{node.name} does not hold a part that a worker gave it: {message.error}")
+        if isinstance(message, e.WorkersStopped):
+            left = [worker.rank for worker in node.workers if worker.generation <= message.generation]
+            if left:
+                self.fail(f"{node.name} tells that generation {message.generation} is stopped, and ranks {left} live")
+
+    def agent_ended(self, node: Node) -> None:
+        """An agent whose controller died ends by itself: of each upload that was ordered there is a part record, or its
+        draft is not open any more; unless storage failed, or time was up."""
+        scenario, lost_at = self.sim.scenario, node.lost_controller_at
+        troubled = scenario.storage_trouble or scenario.storage_fatal or self.sim.excuses & {"outage", "storage"}
+        if lost_at is None or troubled or self.sim.loop.time() - lost_at > node.linger_s:
+            return
+        for one in node.ordered:
+            order = one.order
+            if self.run.is_open(order.draft.name, order.draft.token) and not self.run.has_part(
+                order.draft.name, order.draft.token, order.rank
+            ):
+                self.fail(f"{node.name} ends, and has left no record of rank {order.rank} of {order.draft.name}")
 
     # ------------------------------------------------------------ the end
 

@@ -1,8 +1,7 @@
-"""A node: a model of the agent and its workers. There are no processes here, but the messages are the real ones, and so
-is what becomes of checkpoints: parts are uploaded, verified and recorded by `holdfast.checkpoint`.
+"""A node: the agent that ships, on a platform without processes and sockets. Only workers are modelled (`worker`).
 
-A part that a worker has handed over outlives the worker, not the node. When the controller is gone, the workers die,
-and the node finishes the uploads that it was told to make (as `agent.finish_uploads` does) before it ends.
+`Agent`, `RunHost`, `WorkerGroup`, `Parts`, `Buffers`, `RunStorage` and `finish_uploads` are the real ones. The platform
+gives them a connection of the simulated network, the run's storage in memory, and a spawner whose workers are tasks.
 """
 
 from __future__ import annotations
@@ -10,141 +9,43 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.sim.memory_store import MemoryStore
-from tests.sim.network import Connection, connect
+from tests.sim.network import Connection as NetworkConnection
+from tests.sim.network import connect
 from tests.sim.process import Process
-from tests.sim.scenario import gain
+from tests.sim.worker import Connection, State, Worker
 
+from holdfast.agent.agent import Agent
+from holdfast.agent.buffers import Buffers
+from holdfast.agent.log_writer import LogWriter
+from holdfast.agent.output import Forwarder
+from holdfast.agent.parts import Ordered
+from holdfast.agent.platform import MasterPort, Platform
+from holdfast.agent.session_dir import SessionDir
+from holdfast.agent.spawner import Parent
+from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.digest import check_files
-from holdfast.checkpoint.part_records import write_part_record
-from holdfast.checkpoint.upload import upload_memory
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.checkpoint_types import FileEntry, Report
-from holdfast.core.failure_kind import FailureKind
-from holdfast.core.records import WorkerFailure
 from holdfast.engines.engine import ControllerEndpoint
-from holdfast.errors import CheckpointError, Damaged, HoldfastError, OutOfSpace, Unavailable, WireError
+from holdfast.errors import CheckpointError, Damaged, HoldfastError, WireError
+from holdfast.storage.store import Store
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
+from holdfast.worker.job import Assignment
+from holdfast.worker.stdio import WorkerFds
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
-__all__ = ["Fabric", "Node", "Worker"]
+__all__ = ["Node"]
 
 _LINGER_S = 20.0
-
-
-class Fabric:
-    """What the workers of one generation share: they wait for each other after each iteration, if they do."""
-
-    def __init__(self, world_size: int, lockstep: bool) -> None:
-        self.world_size = world_size
-        self.lockstep = lockstep
-        self.workers: list[Worker] = []
-
-    def must_wait(self, worker: Worker) -> bool:
-        if not self.lockstep:
-            return False
-        if len(self.workers) < self.world_size:
-            return True
-        return any(peer.iteration < worker.iteration and not peer.finished for peer in self.workers)
-
-    def moved(self) -> None:
-        if self.lockstep:
-            for worker in self.workers:
-                if worker.idle:
-                    worker.idle = False
-                    worker.soon()
-
-
-class Worker:
-    """One rank: trains from what it loaded, reports each iteration, and finishes or dies."""
-
-    def __init__(self, node: Node, generation: int, rank: int, fabric: Fabric, state: tuple[int, int]) -> None:
-        self.node, self.generation, self.rank, self.fabric = node, generation, rank, fabric
-        self.iteration, self.sum = state
-        self.number = 0
-        self.alive, self.hung, self.finished, self.idle = True, False, False, False
-        self.blocked = False
-        self.unsettled: e.Ticket | None = None
-        self.batch: list[Report] = []
-        fabric.workers.append(self)
-
-    def soon(self) -> None:
-        self.node.after(self.node.scenario.step_s, self.advance)
-
-    def advance(self) -> None:
-        if not self.alive or self.hung or self.blocked or self.finished:
-            return
-        if self.fabric.must_wait(self):
-            self.idle = True
-            return
-        scenario = self.node.scenario
-        if self.iteration >= scenario.iterations:
-            self.finish()
-            return
-        iteration = self.iteration + 1
-        if self.rank == 0 and scenario.poison.get(iteration, 0) > 0:
-            scenario.poison[iteration] -= 1
-            self.die(f"raised ValueError: step {iteration}", "ValueError")
-            return
-        part = iteration % scenario.checkpoint_every == 0 and scenario.gives_part(self.rank, self.fabric.world_size)
-        if part and self.unsettled is not None:
-            self.blocked = True
-            self.node.send(e.WorkerWaited(generation=self.generation, rank=self.rank, waiting=True))
-            return
-        self.report(iteration, part)
-
-    def report(self, iteration: int, part: bool) -> None:
-        self.iteration, self.number = iteration, self.number + 1
-        self.sum += gain(iteration)
-        if part:
-            ticket = e.Ticket(self.generation, self.number)
-            self.unsettled = ticket
-            self.node.staged[ticket, self.rank] = (self.iteration, self.sum)
-            self.node.sim.moment("part")
-        metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
-        name = self.node.scenario.dir_name(iteration) if self.rank == 0 else None
-        at = self.node.sim.loop.time()
-        self.batch.append(Report(number=self.number, at=at, metrics=metrics, checkpoint=part, checkpoint_dir_name=name))
-        if len(self.batch) >= self.node.scenario.batch or part:
-            self.hand_over()
-        elif len(self.batch) == 1:
-            self.node.process.after(0.05, self.hand_over)
-        self.soon()
-        self.fabric.moved()
-
-    def hand_over(self) -> None:
-        if self.batch:
-            items = tuple(self.batch)
-            self.batch.clear()
-            self.node.send(e.RankReported(generation=self.generation, rank=self.rank, reports=items))
-
-    def settled(self, ticket: e.Ticket) -> None:
-        if self.unsettled == ticket:
-            self.unsettled = None
-            if self.blocked:
-                self.blocked = False
-                self.node.send(e.WorkerWaited(generation=self.generation, rank=self.rank, waiting=False))
-                self.advance()
-
-    def finish(self) -> None:
-        self.finished = True
-        self.hand_over()
-        value = self.sum if self.rank == 0 else None
-        self.node.send(e.WorkerFinished(generation=self.generation, rank=self.rank, value=value))
-        self.fabric.moved()
-
-    def die(self, cause: str, error_type: str | None = None) -> None:
-        """The agent hears of it from the kernel, after everything that the worker had handed over."""
-        if self.alive and not self.finished:
-            self.alive = False
-            self.node.after(0.002, self.node.bury, self, cause, error_type)
+_NEVER_REPEATED = (e.AgentJoined, m.Pong, m.UploadFailed, m.Logs)
 
 
 class Node:
@@ -156,226 +57,298 @@ class Node:
         self.process = Process(sim, name, host)
         self.store = MemoryStore(sim.bucket, self.process.carry_out, "run")
         self.workers: list[Worker] = []
-        self.staged: dict[tuple[e.Ticket, int], tuple[int, int]] = {}
-        """The parts that workers have handed over: (iteration, sum) of each."""
-        self.ordered: dict[tuple[e.Ticket, int], tuple[m.Upload, list[FileEntry] | None]] = {}
-        """The uploads that were ordered and are not settled, with the files of those that are done."""
-        self.connection: Connection | None = None
-        self._channel: Channel[m.ControllerMessage] | None = None
-        self._starting: tuple[int, asyncio.Task[None]] | None = None
-        self._sent: list[tuple[tuple[int, int], m.AgentMessage]] = []
+        """Those that were started and are not reaped."""
+        self.connections: list[Connection] = []
+        """All that were ever opened."""
+        self.commands: dict[int, c.StartWorkers] = {}
+        self.stopped: set[int] = set()
+        """The generations of which it has said that nothing is left."""
+        self.connection: NetworkConnection | None = None
+        self.lost_controller_at: float | None = None
+        self.linger_s = _LINGER_S
+        self.parent: Parent | None = None
+        self._loads: dict[int, asyncio.Task[State]] = {}
+        self._buffers: list[Buffers] = []
+        self.agent: Agent | None = None
         self.process.on_death.append(self._died)
         self.process.spawn(self._run())
 
-    # ------------------------------------------------------------ the connection
-
     async def _run(self) -> None:
-        await asyncio.sleep(self.sim.delay_s(0.3))
+        self.agent = Agent(self.name, self.slots, SimulatedPlatform(self))
         try:
-            self._channel, self.connection = await connect(self.process, self.endpoint)
+            await self.agent.run()
         except WireError:
-            self.process.exit()
-            return
-        self._channel.send_nowait(e.AgentJoined(agent=self.name, host=self.process.host, slots=self.slots))
-        while (message := await self._channel.recv()) is not None:
-            self._take(message)
-        await self.lose_controller()
-
-    def send(self, message: m.AgentMessage) -> None:
-        """To the controller; some are sent twice, and some once more when they are stale."""
-        self._post(message)
-        if self.sim.happens(self.scenario.repeats):
-            self._post(message)
-        if self.scenario.repeats and (age := _age(message)) is not None:
-            self._sent.append((age, message))
-            stale_age, stale = self.sim.random.choice(self._sent)
-            if stale_age < age if isinstance(stale, m.Uploaded) else stale_age[0] < age[0]:
-                self._post(stale)
-
-    def _post(self, message: m.AgentMessage) -> None:
-        if self._channel is not None:
-            self._channel.send_nowait(message)
+            if self.connection is not None:
+                raise
+        except Exception as error:  # noqa: BLE001  no other may ever come out of it
+            self.sim.checkers.fail(f"{self.name} failed: {error!r}")
+        else:
+            self.sim.checkers.agent_ended(self)
+        self.process.exit()
 
     def after(self, seconds: float, action: Callable[..., object], *arguments: object) -> None:
         """About so many seconds later."""
         self.process.after(self.sim.delay_s(seconds), action, *arguments)
 
-    def _take(self, message: m.ControllerMessage) -> None:
-        match message:
-            case m.Prepare():
-                self.after(0.2, self.send, e.AgentPrepared(agent=self.name))
-            case c.StartWorkers():
-                self._starting = (message.generation, self.process.spawn(self._start(message)))
-            case c.StopWorkers():
-                self._stop(message.generation)
-            case m.Upload():
-                self._upload(message)
-            case c.AnnounceCheckpoint():
-                self._settle(message.ticket)
-            case m.Ping():
-                self._post(m.Pong())
-            case m.Shutdown():
-                self._kill_workers()
-                self.after(0.1, self.process.exit)
-            case _:
-                return
+    @property
+    def ordered(self) -> list[Ordered]:
+        """The uploads that the agent must finish even if the controller dies."""
+        return [] if self.agent is None else self.agent._run._storage.parts.ordered
 
-    # ------------------------------------------------------------ generations
+    # ------------------------------------------------------------ workers
 
-    async def _start(self, order: c.StartWorkers) -> None:
-        state = (0, 0)
-        if order.checkpoint is not None:
-            try:
-                state = await self._load(order.checkpoint)
-            except CheckpointError as error:
-                self.sim.checkers.not_loaded(self, order, error)
-                why = str(error)
-                damage = e.DamageFound(
-                    generation=order.generation, agent=self.name, checkpoint=order.checkpoint, why=why
-                )
-                self.send(damage)
-                return
-            self.sim.checkers.loaded(order, state)
-        fabric = self.sim.fabric(self.endpoint.address, order.generation, order.world_size)
-        self.workers += [Worker(self, order.generation, rank, fabric, state) for rank in order.places[0].ranks]
-        for worker in self.workers:
-            worker.soon()
-        fabric.moved()
-        self.after(0.02, self._say_started, order.generation)
+    def start_worker(self, assignment: Assignment, connection: Connection) -> None:
+        self.sim.checkers.spawned(self, assignment)
+        fabric = self.sim.fabric(self.endpoint.address, assignment.generation, assignment.world_size)
+        worker = Worker(self, assignment, connection, fabric)
+        self.workers.append(worker)
+        self.after(0.02, self._forked, worker)
 
-    async def _load(self, name: str) -> tuple[int, int]:
+    def _forked(self, worker: Worker) -> None:
+        assert self.parent is not None
+        if worker in self.workers:
+            self.parent.worker_started(worker.generation, worker.rank, 1000 + worker.rank)
+            if worker.alive:
+                self.process.spawn(worker.run())
+
+    def reap(self, worker: Worker, status: int) -> None:
+        """The worker's process is gone."""
+        assert self.parent is not None
+        if worker not in self.workers:
+            return
+        self.workers.remove(worker)
+        self.parent.worker_died(worker.generation, worker.rank, status, killed=worker.killed)
+        for peer in worker.fabric.workers if status and not worker.killed else ():
+            if worker.fabric.lockstep and peer.alive and self.sim.happens(0.5):
+                peer.node.process.call(peer.lose_peer)
+
+    async def load(self, assignment: Assignment) -> State:
+        """The state to start from: of the checkpoint's snapshot in this node's memory, or of its files in storage."""
+        name, generation = assignment.checkpoint, assignment.generation
+        if name is None:
+            return (0, 0)
+        if generation not in self._loads:
+            self._loads[generation] = self.process.spawn(self._load(name, generation))
+        state = await asyncio.shield(self._loads[generation])
+        for snapshot in assignment.snapshots:
+            for path, data in self._buffers[-1].files(snapshot).items():
+                if path.startswith("rank") and _state(bytes(data)) != state:
+                    self.sim.checkers.fail(f"{name} is {_state(bytes(data))} in memory and {state} in storage")
+        return state
+
+    async def _load(self, name: str, generation: int) -> State:
         """Verify a checkpoint and read the state in it; storage that does not answer is asked again."""
 
-        def load() -> tuple[int, int]:
+        def load() -> State:
             manifest = Catalog(self.store).get(name)
             if problems := check_files(self.store, manifest, name=name, deep=True):
                 raise Damaged(problems[0])
             first = next(entry.path for entry in manifest.files if entry.path.startswith("rank"))
-            state = json.loads(self.store.get(f"{name}/{first}"))
-            return state["iteration"], state["sum"]
+            return _state(self.store.get(f"{name}/{first}"))
 
         while True:
             try:
-                return await asyncio.to_thread(load)
-            except CheckpointError:
+                state = await asyncio.to_thread(load)
+                self.sim.checkers.loaded(self.commands[generation], state)
+                return state
+            except CheckpointError as error:
+                self.sim.checkers.not_loaded(self, self.commands[generation], error)
                 raise
             except HoldfastError:
                 await asyncio.sleep(0.2)
 
-    def _say_started(self, generation: int) -> None:
-        if any(worker.generation == generation for worker in self.workers):
-            self.send(e.WorkersStarted(generation=generation, agent=self.name))
-            self.sim.moment("started")
-
-    def _stop(self, generation: int) -> None:
-        if self._starting is not None and self._starting[0] <= generation:
-            self._starting[1].cancel()
-        for worker in self.workers:
-            if worker.generation <= generation:
-                worker.hand_over()
-                worker.alive = False
-        self.workers = [worker for worker in self.workers if worker.generation > generation]
-        self.after(0.02, self.send, e.WorkersStopped(generation=generation, agent=self.name))
-
-    def _kill_workers(self) -> None:
-        if self._starting is not None:
-            self._starting[1].cancel()
-        for worker in self.workers:
-            worker.alive = False
-
-    def bury(self, worker: Worker, cause: str, error_type: str | None) -> None:
-        if worker not in self.workers:
-            return  # it was stopped meanwhile
-        worker.hand_over()
-        failure = WorkerFailure(rank=worker.rank, cause=cause, agent=self.name, error_type=error_type, error=cause)
-        self.send(e.WorkerExited(generation=worker.generation, failure=failure))
-        for peer in worker.fabric.workers:
-            if worker.fabric.lockstep and peer.alive and self.sim.happens(0.5):
-                peer.die("raised RuntimeError: Connection closed by peer", "RuntimeError")
-
-    # ------------------------------------------------------------ parts
-
-    def _upload(self, order: m.Upload) -> None:
-        key = (order.ticket, order.rank)
-        if key not in self.staged:
-            self.sim.checkers.fail(f"{self.name} does not hold the part of rank {order.rank}")
-        self.ordered[key] = (order, None)
-        self.sim.locks.add(self._lock(order))
-        self.process.spawn(self._store_part(order))
-
-    async def _store_part(self, order: m.Upload) -> None:
-        key = (order.ticket, order.rank)
-        try:
-            files = await asyncio.to_thread(self._put_files, order)
-        except HoldfastError as error:
-            self._post(
-                m.UploadFailed(ticket=order.ticket, rank=order.rank, kind=FailureKind.of(error), error=str(error))
-            )
-            return
-        if key in self.ordered:
-            self.ordered[key] = (order, files)
-        self.sim.moment("uploaded")
-        self.send(m.Uploaded(ticket=order.ticket, rank=order.rank, files=files))
-
-    def _put_files(self, order: m.Upload) -> list[FileEntry]:
-        iteration, total = self.staged[order.ticket, order.rank]
-        state = json.dumps({"iteration": iteration, "sum": total}).encode()
-        files = {f"rank_{order.rank}.json": memoryview(state)}
-        if order.rank == 0:
-            files["constant.bin"] = memoryview(b"the same in every checkpoint")
-        return upload_memory(
-            self.store, order.draft, files, rank=order.rank, parent_files=order.parent_files, threads=1
-        )
-
-    def _settle(self, ticket: e.Ticket) -> None:
-        for key in [key for key in self.staged if key[0] == ticket]:
-            del self.staged[key]
-        for key in [key for key in self.ordered if key[0] == ticket]:
-            self.sim.locks.discard(self._lock(self.ordered.pop(key)[0]))
-        for worker in self.workers:
-            if worker.alive and worker.generation == ticket.generation:
-                worker.settled(ticket)
-
-    def _lock(self, order: m.Upload) -> tuple[str, str]:
-        return self.process.host, f"agents/*/uploads/{order.draft.token}"
-
-    # ------------------------------------------------------------ the end
-
-    async def lose_controller(self) -> None:
-        """It is gone: finish what it had ordered, leave records of that, and end."""
-        self._kill_workers()
-        give_up_at = self.sim.loop.time() + _LINGER_S
-        while self.ordered and self.sim.loop.time() < give_up_at:
-            key, (order, files) = next(iter(self.ordered.items()))
-            try:
-                if files is None:
-                    files = await asyncio.to_thread(self._put_files, order)
-                    self.ordered[key] = (order, files)
-                await asyncio.to_thread(self._leave_record, order, files)
-            except (Unavailable, OutOfSpace):
-                await asyncio.sleep(0.3)
-                continue
-            except HoldfastError:
-                pass
-            self.sim.locks.discard(self._lock(order))
-            self.ordered.pop(key, None)
-        self.process.exit()
-
-    def _leave_record(self, order: m.Upload, files: list[FileEntry]) -> None:
-        assert order.info is not None
-        write_part_record(self.store, order.draft, order.info, order.rank, files, generation=order.ticket.generation)
+    # ------------------------------------------------------------ faults
 
     def cut(self) -> None:
         """The connection breaks; the controller notices by its pings, the node in its own time."""
         if self.connection is not None and not self.connection.is_cut:
             self.connection.cut()
-            self.process.after(self.sim.delay_s(2.0), lambda: self.process.spawn(self.lose_controller()))
+            self.process.after(self.sim.delay_s(2.0), self.connection.client.reader.feed_eof)
+
+    def add_buffers(self, buffers: Buffers) -> None:
+        self._buffers.append(buffers)
+
+    def free_memory(self) -> None:
+        """As the kernel does when the process is gone."""
+        for buffers in self._buffers:
+            buffers.close()
+        if self.agent is not None and (function := self.agent._run._function) is not None:
+            function.close()
 
     def _died(self) -> None:
         for worker in self.workers:
             worker.alive = False
-        for order, _ in self.ordered.values():
-            self.sim.locks.discard(self._lock(order))
+        self.workers.clear()
+        self.free_memory()
+
+
+def _state(data: bytes) -> State:
+    found = json.loads(data)
+    return found["iteration"], found["sum"]
+
+
+class SimulatedPlatform(Platform):
+    """What the agent is given instead of the real machine."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.endpoint.address, node.endpoint.token)
+        self.linger_s = node.linger_s
+        self._node = node
+
+    async def connect(self, agent: str) -> Channel[m.ControllerMessage]:
+        node = self._node
+        await asyncio.sleep(node.sim.delay_s(0.3))
+        channel, node.connection = await connect(node.process, node.endpoint, NodeChannel)
+        assert isinstance(channel, NodeChannel)
+        channel.node = node
+        return channel
+
+    def open_session(self, agent: str) -> SessionDir:
+        return SimulatedSession(agent)
+
+    def make_buffers(self, slots: int) -> Buffers:
+        buffers = Buffers(slots, 0)
+        self._node.add_buffers(buffers)
+        return buffers
+
+    def make_spawner(self, parent: Parent, session: SessionDir) -> SimulatedSpawner:
+        self._node.parent = parent
+        return SimulatedSpawner(self._node)
+
+    def open_worker(
+        self,
+        assignment: Assignment,
+        log_file: Path,
+        listen_fd: int | None,
+        on_message: OnMessage,
+        forwarder: Forwarder,
+        log_writer: LogWriter,
+    ) -> WorkerHandle:
+        connections = self._node.connections
+        connections.append(Connection(self._node, len(connections), assignment.rank, on_message))
+        return connections[-1]
+
+    def open_master_port(self, address: str) -> MasterPort:
+        return SimulatedPort()
+
+    def open_store(self, order: m.Prepare) -> Store:
+        return self._node.store
+
+    def oom_kills(self) -> int:
+        return 0
+
+    def sweep_cache(self) -> None:
+        """There is no cache."""
+
+    def outlive_controller(self) -> None:
+        self._node.lost_controller_at = self._node.sim.loop.time()
+
+
+class SimulatedSession(SessionDir):
+    """Directories that are never made."""
+
+    def __init__(self, agent: str) -> None:
+        self.path = Path("agents", agent)
+        self.temp_link = None
+
+    def _made(self, *parts: str) -> Path:
+        return self.path.joinpath(*parts)
+
+    def make_work_dir(self, path: Path) -> None:
+        """Nobody works there."""
+
+    def renew_times(self) -> None:
+        """Nothing grows old."""
+
+    def remove(self) -> None:
+        """Nothing is there."""
+
+
+class SimulatedPort(MasterPort):
+    """A port that nobody listens at."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def _bind(self) -> Any:
+        return None
+
+    @property
+    def number(self) -> int:
+        return 0
+
+    def hand_over(self, number: int) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimulatedSpawner:
+    """Starts workers that are tasks, and kills them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def prepare(self, prepare: m.Prepare, function_fd: int) -> str | None:
+        await asyncio.sleep(self._node.sim.delay_s(0.2))
+        return None
+
+    async def ready(self) -> None:
+        if self._node.sim.happens(0.3):
+            await asyncio.sleep(self._node.sim.delay_s(0.2))  # another zygote has to be started
+
+    def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:
+        self._node.start_worker(assignment, self._node.connections[worker_fds.connection])
+
+    async def clear(self, generation: int) -> None:
+        for worker in self._node.workers:
+            worker.killed = worker.killed or worker.alive
+            worker.alive = False
+        await asyncio.sleep(self._node.sim.delay_s(0.02))
+        for worker in list(self._node.workers):
+            self._node.reap(worker, 9)
+
+    def add_imports(self, modules: list[str]) -> None:
+        """Nobody imports anything."""
+
+    async def close(self) -> None:
+        await self.clear(0)
+
+
+class NodeChannel(Channel[m.ControllerMessage]):
+    """The agent's real channel. Some messages are sent twice, and some once more when they are stale."""
+
+    node: Node
+    _aged: list[tuple[tuple[int, int], m.AgentMessage]]
+
+    def send_nowait(self, message: Any) -> None:
+        super().send_nowait(message)
+        if self._stamp is None or not hasattr(self, "node"):
+            return
+        node, sim = self.node, self.node.sim
+        sim.checkers.sent(node, message)
+        if isinstance(message, m.Uploaded):
+            sim.moment("uploaded")
+        elif isinstance(message, e.WorkersStarted):
+            sim.moment("started")
+        elif isinstance(message, e.WorkersStopped):
+            node.stopped.add(message.generation)
+        if not node.scenario.repeats or isinstance(message, _NEVER_REPEATED):
+            return
+        if sim.happens(node.scenario.repeats):
+            super().send_nowait(message)
+        if (age := _age(message)) is not None:
+            self._aged = [*getattr(self, "_aged", []), (age, message)]
+            stale_age, stale = sim.random.choice(self._aged)
+            if stale_age < age if isinstance(stale, m.Uploaded) else stale_age[0] < age[0]:
+                super().send_nowait(stale)
+
+    async def recv(self) -> m.ControllerMessage | None:
+        message = await super().recv()
+        if isinstance(message, c.StartWorkers):
+            self.node.commands[message.generation] = message
+        return message
 
 
 def _age(message: m.AgentMessage) -> tuple[int, int] | None:

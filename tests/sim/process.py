@@ -8,8 +8,11 @@ its request that is under way then took place, or did not, or (where the storage
 from __future__ import annotations
 
 import contextvars
+import functools
 import random
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Executor
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -266,5 +269,33 @@ class SimulatedRuntime(Runtime):
             return None
         return "T" if found.is_stopped else "S", found.started_ticks
 
+    def make_executor(self, threads: int, name: str, initializer: Callable[[], None]) -> Executor:
+        return _SimulatedExecutor(self._process)
+
+    def lock_file(self, path: Path) -> Callable[[], None]:
+        process = self._process
+        lock = (process.host, str(path))
+        process.sim.locks.add(lock)
+
+        def release() -> None:
+            process.sim.locks.discard(lock)
+
+        process.on_death.append(release)
+        return release
+
     def has_locked_file(self, directory: Path, pattern: str) -> bool:
-        return (self._process.host, pattern) in self._process.sim.locks
+        host = self._process.host
+        return any(one == host and fnmatchcase(path, pattern) for one, path in self._process.sim.locks)
+
+
+class _SimulatedExecutor(Executor):
+    """Each call runs in a simulated thread of its own; nobody asks how it ended."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Any:
+        self._process.run_in_thread(functools.partial(function, *arguments, **options))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing is held."""

@@ -1,8 +1,8 @@
 """One seed from beginning to end: the storage, the user who starts drivers, and the faults.
 
 Drivers run the code that ships (`driver`), in processes that can be killed and stopped (`process`), on a loop with
-virtual time (`event_loop`), against a store in memory that lags, fails and tears (`memory_store`). Nodes are modelled
-(`node`). The `checkers` look on.
+virtual time (`event_loop`), against a store in memory that lags, fails and tears (`memory_store`). Nodes run the agent
+that ships (`node`); only their workers are modelled (`worker`). The `checkers` look on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tests.sim.driver import Driver
 from tests.sim.event_loop import VirtualLoop
 from tests.sim.memory_store import Bucket, MemoryStore
 from tests.sim.network import Listener
-from tests.sim.node import Fabric, Node, Worker
+from tests.sim.node import Node
 from tests.sim.process import Process
 from tests.sim.scenario import Scenario, draw
+from tests.sim.worker import Fabric, Worker
 
 from holdfast.checkpoint import removal
 from holdfast.checkpoint.known_files import process_wide
@@ -52,7 +53,7 @@ class Simulation:
         self.numbers = itertools.count()
         self.processes: dict[int, Process] = {}
         self.locks: set[tuple[str, str]] = set()
-        """(host, pattern) of the files that are locked."""
+        """(host, path) of the files that are locked."""
         self.listeners: dict[str, Listener] = {}
         self.nodes: dict[str, Node] = {}
         self.drivers: list[Driver] = []
@@ -105,6 +106,8 @@ class Simulation:
             process.is_alive = process.is_running = False
         for process in self.processes.values():
             process.discard()
+        for node in self.nodes.values():
+            node.free_memory()
         self.loop.discard()
         self.loop.errors, self.violation = errors, violation
 
@@ -293,7 +296,7 @@ class Simulation:
 
     def _kill_worker(self) -> None:
         if (worker := self._some_worker()) is not None:
-            worker.node.process.call(worker.die, "was killed by SIGKILL")
+            worker.node.process.call(worker.kill)
 
     def _hang_worker(self) -> None:
         if (worker := self._some_worker()) is not None:

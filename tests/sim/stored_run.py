@@ -95,6 +95,16 @@ class StoredRun:
         found = [self._read(key, _parse_manifest) for key in keys]
         return [one for one in found if one is not None]
 
+    def is_open(self, name: str, token: str) -> bool:
+        """Whether a draft may still be committed: it is reserved, and has neither manifest nor tombstone."""
+        reserved = self._read(f"run/{name}/.reserved.json", _parse_json) or {}
+        return reserved.get("token") == token and f"run/{name}/.manifest.json" not in self._bucket.objects
+
+    def has_part(self, name: str, token: str, rank: int) -> bool:
+        """Whether there is a record of this rank's part."""
+        record = self._read(f"run/{name}/.part-{rank}.json", _parse_json) or {}
+        return record.get("token") == token and record.get("rank") == rank
+
     def visible(self) -> list[StoredManifest]:
         """What counts as committed, oldest first."""
         epochs = self.epochs()

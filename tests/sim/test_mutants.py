@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,12 @@ from tests.sim import driver as drivers
 from tests.sim.__main__ import run_seeds
 from tests.sim.checkers import Checkers
 from tests.sim.scenario import Scenario, draw
+from tests.sim.worker import Connection
 
+from holdfast.agent.buffers import Buffers
+from holdfast.agent.parts import Parts
+from holdfast.agent.run_host import RunHost
+from holdfast.agent.run_storage import RunStorage
 from holdfast.checkpoint import claims, commit, part_records
 from holdfast.checkpoint import reserve as reserving
 from holdfast.checkpoint.catalog import Catalog
@@ -43,6 +49,7 @@ from holdfast.journal.format import Line, Segment
 from holdfast.journal.reader import JournalReader, Position, position
 from holdfast.runtime import current
 from holdfast.storage.store import Store
+from holdfast.wire import messages as m
 
 Patch = pytest.MonkeyPatch
 _SEEDS = 1000
@@ -408,6 +415,89 @@ def _reserve_without_looking_at_the_fence(patch: Patch) -> None:
     patch.setattr(reserving, "Catalog", Blind)
 
 
+def answer_stop_before_the_workers_are_gone(patch: Patch) -> None:
+    stop = RunHost._stop
+
+    async def hasty(self: RunHost, command: c.StopWorkers) -> None:
+        self._send(e.WorkersStopped(generation=command.generation, agent=self._agent))
+        await stop(self, command)
+
+    patch.setattr(RunHost, "_stop", hasty)
+
+
+def start_although_stopped_meanwhile(patch: Patch) -> None:
+    """A generation that is being started is not cancelled when it is stopped."""
+    stop = RunHost._stop
+
+    async def deaf(self: RunHost, command: c.StopWorkers) -> None:
+        self._starting = None
+        await stop(self, command)
+
+    patch.setattr(RunHost, "_stop", deaf)
+
+
+def drop_parts_with_their_generation(patch: Patch) -> None:
+    ended = RunStorage.generation_ended
+
+    def careless(self: RunStorage, staging: Path) -> None:
+        ended(self, staging)
+        self.parts._parts.clear()
+
+    patch.setattr(RunStorage, "generation_ended", careless)
+
+
+def answer_for_the_newest_ticket(patch: Patch) -> None:
+    """The answer to an upload names the ticket that was ordered last."""
+    upload = Parts._upload
+
+    async def confused(self: Parts, order: Any, store: Any, threads: int) -> Any:
+        answer = await upload(self, order, store, threads)
+        newest = max((one.order.ticket for one in self._ordered.values()), default=order.ticket)
+        return msgspec.structs.replace(answer, ticket=e.Ticket(newest.generation, newest.number + 1))
+
+    patch.setattr(Parts, "_upload", confused)
+
+
+def linger_without_records(patch: Patch) -> None:
+    """An agent whose controller died finishes the uploads and leaves no record of them."""
+    patch.setattr(part_records, "write_part_record", lambda *arguments, **options: True)
+
+
+def end_with_the_controller(patch: Patch) -> None:
+    """An agent whose controller died finishes nothing."""
+    patch.setattr(RunHost, "finish_uploads", lambda self: asyncio.sleep(0))
+
+
+def record_a_part_that_failed(patch: Patch) -> None:
+    """An upload that failed counts as done when the controller has died."""
+    upload = Parts._upload
+
+    async def hopeful(self: Parts, order: Any, store: Any, threads: int) -> Any:
+        answer = await upload(self, order, store, threads)
+        return m.Uploaded(ticket=order.ticket, rank=order.rank, files=[]) if hasattr(answer, "kind") else answer
+
+    patch.setattr(Parts, "_upload", hopeful)
+
+
+def give_the_snapshot_of_another_checkpoint(patch: Patch) -> None:
+    """What lies in memory is taken for the checkpoint to start from, whichever it is."""
+
+    def snapshots(self: Buffers, name: str | None) -> Any:
+        found = [one.snapshot for one in self._buffers.values() if name and one.name and one.snapshot is not None]
+        return [one for one in found if self.is_intact(one)]
+
+    patch.setattr(Buffers, "snapshots", snapshots)
+
+
+def lose_the_last_reports_of_the_dead(patch: Patch) -> None:
+    """What a worker had sent before it died, and was not read yet, is dropped."""
+
+    def drain(self: Connection) -> None:
+        self.alive = False
+
+    patch.setattr(Connection, "drain", drain)
+
+
 async def _ignore(work: Any) -> None:
     await work
 
@@ -475,6 +565,15 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     ),
     forget_those_who_never_came: _always,
     lose_no_agent_that_is_silent: _always,
+    answer_stop_before_the_workers_are_gone: _always,
+    start_although_stopped_meanwhile: _always,
+    drop_parts_with_their_generation: _always,
+    answer_for_the_newest_ticket: _always,
+    linger_without_records: lambda one: _has(one, "kill_driver"),
+    end_with_the_controller: lambda one: _has(one, "kill_driver"),
+    record_a_part_that_failed: lambda one: one.storage_trouble > 0,
+    give_the_snapshot_of_another_checkpoint: lambda one: one.spec.max_failures != 0,
+    lose_the_last_reports_of_the_dead: _always,
 }
 """Each with the scenarios that may find it; the others cannot, and are left out to save time."""
 

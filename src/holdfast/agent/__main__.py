@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.log_writer import ThreadedHandler
+from holdfast.agent.platform import Platform
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.linux.process import become_subreaper, die_with_parent, name_process
 
@@ -60,14 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _run(options: argparse.Namespace, token: str) -> None:
-    agent = Agent(
-        options.connect,
-        token,
-        options.agent_id,
-        options.slots,
-        tls_fingerprint=options.tls_fingerprint,
-        adopts_orphans=True,
-    )
+    platform = Platform(options.connect, token, tls_fingerprint=options.tls_fingerprint, own_process=True)
+    agent = Agent(options.agent_id, options.slots, platform)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, agent.shut_down)
     loop.add_signal_handler(signal.SIGINT, agent.shut_down)

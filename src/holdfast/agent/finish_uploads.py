@@ -11,30 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from itertools import count
 from typing import TypeVar
 
 from holdfast.agent.parts import OpenStore, Ordered, Parts
+from holdfast.core.backoff import backoff_s
 from holdfast.core.checkpoint_types import Draft
-from holdfast.errors import HoldfastError, OutOfSpace, Unavailable
+from holdfast.errors import CheckpointError, HoldfastError, OutOfSpace, Unavailable
 from holdfast.storage.store import Store
-from holdfast.wire.messages import Uploaded
+from holdfast.wire.messages import Uploaded, UploadFailed
 
-__all__ = ["finish_uploads", "linger_s"]
+__all__ = ["finish_uploads"]
 
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+_PAUSE_BASE_S = 0.2
+_PAUSE_MAX_S = 5.0
 _LOOK_S = 1.0
 """How often the draft is looked at."""
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-def linger_s() -> float:
-    """How long an agent may take to finish uploads when its controller has died (HOLDFAST_LINGER_S)."""
-    return float(os.environ.get("HOLDFAST_LINGER_S", "60"))
 
 
 async def finish_uploads(parts: Parts, open_store: OpenStore, executor: Executor, threads: int) -> None:
@@ -70,21 +66,28 @@ class _Finishing:
         order = one.order
         info = order.info
         assert info is not None
-        answer = await asyncio.shield(one.work)
-        pause_s = _FIRST_PAUSE_S
-        while not isinstance(answer, Uploaded):
-            if not answer.kind.is_transient or order.draft in self.shut:
-                _log.warning("The part of rank %d of %s is lost: %s", order.rank, order.draft.name, answer.error)
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            answer = await self._parts.upload(order, self._open_store, self._threads)
-        files = answer.files
+        work = one.work
+
+        async def upload() -> Uploaded:
+            nonlocal work
+            if work.done() and isinstance(work.result(), UploadFailed):
+                work = self._parts.start_upload(order, self._open_store, self._threads)
+            answer = await asyncio.shield(work)
+            if isinstance(answer, Uploaded):
+                return answer
+            if answer.kind.is_transient and order.draft not in self.shut:
+                raise Unavailable(answer.error)
+            raise CheckpointError(f"The part of rank {order.rank} of {order.draft.name} is lost: {answer.error}")
+
+        uploaded = await self._retry(upload)
+        if uploaded is None:
+            return
+        files = uploaded.files
 
         def write(store: Store) -> bool:
             return write_part_record(store, order.draft, info, order.rank, files, generation=order.ticket.generation)
 
-        await self._retry(write)
+        await self._ask(write)
 
     async def watch(self, draft: Draft) -> None:
         """Until the draft is not open any more; its uploads are then abandoned."""
@@ -97,7 +100,7 @@ class _Finishing:
         """Whether the draft may still be committed."""
         from holdfast.checkpoint.part_records import is_open
 
-        return bool(await self._retry(lambda store: is_open(store, draft)))
+        return bool(await self._ask(lambda store: is_open(store, draft)))
 
     async def remove_files(self, draft: Draft) -> None:
         """Remove what was uploaded after a tombstone had closed the draft: its writer removed earlier files only."""
@@ -109,18 +112,21 @@ class _Finishing:
             if found is not None and found.void and found.token == draft.token:
                 delete_files(store, draft.name)
 
-        await self._retry(remove)
+        await self._ask(remove)
 
-    async def _retry(self, action: Callable[[Store], _T]) -> _T | None:
-        """Run `action` in a thread, again while the error is transient; None if it fails otherwise."""
+    async def _ask(self, action: Callable[[Store], _T]) -> _T | None:
+        """Do something with storage in a thread, again while the error is transient; None if it fails otherwise."""
         loop = asyncio.get_running_loop()
-        pause_s = _FIRST_PAUSE_S
-        while True:
+        return await self._retry(lambda: loop.run_in_executor(self._executor, lambda: action(self._open_store())))
+
+    async def _retry(self, action: Callable[[], Awaitable[_T]]) -> _T | None:
+        """Until it succeeds, or fails for good, which gives None; `agent` sets the time limit."""
+        for failures in count(1):
             try:
-                return await loop.run_in_executor(self._executor, lambda: action(self._open_store()))
+                return await action()
             except (Unavailable, OutOfSpace):
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                await asyncio.sleep(backoff_s(failures, _PAUSE_BASE_S, _PAUSE_MAX_S))
             except HoldfastError as error:
                 _log.warning("%s", error)
                 return None
+        raise AssertionError

@@ -54,8 +54,11 @@ class FunctionMemory:
             self.whole.set_result(None)
 
     def close(self) -> None:
+        """Closing twice is fine."""
         self.whole.cancel()
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def _fail(self, text: str) -> None:
         self.whole.set_exception(WireError(text))

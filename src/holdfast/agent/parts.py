@@ -13,7 +13,7 @@ import functools
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class _Abandoned(HoldfastError):
 class Parts:
     """All parts on this node, by ticket and rank."""
 
-    def __init__(self, executor: ThreadPoolExecutor, buffers: Buffers, session: Path | None = None) -> None:
+    def __init__(self, executor: Executor, buffers: Buffers, session: Path | None = None) -> None:
         """`session` is the agent's directory: others find the locks of its uploads there."""
         self._executor = executor
         self._buffers = buffers
@@ -139,9 +139,7 @@ class Parts:
     def remove_unreported(self, staging: Path) -> None:
         """Remove what killed workers were still copying when they died and so never reported."""
         known = {held.part.directory for held in self._parts.values() if isinstance(held.part, StagedPart)}
-        for path in list(staging.iterdir()):
-            if str(path) not in known:
-                self._executor.submit(shutil.rmtree, path, ignore_errors=True)
+        self._executor.submit(_remove_all_but, known, staging)
 
     def abandon(self) -> None:
         """Let every upload stop at its next block, since the agent ends."""
@@ -155,6 +153,12 @@ class Parts:
         for key, one in self._ordered.items():
             if one.order.draft.token == token:
                 self._parts[key].abandoned.set()
+
+
+def _remove_all_but(known: set[str], staging: Path) -> None:
+    for path in list(staging.iterdir()) if staging.is_dir() else []:
+        if str(path) not in known:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _store_part(

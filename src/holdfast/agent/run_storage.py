@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from holdfast.agent.parts import Parts, UploadAnswer
 from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.errors import CheckpointError
-from holdfast.storage.private_directory import make_private_directory
+from holdfast.runtime import current
 from holdfast.storage.store import OnBytes, Store
 from holdfast.wire.messages import Prepare, Upload
 
@@ -34,15 +32,15 @@ _UPLOAD_THREADS = 4
 _NICENESS = 10
 _LOGS_TIMEOUT_S = 30.0
 """A disk that has not taken the logs by then is stalled: what is there of them is stored."""
-_log = logging.getLogger(__name__)
 
 
 class RunStorage:
     """Storage work of one agent. All methods are called from its event loop; what blocks runs in threads."""
 
-    def __init__(self, session: Path, buffers: Buffers) -> None:
+    def __init__(self, session: Path, buffers: Buffers, open_store: Callable[[Prepare], Store]) -> None:
         """`session` is the agent's directory (see `session_dir`)."""
-        self._executor = ThreadPoolExecutor(_THREADS, "holdfast-agent", _lower_priority)
+        self._executor = current().make_executor(_THREADS, "holdfast-agent", _lower_priority)
+        self._open = open_store
         self._logs = session / "logs"
         self.log_writer = LogWriter()
         self._order: Prepare | None = None
@@ -50,11 +48,10 @@ class RunStorage:
         self._store: Store | None = None
         self._store_lock = threading.Lock()
         self.parts = Parts(self._executor, buffers, session)
-        self._executor.submit(_sweep_cache)
 
     def prepare(self, order: Prepare) -> None:
         """Use the storage that `order` names from here on."""
-        work_dir = make_private_directory(Path(order.work_dir))
+        work_dir = Path(order.work_dir)
         self._order = order
         self._store = None
         self._mirror = ArtifactSync(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
@@ -124,18 +121,10 @@ class RunStorage:
             self._mirror.sync_artifacts()
 
     def _open_store(self) -> Store:
-        from holdfast.storage.locate import open_store
-
         with self._store_lock:
             if self._store is None:
-                order = self._order
-                assert order is not None, "storage is used before the job was prepared"
-                filesystem = None
-                if order.filesystem is not None:
-                    import cloudpickle
-
-                    filesystem = cloudpickle.loads(order.filesystem)
-                self._store = open_store(order.storage, filesystem)
+                assert self._order is not None, "storage is used before the job was prepared"
+                self._store = self._open(self._order)
             return self._store
 
 
@@ -149,12 +138,3 @@ def _verify(open_store: Callable[[], Store], name: str, on_bytes: OnBytes) -> li
     from holdfast.checkpoint.restore import verify_in_place
 
     return verify_in_place(open_store(), name, threads=_UPLOAD_THREADS, on_bytes=on_bytes)
-
-
-def _sweep_cache() -> None:
-    from holdfast.checkpoint.cache import sweep_cache
-
-    try:
-        sweep_cache()
-    except OSError as error:
-        _log.warning("The checkpoint cache could not be swept: %s", error)

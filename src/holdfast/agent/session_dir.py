@@ -84,6 +84,10 @@ class SessionDir:
     def error_file(self, generation: int, rank: int) -> Path:
         return self._made("errors", f"generation_{generation:06d}") / f"rank_{rank}.json"
 
+    def make_work_dir(self, path: Path) -> None:
+        """Make the directory that workers run in. It is the run's and stays: artifacts are stored from there."""
+        make_private_directory(path)
+
     def remove(self) -> None:
         """Remove the directory, then its lock: a directory without a lock is nobody's."""
         if self.temp_link is not None:

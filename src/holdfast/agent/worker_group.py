@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.log_writer import LogWriter
-from holdfast.agent.output import Forwarder, RankLog
+from holdfast.agent.output import Forwarder
 from holdfast.agent.parts import Parts
+from holdfast.agent.platform import Platform
 from holdfast.agent.spawner import Spawner
 from holdfast.agent.worker_handle import WorkerHandle
 from holdfast.core.checkpoint_types import Report
 from holdfast.core.events import RankReported, WorkerExited, WorkerFinished, WorkersStarted
 from holdfast.core.records import WorkerFailure
-from holdfast.linux.memory import oom_kills
 from holdfast.wire.messages import AgentMessage, Imported, Note, Stacks, ToWorker, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
 
@@ -37,6 +37,7 @@ class WorkerGroup:
         self,
         number: int,
         node: tuple[str, str],
+        platform: Platform,
         spawner: Spawner,
         parts: Parts,
         send: Callable[[AgentMessage], None],
@@ -47,23 +48,23 @@ class WorkerGroup:
         self.number = number
         self._agent, self._host = node
         self.stopping = False
+        self._platform = platform
         self._spawner = spawner
         self._parts = parts
         self._send = send
         self._forwarder = Forwarder(number, send, backlog_bytes)
         self._workers: dict[int, WorkerHandle] = {}
-        self._logs: list[RankLog] = []
         self._log_writer = log_writer
         self._reports: dict[int, list[Report]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._oom_kills = oom_kills()
+        self._oom_kills = platform.oom_kills()
         self._started = False
 
     def spawn(self, assignment: Assignment, log_file: Path, listen_fd: int | None) -> None:
         """Start one worker; `listen_fd` is the worker's from then on."""
-        log = RankLog(log_file, assignment.rank, self._forwarder, self._log_writer)
-        self._logs.append(log)
-        worker = WorkerHandle(self.number, assignment.rank, log, listen_fd, self._received)
+        worker = self._platform.open_worker(
+            assignment, log_file, listen_fd, self._received, self._forwarder, self._log_writer
+        )
         self._workers[assignment.rank] = worker
         self._spawner.spawn(assignment, worker.worker_fds)
 
@@ -78,7 +79,7 @@ class WorkerGroup:
 
     def worker_died(self, rank: int, status: int, *, killed: bool) -> None:
         worker = self._workers[rank]
-        ended = worker.ended(status, out_of_memory=oom_kills() > self._oom_kills)
+        ended = worker.ended(status, out_of_memory=self._platform.oom_kills() > self._oom_kills)
         self.flush()
         if killed:
             return
@@ -96,7 +97,7 @@ class WorkerGroup:
         """Also while the group is being stopped: the root cause is often the last failure to be known."""
         self.flush()
         self._forwarder.flush()
-        whole = msgspec.structs.replace(failure, agent=self._agent, host=self._host, last_lines=tuple(worker.log.tail))
+        whole = msgspec.structs.replace(failure, agent=self._agent, host=self._host, last_lines=worker.last_lines)
         self._send(WorkerExited(generation=self.number, failure=whole))
 
     async def stop(self, dump_stacks: bool) -> None:
@@ -115,9 +116,8 @@ class WorkerGroup:
             worker.drain()
         self.flush()
         self._forwarder.flush()
-        for log in self._logs:
-            log.close()
-        self._logs.clear()
+        for worker in self._workers.values():
+            worker.close_log()
 
     async def _dump_stacks(self) -> None:
         alive = [worker for worker in self._workers.values() if worker.alive]
@@ -145,7 +145,7 @@ class WorkerGroup:
         if isinstance(message, Imported):
             self._spawner.add_imports(message.modules)
         elif isinstance(message, Note):
-            worker.log.tell(message.text)
+            worker.tell(message.text)
         elif isinstance(message, WorkerExited):
             self._send_failure(worker, message.failure)
         elif isinstance(message, WorkerReport):  # one that has returned is kept, whatever happened meanwhile

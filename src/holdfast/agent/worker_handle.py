@@ -1,121 +1,45 @@
-"""The agent's end of one worker: its connection, its output, its stack dumps, and how it ended.
+"""One worker as its group sees it: whether it lives, what it sent last, and how it ended.
 
-Reads are driven by the event loop and never block. A `WorkerFinished` counts only with the exit code 0 that follows it;
-a failure that the worker reports itself is passed on at once. `worker_group` holds the workers of a generation.
+A `WorkerFinished` counts only with the exit code 0 that follows it; a failure that the worker reports itself is passed
+on at once. `worker_process` adds the connection and the pipes of a real process; `worker_group` holds the workers of a
+generation.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 
-import msgspec
-
-from holdfast.agent.output import RankLog
-from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.events import WorkerExited, WorkerFinished
 from holdfast.core.records import WorkerFailure
-from holdfast.errors import WireError
-from holdfast.linux import signal_state
 from holdfast.linux.exit_status import exit_status_of
-from holdfast.wire.frames import Decoder, Splitter, encode
 from holdfast.wire.messages import ToWorker, WorkerMessage
-from holdfast.worker.stdio import DUMP_SIGNAL, WorkerFds
+from holdfast.worker.stdio import WorkerFds
 
-__all__ = ["WorkerHandle"]
-
-_RECEIVE_BYTES = 256 * 1024
-_DUMP_LIMIT_S = 5.0
-"""A process that hangs inside the kernel never dumps; one on a machine that has too much to do takes a while."""
-_DUMP_QUIET_S = 0.03
-_decoder: Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
-
-_OnMessage = Callable[["WorkerHandle", WorkerMessage], None]
+__all__ = ["OnMessage", "WorkerHandle"]
 
 
-class WorkerHandle:
-    """The agent's end of one worker. `worker_fds` are the worker's ends, to be handed over."""
+class WorkerHandle(ABC):
+    """The agent's end of one worker. Used from the agent's event loop."""
 
-    def __init__(self, generation: int, rank: int, log: RankLog, listen_fd: int | None, on_message: _OnMessage) -> None:
-        self.generation = generation
+    worker_fds: WorkerFds
+    """The worker's ends, to be handed over."""
+
+    def __init__(self, rank: int, on_message: OnMessage) -> None:
         self.rank = rank
-        self.log = log
         self.pid: int | None = None
         self.alive = True
         self._on_message = on_message
-        self._loop = asyncio.get_running_loop()
-        self._splitter = Splitter()
         self._finished: WorkerFinished | None = None
         self._sent_failure = False
-        self._dump = bytearray()
-        self._dumped = asyncio.Event()
-        self._unsent = bytearray()
-        self._connection, theirs = socket.socketpair()
-        self._connection.setblocking(False)
-        self._pipes: dict[int, str] = {}
-        ends = [theirs.detach()]
-        for name in ("stdout", "stderr", "dump"):
-            reading, writing = os.pipe()
-            os.set_blocking(reading, False)
-            self._pipes[reading] = name
-            ends.append(writing)
-        self.worker_fds = WorkerFds.from_fds([*ends, *([] if listen_fd is None else [listen_fd])])
-        self._loop.add_reader(self._connection, self._receive)
-        for fd in self._pipes:
-            self._loop.add_reader(fd, self._read, fd)
 
-    # ------------------------------------------------------------------ sending
-
-    def send(self, message: ToWorker) -> None:
-        """Queue a message for the worker, without blocking; dropped if it is dead."""
-        if not self.alive:
+    def receive(self, message: WorkerMessage) -> None:
+        """The worker sent this."""
+        if isinstance(message, WorkerFinished):
+            self._finished = message
             return
-        empty = not self._unsent
-        self._unsent += encode(message)
-        if empty:
-            self._write()
-
-    def pause(self) -> None:
-        """Stop reading its messages, because the controller lags: it blocks when its socket is full."""
-        if self.alive:
-            self._loop.remove_reader(self._connection)
-
-    def resume(self) -> None:
-        if self.alive:
-            self._loop.add_reader(self._connection, self._receive)
-
-    async def dump_stacks(self) -> str:
-        """The Python stacks of all its threads, taken in C, whatever it is doing; "" if it gives none in time."""
-        if not self.alive or self.pid is None:
-            return ""
-        self._dump.clear()
-        before = signal_state.blocking(self.pid, DUMP_SIGNAL)
-        with suppress(ProcessLookupError):
-            # In this order: a stopped process deals with the signal first, and so shows where it was.
-            os.kill(self.pid, DUMP_SIGNAL)
-            os.kill(self.pid, signal.SIGCONT)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_DUMP_LIMIT_S):
-                while await self._is_dumping() or signal_state.has_to_handle(self.pid, DUMP_SIGNAL, before):
-                    continue
-        for fd in [fd for fd, name in self._pipes.items() if name == "dump"]:
-            while self._read(fd):
-                continue
-        return self._dump.decode("utf-8", "replace")
-
-    async def _is_dumping(self) -> bool:
-        """Whether more of a dump arrives within `_DUMP_QUIET_S`."""
-        self._dumped.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_DUMP_QUIET_S):
-                await self._dumped.wait()
-        return self._dumped.is_set()
-
-    # ------------------------------------------------------------------ the end
+        self._sent_failure = self._sent_failure or isinstance(message, WorkerExited)
+        self._on_message(self, message)
 
     def ended(self, status: int, *, out_of_memory: bool) -> WorkerFinished | WorkerFailure | None:
         """The process is gone: how it ended, or None where the worker has sent its failure itself."""
@@ -125,108 +49,50 @@ class WorkerHandle:
         if self._finished is not None and status == 0:
             return self._finished
         ended = exit_status_of(status, out_of_memory=out_of_memory)
-        return self._failure(ended.cause, ended.signal)
+        return WorkerFailure(rank=self.rank, cause=ended.cause, traceback=self._stacks, signal=ended.signal)
 
     def lost(self, why: str) -> WorkerFailure | None:
         """The process is gone, and its wait status is unknown."""
         self.drain()
-        return None if self._sent_failure else self._failure(why, None)
+        if self._sent_failure:
+            return None
+        return WorkerFailure(rank=self.rank, cause=why, traceback=self._stacks)
 
+    @property
+    @abstractmethod
+    def last_lines(self) -> tuple[str, ...]:
+        """What it last wrote to stderr."""
+
+    @property
+    @abstractmethod
+    def _stacks(self) -> str | None:
+        """The stacks that it dumped, if it did."""
+
+    @abstractmethod
+    def send(self, message: ToWorker) -> None:
+        """Queue a message for the worker, without blocking; dropped if it is dead."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Stop reading its messages, because the controller lags: it blocks when its socket is full."""
+
+    @abstractmethod
+    def resume(self) -> None: ...
+
+    @abstractmethod
+    async def dump_stacks(self) -> str:
+        """The Python stacks of all its threads; "" if it gives none in time."""
+
+    @abstractmethod
     def drain(self) -> None:
-        """Read what the dead process left behind, and close everything."""
-        if not self.alive:
-            return
-        while self._receive():
-            continue
-        for fd in list(self._pipes):
-            while self._read(fd):
-                continue
-        self.alive = False
-        self._loop.remove_reader(self._connection)
-        self._loop.remove_writer(self._connection)
-        self._connection.close()
-        for fd in list(self._pipes):
-            self._close_pipe(fd)
-        self.log.finish_lines()
-        if self._dump:
-            self.log.note(self._dump.decode("utf-8", "replace"))
+        """Receive what the dead process left behind, and close its connection; it is not `alive` any more."""
 
-    def _failure(self, cause: str, number: int | None) -> WorkerFailure:
-        stacks = self._dump.decode("utf-8", "replace") or None
-        return WorkerFailure(rank=self.rank, cause=cause, traceback=stacks, signal=number)
+    @abstractmethod
+    def tell(self, text: str) -> None:
+        """Write a line of Holdfast's own to its log and the driver's terminal."""
 
-    # ------------------------------------------------------------------ receiving
+    @abstractmethod
+    def close_log(self) -> None: ...
 
-    def _receive(self) -> bool:
-        """Read once from the connection; whether there was anything."""
-        try:
-            data = self._connection.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self._loop.remove_reader(self._connection)
-            return False
-        try:
-            for body in self._splitter.feed(data):
-                self._handle(_decoder.decode(body))
-        except (WireError, *DECODE_ERRORS) as error:
-            # Someone in that process wrote to our descriptor; what follows cannot be trusted.
-            self.log.note(f"holdfast: rank {self.rank} broke its connection to the agent: {error}")
-            self._loop.remove_reader(self._connection)
-            self._connection.shutdown(socket.SHUT_RDWR)
-            return False
-        return True
 
-    def _handle(self, message: WorkerMessage) -> None:
-        if isinstance(message, WorkerFinished):
-            self._finished = message
-            return
-        if isinstance(message, WorkerExited):
-            self._sent_failure = True
-            for fd in list(self._pipes):
-                while self._read(fd):
-                    continue
-            if message.failure.traceback:
-                self.log.note(message.failure.traceback)
-        self._on_message(self, message)
-
-    def _read(self, fd: int) -> bool:
-        """Read once from a pipe; whether there was anything."""
-        try:
-            data = os.read(fd, _RECEIVE_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._close_pipe(fd)
-            return False
-        if self._pipes[fd] == "dump":
-            self._dump += data
-            self._dumped.set()
-        else:
-            self.log.feed(self._pipes[fd], data)
-            if self.log.writer.is_behind and self._loop.remove_reader(fd):
-                # The worker waits in `print` until the disk has taken what it wrote; `drain` reads the rest if it dies.
-                self.log.writer.when_caught_up(lambda: self._read_again(fd))
-        return True
-
-    def _read_again(self, fd: int) -> None:
-        if fd in self._pipes:
-            self._loop.add_reader(fd, self._read, fd)
-
-    def _close_pipe(self, fd: int) -> None:
-        if self._pipes.pop(fd, None) is not None:
-            self._loop.remove_reader(fd)
-            os.close(fd)
-
-    def _write(self) -> None:
-        try:
-            while self._unsent:
-                del self._unsent[: self._connection.send(self._unsent)]
-        except BlockingIOError:
-            self._loop.add_writer(self._connection, self._write)
-            return
-        except OSError:
-            self._unsent.clear()  # it died; the spawner will say so
-        self._loop.remove_writer(self._connection)
+OnMessage = Callable[[WorkerHandle, WorkerMessage], None]

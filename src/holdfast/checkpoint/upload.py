@@ -11,7 +11,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from holdfast.checkpoint.manifest import decode, has_valid_seal
 from holdfast.checkpoint.reservation import decode_reservation
 from holdfast.core.checkpoint_types import Draft, FileEntry
 from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
+from holdfast.runtime import current
 from holdfast.storage.failures import translated
 from holdfast.storage.hashing import digest_file, digest_memory, new_hasher, sample_memory, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source, Store
@@ -180,16 +180,12 @@ class _PartUpload:
         order = sorted(files.items(), key=lambda item: size_of(item[1]), reverse=True)
         if threads < 2 or len(order) < 2:
             return sorted((self._one(*item) for item in order), key=lambda entry: entry.path)
-        with ThreadPoolExecutor(min(threads, len(order)), "upload") as pool:
-            futures = [pool.submit(self._guarded, *item) for item in order]
-            try:
-                entries = [future.result() for future in futures]
-            except BaseException as error:
-                self._failed.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-                if isinstance(error, _Cancelled) and self._cause is not None:
-                    raise self._cause from None  # the first error, not the cancellations that it caused
-                raise
+        try:
+            entries = current().map_in_threads(lambda item: self._guarded(*item), order, threads)
+        except _Cancelled:
+            if self._cause is not None:
+                raise self._cause from None  # the first error, not the cancellations that it caused
+            raise
         return sorted(entries, key=lambda entry: entry.path)
 
     def add_directories(self, paths: Sequence[str]) -> list[FileEntry]:

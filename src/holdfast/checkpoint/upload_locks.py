@@ -7,13 +7,10 @@ committed or abandoned. So the next controller can wait for an agent that finish
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
 from holdfast.runtime import current
 from holdfast.storage.local_cache import local_cache_dir
-from holdfast.storage.private_directory import make_private_directory
 
 __all__ = ["UploadLock", "is_uploading"]
 
@@ -25,16 +22,7 @@ class UploadLock:
 
     def __init__(self, session: Path, token: str) -> None:
         """`session` is the agent's directory, `<cache>/agents/<agent>`."""
-        self._path = make_private_directory(session / _DIRECTORY) / token
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return  # a filesystem without locks: then nobody waits for this upload
-
-    def release(self) -> None:
-        self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+        self.release = current().lock_file(session / _DIRECTORY / token)
 
 
 def is_uploading(token: str, cache: Path | None = None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.agent.finish_uploads import linger_s
+from holdfast.agent.platform import linger_s
 from holdfast.checkpoint.catalog import Leftover
 from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.control.lease import Lease

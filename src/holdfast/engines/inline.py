@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawner, RunInMain
+from holdfast.agent.platform import Platform
 from holdfast.engines.engine import ControllerEndpoint, OnGone
 from holdfast.worker.job import Job
 from holdfast.worker.torchrun import Torchrun
@@ -37,14 +38,12 @@ class InlineEngine:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, agent: str, slots: int) -> None:
-        made = Agent(
+        platform = Platform(
             self._endpoint.address,
             self._endpoint.token,
-            agent,
-            slots,
             make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main, self._torchrun),
         )
-        task = self._tasks[agent] = asyncio.get_running_loop().create_task(made.run())
+        task = self._tasks[agent] = asyncio.get_running_loop().create_task(Agent(agent, slots, platform).run())
         task.add_done_callback(lambda task: self._on_gone(agent, _why(task)))
 
     def kill(self, agent: str) -> None:

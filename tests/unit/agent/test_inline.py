@@ -15,6 +15,7 @@ import pytest
 from holdfast import train
 from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawner
+from holdfast.agent.platform import Platform
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.core.commands import Place, StartWorkers, StopWorkers
 from holdfast.core.events import AgentJoined, AgentPrepared, RankReported, WorkerExited, WorkerFinished, WorkersStopped
@@ -62,16 +63,14 @@ def _run_locally(
     async def run() -> None:
         token = make_token()
         server = await serve("127.0.0.1", 0, token, controller, run="run-1")
-        agent = Agent(
+        platform = Platform(
             f"127.0.0.1:{server.port}",
             token,
-            "inline",
-            1,
             root=tmp_path / "cache",
             make_spawner=lambda parent, _: InlineSpawner(parent, Job(function, None, False, None), calls.put),
         )
         try:
-            await asyncio.wait_for(agent.run(), 60)
+            await asyncio.wait_for(Agent("inline", 1, platform).run(), 60)
         finally:
             await server.close()
             calls.put(None)

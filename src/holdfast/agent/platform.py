@@ -1,0 +1,171 @@
+"""What an agent asks of the machine that it runs on: its connection, its directory, processes, sockets and storage.
+
+`agent`, `run_host` and `worker_group` ask for these here, and `holdfast.runtime` for clock and threads. The simulator
+(`tests/sim`) gives them a platform of its own, on which nothing is a process or a socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.agent.buffers import Buffers
+from holdfast.agent.log_writer import LogWriter
+from holdfast.agent.output import Forwarder, RankLog
+from holdfast.agent.session_dir import SessionDir
+from holdfast.agent.spawner import Parent, Spawner
+from holdfast.agent.worker_handle import OnMessage, WorkerHandle
+from holdfast.agent.worker_process import WorkerProcess
+from holdfast.agent.zygote_client import ZygoteSpawner
+from holdfast.linux.memory import oom_kills
+from holdfast.linux.process import change_death_signal, live_without_parent
+from holdfast.storage.store import Store
+from holdfast.wire.channel import Channel, connect
+from holdfast.wire.messages import ControllerMessage, Prepare
+from holdfast.worker.job import Assignment
+from holdfast.worker.stdio import detach_output
+
+__all__ = ["MasterPort", "Platform", "linger_s"]
+
+_log = logging.getLogger(__name__)
+
+MakeSpawner = Callable[[Parent, SessionDir], Spawner]
+
+
+def linger_s() -> float:
+    """How long an agent may take to finish uploads when its controller has died (HOLDFAST_LINGER_S)."""
+    return float(os.environ.get("HOLDFAST_LINGER_S", "60"))
+
+
+class MasterPort:
+    """The port at which the next generation's rank 0 will listen: bound now, so that nobody else gets it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._listener = self._bind()
+
+    @property
+    def number(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def hand_over(self, number: int) -> int | None:
+        """The listening socket's descriptor, for rank 0, if it has this number; another port takes its place."""
+        if number != self.number:
+            return None
+        listener, self._listener = self._listener, self._bind()
+        return listener.detach()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        return socket.create_server((self._address, 0), family=family, backlog=512)
+
+
+class Platform:
+    """The real machine."""
+
+    def __init__(
+        self,
+        connect_to: str,
+        token: str,
+        *,
+        tls_fingerprint: str | None = None,
+        root: Path | None = None,
+        make_spawner: MakeSpawner | None = None,
+        own_process: bool = False,
+    ) -> None:
+        """`own_process`: the agent is a process of its own and a subreaper, and has no children but its zygotes."""
+        self._connect_to = connect_to
+        self._token = token
+        self._tls_fingerprint = tls_fingerprint
+        self._root = root
+        self._make_spawner = make_spawner
+        self._own_process = own_process
+        self.linger_s = linger_s()
+
+    async def connect(self, agent: str) -> Channel[ControllerMessage]:
+        """Connect to the controller as the agent of this name."""
+        return await connect(self._connect_to, self._token, self._tls_fingerprint, agent=agent)
+
+    def open_session(self, agent: str) -> SessionDir:
+        return SessionDir(agent, self._root)
+
+    def make_buffers(self, slots: int) -> Buffers:
+        return Buffers(slots)
+
+    def make_spawner(self, parent: Parent, session: SessionDir) -> Spawner:
+        if self._make_spawner is not None:
+            return self._make_spawner(parent, session)
+        spawner = ZygoteSpawner(parent, session.leftovers, adopts_orphans=self._own_process)
+        spawner.launch()
+        return spawner
+
+    def open_worker(
+        self,
+        assignment: Assignment,
+        log_file: Path,
+        listen_fd: int | None,
+        on_message: OnMessage,
+        forwarder: Forwarder,
+        log_writer: LogWriter,
+    ) -> WorkerHandle:
+        """The agent's end of a worker that is about to be spawned; `listen_fd` is the worker's from then on."""
+        log = RankLog(log_file, assignment.rank, forwarder, log_writer)
+        return WorkerProcess(assignment.rank, log, listen_fd, on_message)
+
+    def open_master_port(self, address: str) -> MasterPort:
+        return MasterPort(address)
+
+    def open_store(self, order: Prepare) -> Store:
+        """The run's storage; may block."""
+        from holdfast.storage.locate import open_store
+
+        filesystem = None
+        if order.filesystem is not None:
+            import cloudpickle
+
+            filesystem = cloudpickle.loads(order.filesystem)
+        return open_store(order.storage, filesystem)
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed for want of memory so far."""
+        return oom_kills()
+
+    def sweep_cache(self) -> None:
+        """Remove what is too much or too old in the node's cache of checkpoints, in a thread."""
+        threading.Thread(target=_sweep_cache, name="holdfast-sweep", daemon=True).start()
+
+    # ------------------------------------------------------------------ when the controller dies
+
+    def outlive_controller(self) -> None:
+        """The controller's connection has ended: do not die with its process. That may be a moment later, when this
+        process has told its zygote that it removes its files itself."""
+        if self._own_process:
+            live_without_parent()
+
+    def choose_death_signal(self, *, has_uploads: bool) -> None:
+        """Choose what the kernel sends this process when the controller's dies: SIGKILL, or SIGHUP while there are
+        uploads to finish."""
+        if self._own_process and self.linger_s > 0:
+            change_death_signal(signal.SIGHUP if has_uploads else signal.SIGKILL)
+
+    def detach_output(self) -> None:
+        """Let go of the controller's terminal."""
+        if self._own_process:
+            detach_output()
+
+
+def _sweep_cache() -> None:
+    from holdfast.checkpoint.cache import sweep_cache
+
+    try:
+        sweep_cache()
+    except OSError as error:
+        _log.warning("The checkpoint cache could not be swept: %s", error)

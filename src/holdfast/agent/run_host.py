@@ -1,0 +1,305 @@
+"""The run host: one run on this node, with its generation, the parts that its workers reported, and its storage.
+
+Carries out the controller's commands for this run, and sends it what happens. Decides nothing, and is free of processes
+and sockets: those are `platform`'s and the spawner's. `worker_group` watches the workers, `run_storage` uploads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from holdfast.agent.buffers import Buffers
+from holdfast.agent.function_memory import FunctionMemory
+from holdfast.agent.parts import UploadAnswer
+from holdfast.agent.platform import MasterPort, Platform
+from holdfast.agent.run_storage import RunStorage
+from holdfast.agent.session_dir import SessionDir
+from holdfast.agent.worker_group import WorkerGroup
+from holdfast.core.checkpoint_types import VerifiedFile
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
+from holdfast.core.events import AgentPrepared, DamageFound, WorkersStopped
+from holdfast.errors import Damaged, HoldfastError, NotCommitted
+from holdfast.wire.messages import AgentMessage, Collected, ControllerMessage, LogLine, Logs, Prepare, Upload
+from holdfast.worker.job import Assignment
+
+__all__ = ["RunHost"]
+
+_SYNC_EVERY_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+class RunHost:
+    """One run on this node. Used from the agent's event loop."""
+
+    def __init__(
+        self,
+        node: tuple[str, str],
+        platform: Platform,
+        session: SessionDir,
+        slots: int,
+        send: Callable[[AgentMessage], None],
+        backlog_bytes: Callable[[], int],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """`node` is the agent's name and its host."""
+        self._agent, self._host = node
+        self._platform = platform
+        self._session = session
+        self._send = send
+        self._backlog_bytes = backlog_bytes
+        self._on_error = on_error
+        self._buffers = platform.make_buffers(slots)
+        self._storage = RunStorage(session.path, self._buffers, platform.open_store)
+        self._spawner = platform.make_spawner(self, session)
+        self._master_port: MasterPort | None = None
+        self._order: Prepare | None = None
+        self._function: FunctionMemory | None = None
+        self._prepared: asyncio.Task[None] | None = None
+        self._workers: WorkerGroup | None = None
+        self._starting: tuple[int, asyncio.Task[None]] | None = None
+        self._lifecycle = asyncio.Lock()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    # ------------------------------------------------------------------ commands
+
+    def open_master_port(self, address: str) -> int:
+        """Bind the port for the first generation's rank 0; gives its number."""
+        self._master_port = self._platform.open_master_port(address)
+        self._spawn(self._sync_logs_periodically())
+        return self._master_port.number
+
+    def prepare(self, order: Prepare) -> None:
+        """The job, or its first piece; replaces any earlier one."""
+        if self._function is not None:
+            self._function.close()
+        self._order = order
+        self._function = FunctionMemory(order)
+        self._prepared = self._spawn(self._prepare(order, self._function))
+
+    def add_function_piece(self, data: bytes) -> None:
+        if self._function is not None:
+            self._function.add(data)
+
+    def handle(self, message: ControllerMessage) -> None:
+        """Carry out one command."""
+        if isinstance(message, StartWorkers):
+            self._starting = (message.generation, self._spawn(self._start(message)))
+        elif isinstance(message, StopWorkers):
+            self._spawn(self._stop(message))
+        elif isinstance(message, Upload):
+            uploading = self._storage.start_upload(message)
+            self._platform.choose_death_signal(has_uploads=self.has_uploads)
+            self._spawn(self._send_answer(uploading))
+        elif isinstance(message, AnnounceCheckpoint):
+            self._announce(message)
+        elif isinstance(message, Collected | AnnounceSettled) and self._is_current(message.generation):
+            assert self._workers is not None
+            self._workers.broadcast(message)
+
+    def pause(self) -> WorkerGroup | None:
+        """Let the workers wait in `report`; gives the group that must be resumed."""
+        if self._workers is not None:
+            self._workers.pause()
+        return self._workers
+
+    # ------------------------------------------------------------------ generations
+
+    async def _prepare(self, order: Prepare, function: FunctionMemory) -> None:
+        await function.whole
+        async with self._lifecycle:
+            self._session.make_work_dir(Path(order.work_dir))
+            self._storage.prepare(order)
+            self._spawn(self._storage.sync_artifacts_periodically())
+            cold_reason = await self._spawner.prepare(order, function.fd)
+        self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason))
+
+    async def _start(self, command: StartWorkers) -> None:
+        async with self._lifecycle:
+            assert self._prepared is not None and self._order is not None and self._master_port is not None, (
+                "a generation was started before the job was prepared"
+            )
+            await asyncio.shield(self._prepared)
+            await self._end_generation()
+            verified = await self._verify(command)
+            if verified is None:
+                return
+            await self._spawner.ready()
+            self._workers = workers = WorkerGroup(
+                command.generation,
+                (self._agent, self._host),
+                self._platform,
+                self._spawner,
+                self._storage.parts,
+                self._send,
+                self._backlog_bytes,
+                self._storage.log_writer,
+            )
+            (place,) = command.places
+            for local_rank, rank in enumerate(place.ranks):
+                listen_fd = self._master_port.hand_over(command.master_port) if rank == 0 else None
+                log_file = self._session.logs(command.generation) / f"rank_{rank}.log"
+                assignment = _assign(self._order, command, local_rank, self._session, self._buffers, verified)
+                workers.spawn(assignment, log_file, listen_fd)
+
+    async def _verify(self, command: StartWorkers) -> list[VerifiedFile] | None:
+        """Verify the checkpoint to start from; None if it is damaged, which the controller is told."""
+        if (name := command.checkpoint) is None:
+            return []
+        try:
+            return await self._storage.verify(name)
+        except (Damaged, NotCommitted) as error:
+            _log.error("%s", error)
+            generation = command.generation
+            self._send(DamageFound(generation=generation, agent=self._agent, checkpoint=name, why=str(error)))
+            return None
+        except HoldfastError as error:
+            _log.warning("%s could not be verified, its readers will: %s", name, error)
+            return []
+
+    async def _stop(self, command: StopWorkers) -> None:
+        generation = command.generation
+        if self._starting is not None and self._starting[0] == generation:
+            self._starting[1].cancel()  # no effect once its workers are on their way
+        if self._is_current(generation):
+            async with self._lifecycle:
+                if self._is_current(generation):
+                    await self._end_generation(command.dump_stacks)
+        assert self._master_port is not None
+        self._send(WorkersStopped(generation=generation, agent=self._agent, master_port=self._master_port.number))
+
+    def _is_current(self, generation: int) -> bool:
+        return self._workers is not None and self._workers.number == generation
+
+    async def _end_generation(self, dump_stacks: bool = False) -> None:
+        if self._workers is None:
+            return
+        await self._workers.stop(dump_stacks)
+        self._storage.generation_ended(self._session.staging(self._workers.number))
+        self._spawn(asyncio.to_thread(shutil.rmtree, self._session.temporary(self._workers.number), True))
+        self._workers = None
+
+    # ------------------------------------------------------------------ calls of the spawner (`spawner.Parent`)
+
+    def worker_started(self, generation: int, rank: int, pid: int) -> None:
+        if self._workers is not None and self._is_current(generation):
+            self._workers.worker_started(rank, pid)
+
+    def worker_died(self, generation: int, rank: int, status: int, *, killed: bool) -> None:
+        if self._workers is not None and self._is_current(generation):
+            self._workers.worker_died(rank, status, killed=killed)
+
+    def workers_lost(self, why: str) -> None:
+        if self._workers is not None:
+            self._workers.workers_lost(why)
+
+    def spawner_output(self, text: str) -> None:
+        _log.info("%s", text)
+        number = 0 if self._workers is None else self._workers.number
+        self._send(Logs(generation=number, lines=[LogLine(-1, "holdfast", line) for line in text.splitlines()]))
+
+    # ------------------------------------------------------------------ storage
+
+    @property
+    def has_uploads(self) -> bool:
+        """Whether there are uploads that must come to their end even if the controller dies."""
+        return bool(self._storage.parts.ordered)
+
+    async def finish_uploads(self) -> None:
+        """The controller has died: finish the uploads that it had ordered, for the next one to commit."""
+        await self._storage.finish_uploads()
+
+    async def _send_answer(self, uploading: asyncio.Task[UploadAnswer]) -> None:
+        self._send(await asyncio.shield(uploading))
+
+    def _announce(self, command: AnnounceCheckpoint) -> None:
+        """A checkpoint is committed or given up: drop its parts, and tell the workers."""
+        self._storage.release_parts(command)
+        self._platform.choose_death_signal(has_uploads=self.has_uploads)
+        if self._workers is not None and self._is_current(command.ticket.generation):
+            self._workers.broadcast(command)
+
+    async def _sync_logs_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(_SYNC_EVERY_S)
+            await self._storage.sync_logs()
+
+    # ------------------------------------------------------------------ the end
+
+    async def end(self, *, will_finish_uploads: bool) -> None:
+        """Stop everything but uploads: kill the workers, and take no more commands."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if will_finish_uploads:
+            # The zygote stays: should this process be killed, it removes what that leaves.
+            await self._spawner.clear(0 if self._workers is None else self._workers.number)
+        else:
+            await self._spawner.close()
+        if self._function is not None:
+            self._function.close()
+        if self._workers is not None:
+            self._workers.release()
+        if self._master_port is not None:
+            self._master_port.close()
+
+    async def close(self, flush_s: float) -> None:
+        """Abandon uploads, take up to `flush_s` to store logs and artifacts, and free everything."""
+        await self._spawner.close()
+        await self._storage.close(flush_s)
+        self._buffers.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+
+def _assign(
+    prepare: Prepare,
+    start: StartWorkers,
+    local_rank: int,
+    session: SessionDir,
+    buffers: Buffers,
+    verified: list[VerifiedFile],
+) -> Assignment:
+    """The assignment of the worker with this local rank; `start` has this node's place only."""
+    (place,) = start.places
+    rank = place.ranks[local_rank]
+    return Assignment(
+        generation=start.generation,
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=place.node_rank,
+        world_size=start.world_size,
+        local_world_size=len(place.ranks),
+        node_count=start.node_count,
+        master_address=start.master_address,
+        master_port=start.master_port,
+        restart_count=start.restart_count,
+        max_restarts=prepare.max_restarts,
+        checkpoint=start.checkpoint,
+        storage=prepare.storage,
+        experiment=prepare.experiment,
+        trial_id=prepare.trial_id,
+        trial_dir=prepare.trial_dir,
+        work_dir=prepare.work_dir,
+        staging_dir=str(session.staging(start.generation)),
+        temp_dir=str(session.temporary(start.generation)),
+        error_file=str(session.error_file(start.generation, rank)),
+        change_directory=prepare.change_directory,
+        buffers=buffers.of_slot(local_rank),
+        snapshot_limit_bytes=buffers.limit_bytes,
+        snapshots=buffers.snapshots(start.checkpoint),
+        verified=verified,
+    )

@@ -1,0 +1,239 @@
+"""A model of a worker: it trains from what it loaded, reports each iteration, and finishes or dies.
+
+It speaks to its agent, which is the real one, through a `Connection` that stands for their socket pair: what was sent
+arrives also if the worker is dead by then. Parts are snapshots in the agent's real buffers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tests.sim.scenario import gain
+
+from holdfast.agent.worker_handle import OnMessage, WorkerHandle
+from holdfast.core import events as e
+from holdfast.core.checkpoint_types import MemoryFile, Report, Snapshot
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.failure_kind import FailureKind
+from holdfast.core.records import WorkerFailure
+from holdfast.errors import CheckpointError
+from holdfast.wire.messages import ToWorker, WorkerMessage, WorkerReport
+from holdfast.worker.job import Assignment
+from holdfast.worker.snapshot_buffer import HEADER_BYTES
+from holdfast.worker.stdio import WorkerFds
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+
+__all__ = ["Connection", "Fabric", "State", "Worker"]
+
+_SLOW_READ_S = 0.05
+_KILLED = 9
+_FAILED = 1 << 8
+State = tuple[int, int]
+"""What a worker trains: the iteration, and the sum of all gains up to it."""
+
+
+class Connection(WorkerHandle):
+    """The agent's end of a worker that is no process; `number` stands for the worker's descriptors."""
+
+    def __init__(self, node: Node, number: int, rank: int, on_message: OnMessage) -> None:
+        super().__init__(rank, on_message)
+        self.worker_fds = WorkerFds(number, -1, -1, -1)
+        self.worker: Worker | None = None
+        self._node = node
+        self._unread: deque[WorkerMessage] = deque()
+
+    def arrive(self, message: WorkerMessage) -> None:
+        """The worker sent something; the agent reads it now, or when it has time."""
+        self._unread.append(message)
+        if len(self._unread) == 1:
+            self._node.process.after(_SLOW_READ_S if self._node.scenario.batch > 1 else 0.0, self._read)
+
+    def _read(self) -> None:
+        while self._unread and self.alive:
+            self.receive(self._unread.popleft())
+
+    def send(self, message: ToWorker) -> None:
+        if self.alive and self.worker is not None:
+            self._node.process.after(0.0, self.worker.receive, message)
+
+    def pause(self) -> None:
+        """The controller never lags that much."""
+
+    resume = pause
+
+    async def dump_stacks(self) -> str:
+        return ""
+
+    def drain(self) -> None:
+        self._read()
+        self.alive = False
+
+    def tell(self, text: str) -> None:
+        """Nobody reads it."""
+
+    def close_log(self) -> None:
+        """Nobody prints anything."""
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def _stacks(self) -> str | None:
+        return None
+
+
+class Fabric:
+    """What the workers of one generation share: they wait for each other after each iteration, if they do."""
+
+    def __init__(self, world_size: int, lockstep: bool) -> None:
+        self.world_size = world_size
+        self.lockstep = lockstep
+        self.workers: list[Worker] = []
+
+    def must_wait(self, worker: Worker) -> bool:
+        if not self.lockstep:
+            return False
+        if len(self.workers) < self.world_size:
+            return True
+        return any(peer.iteration < worker.iteration and not peer.finished for peer in self.workers)
+
+    def moved(self) -> None:
+        if self.lockstep:
+            for worker in self.workers:
+                if worker.idle:
+                    worker.idle = False
+                    worker.soon()
+
+
+class Worker:
+    """One rank of one generation."""
+
+    def __init__(self, node: Node, assignment: Assignment, connection: Connection, fabric: Fabric) -> None:
+        self.node, self.assignment, self.connection, self.fabric = node, assignment, connection, fabric
+        self.generation, self.rank = assignment.generation, assignment.rank
+        self.iteration = self.sum = 0
+        self.number = 0
+        self.alive, self.killed = True, False
+        self.hung, self.finished, self.idle, self.blocked = False, False, False, False
+        self.unsettled: e.Ticket | None = None
+        self.state = bytearray()
+        connection.worker = self
+
+    async def run(self) -> None:
+        """Load the checkpoint to start from, and begin to train."""
+        try:
+            self.iteration, self.sum = await self.node.load(self.assignment)
+        except CheckpointError as error:
+            if self.alive:
+                failure = self._failure(str(error), type(error).__name__)
+                failure = failure.__replace__(kind=FailureKind.DAMAGED, damaged_checkpoint=self.assignment.checkpoint)
+                self.fail(failure)
+            return
+        if self.alive:
+            self.fabric.workers.append(self)
+            self.soon()
+            self.fabric.moved()
+
+    def soon(self) -> None:
+        self.node.after(self.node.scenario.step_s, self.advance)
+
+    def advance(self) -> None:
+        if not self.alive or self.hung or self.blocked or self.finished:
+            return
+        if self.fabric.must_wait(self):
+            self.idle = True
+            return
+        scenario = self.node.scenario
+        if self.iteration >= scenario.iterations:
+            self.finish()
+            return
+        iteration = self.iteration + 1
+        if self.rank == 0 and scenario.poison.get(iteration, 0) > 0:
+            scenario.poison[iteration] -= 1
+            self.fail(self._failure(f"raised ValueError: step {iteration}", "ValueError"))
+            return
+        gives_part = scenario.gives_part(self.rank, self.fabric.world_size)
+        part = iteration % scenario.checkpoint_every == 0 and gives_part
+        if part and self.unsettled is not None:
+            self.blocked = True
+            self.connection.arrive(e.WorkerWaited(generation=self.generation, rank=self.rank, waiting=True))
+            return
+        self.report(iteration, part)
+
+    def report(self, iteration: int, part: bool) -> None:
+        self.iteration, self.number = iteration, self.number + 1
+        self.sum += gain(iteration)
+        if part:
+            self.unsettled = e.Ticket(self.generation, self.number)
+            self.node.sim.moment("part")
+        metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
+        name = self.node.scenario.dir_name(iteration) if self.rank == 0 else None
+        at = self.node.sim.loop.time()
+        report = Report(number=self.number, at=at, metrics=metrics, checkpoint=part, checkpoint_dir_name=name)
+        self.connection.arrive(WorkerReport(report=report, part=self._snapshot() if part else None))
+        self.soon()
+        self.fabric.moved()
+
+    def _snapshot(self) -> Snapshot:
+        """Write the state to one of the buffers in turn: the other's snapshot may be the newest that is committed."""
+        files = {f"rank_{self.rank}.json": json.dumps({"iteration": self.iteration, "sum": self.sum}).encode()}
+        if self.rank == 0:
+            files["constant.bin"] = b"the same in every checkpoint"
+        buffers = self.assignment.buffers
+        path, seal = buffers[self.number % len(buffers)], next(self.node.sim.numbers) + 1
+        placed: list[MemoryFile] = []
+        offset = 0
+        for name, data in files.items():
+            placed.append(MemoryFile(name, offset, len(data)))
+            offset += len(data)
+        fd = os.open(path, os.O_RDWR)
+        try:
+            os.pwrite(fd, seal.to_bytes(8, "little"), 0)
+            os.pwrite(fd, b"".join(files.values()), HEADER_BYTES)
+        finally:
+            os.close(fd)
+        return Snapshot(buffer=path, seal=seal, files=placed)
+
+    def receive(self, message: ToWorker) -> None:
+        if not self.alive or not isinstance(message, AnnounceCheckpoint) or self.unsettled != message.ticket:
+            return
+        self.unsettled = None
+        if self.blocked:
+            self.blocked = False
+            self.connection.arrive(e.WorkerWaited(generation=self.generation, rank=self.rank, waiting=False))
+            self.advance()
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self) -> None:
+        self.finished = True
+        value = self.sum if self.rank == 0 else None
+        self.connection.arrive(e.WorkerFinished(generation=self.generation, rank=self.rank, value=value))
+        self.exit(0)
+        self.fabric.moved()
+
+    def fail(self, failure: WorkerFailure) -> None:
+        self.connection.arrive(e.WorkerExited(generation=self.generation, failure=failure))
+        self.exit(_FAILED)
+
+    def kill(self) -> None:
+        if self.alive:
+            self.exit(_KILLED)
+
+    def exit(self, status: int) -> None:
+        """The agent hears of it from the kernel, after everything that the worker had sent."""
+        self.alive = False
+        self.node.after(0.002, self.node.reap, self, status)
+
+    def lose_peer(self) -> None:
+        if self.alive and self.node.process.is_alive:
+            self.fail(self._failure("raised RuntimeError: Connection closed by peer", "RuntimeError"))
+
+    def _failure(self, cause: str, error_type: str) -> WorkerFailure:
+        return WorkerFailure(rank=self.rank, cause=cause, error_type=error_type, error=cause)
