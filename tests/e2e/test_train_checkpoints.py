@@ -69,9 +69,21 @@ def test_what_was_just_reported_is_read_back_on_every_rank_that_gave_it(sandbox:
             assert newest is not None
             with newest.as_directory() as found:
                 assert Path(found, f"rank-{rank}.txt").read_text() == f"step {step}, rank {rank}"
+        local = Path(f"let-go-{rank}")
+        local.mkdir()
+        Path(local, "text").write_text(f"step 2, rank {rank}")
+        checkpoint = Checkpoint.from_directory(local)
+        upload_mode = CheckpointUploadMode.ASYNC
+        train.report({"step": 2}, checkpoint, checkpoint_upload_mode=upload_mode, checkpoint_upload_fn=upload)
+        for step in range(3, 6):
+            train.report({"step": step})
+        newest = train.get_checkpoint()
+        assert newest is not None and not local.exists()
+        with newest.as_directory() as found:
+            assert Path(found, f"rank-{rank}.txt").read_text() == f"step 2, rank {rank}"
         mode = train.CheckpointConsistencyMode.COMMITTED
         reported = train.get_all_reported_checkpoints(mode, timeout_s=60)
-        assert [one.metrics for one in reported] == [{"step": 0}, {"step": 1}]
+        assert [one.metrics for one in reported] == [{"step": 0}, {"step": 1}, {"step": 2}]
         assert {one.status for one in reported} == {train.ReportedCheckpointStatus.COMMITTED}
         storage = train.get_context().get_storage()
         path = storage.build_checkpoint_path_from_name("x")
@@ -80,7 +92,7 @@ def test_what_was_just_reported_is_read_back_on_every_rank_that_gave_it(sandbox:
         assert storage.storage_filesystem.type_name == "local"
 
     fit(sandbox, function, workers=2)
-    assert len(sandbox.check_stored()) == 2
+    assert len(sandbox.check_stored()) == 3
 
 
 def test_ranks_that_gave_no_checkpoint_see_those_of_the_others(sandbox: Sandbox) -> None:

@@ -57,7 +57,9 @@ def report(
     `delete_local_checkpoint_after_upload` lets the directory go, which may save the copy; it is the default where
     `ASYNC` is asked for by name.
     `checkpoint_upload_fn(checkpoint, name)` stores the files itself, at
-    `get_context().get_storage().build_checkpoint_path_from_name(name)`, and returns a `Checkpoint` of that place.
+    `get_context().get_storage().build_checkpoint_path_from_name(name)`, and returns a `Checkpoint` of that place. It
+    is called in here, or, with `ASYNC`, in a thread: reports made meanwhile wait behind it, and what it raises is
+    raised by the next call.
     """
     current("train.report()").report(
         metrics,

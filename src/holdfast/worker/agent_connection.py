@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ class AgentConnection:
         self._connection = connection
         self._generation = assignment.generation
         self._rank = assignment.rank
+        self._sending = threading.Lock()
+        """A thread of `report_sender` may send while the training function's thread waits for an answer."""
         self._sequence = 0
         self._collected: Collected | None = None
         self.newest = assignment.checkpoint
@@ -52,7 +55,8 @@ class AgentConnection:
 
     def send(self, message: WorkerMessage) -> None:
         try:
-            send(self._connection, message)
+            with self._sending:
+                send(self._connection, message)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise WireError(_AGENT_GONE) from error
 

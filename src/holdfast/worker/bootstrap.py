@@ -162,11 +162,13 @@ def _run_job(job: Job, session: ImportTrackingSession, connection: socket.socket
     sessions.install(session)
     try:
         value = _call(job, here, listen_fd)
+        session.finish()
         if job.framework is not None:
             job.framework.shutdown()
     except BaseException as error:
         if os.getpid() != pid:
             raise  # a process that the function forked and let escape: its end is not the worker's
+        session.abandon()
         # Sent first: to shut a framework down while its peers hang may take for ever.
         _send_failure(connection, here, _failure(error, session))
         if job.framework is not None:

@@ -6,12 +6,17 @@ one on request.
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.storage.uri import join
 from holdfast.worker.job import Assignment
 
 if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
     from holdfast.storage.store import Store
 
 __all__ = ["StorageContext", "TrainContext"]
@@ -35,7 +40,8 @@ class StorageContext:
 
     @property
     def experiment_fs_path(self) -> str:
-        return self._assignment.trial_dir
+        """The run's directory on `storage_filesystem`: without a scheme."""
+        return self._directory.path
 
     @property
     def trial_dir_name(self) -> str:
@@ -43,7 +49,7 @@ class StorageContext:
 
     @property
     def trial_fs_path(self) -> str:
-        return self._assignment.trial_dir
+        return self.experiment_fs_path
 
     @property
     def trial_working_directory(self) -> str:
@@ -56,23 +62,49 @@ class StorageContext:
 
     @property
     def storage_fs_path(self) -> str:
-        """`RunConfig(storage_path)`: a path or a URI."""
-        return self._assignment.trial_dir.removesuffix("/").rpartition("/")[0]
+        """`RunConfig(storage_path)` on `storage_filesystem`."""
+        return self.experiment_fs_path.rpartition("/")[0]
 
     @property
     def storage_filesystem(self) -> Any:
         """The `pyarrow.fs.FileSystem` on which the run lies."""
-        from holdfast.checkpoint.handle import Checkpoint
-
-        return Checkpoint(self._assignment.storage, self._filesystem).filesystem
+        return self._directory.filesystem
 
     def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
-        """Where a checkpoint of this name lies: a path or a URI, for `Checkpoint`."""
-        return f"{self._assignment.trial_dir.removesuffix('/')}/{checkpoint_name}"
+        """Where a checkpoint of this name lies on `storage_filesystem`; on remote storage `Checkpoint` needs both."""
+        return f"{self.experiment_fs_path}/{checkpoint_name}"
 
     def extract_checkpoint_dir_name_from_path(self, checkpoint_path: str) -> str:
         """The name of a checkpoint, of the path that `build_checkpoint_path_from_name` gives."""
-        return _last_part(checkpoint_path)
+        name = checkpoint_path.removeprefix(f"{self.experiment_fs_path}/")
+        if name == checkpoint_path:
+            raise ValueError(f"{checkpoint_path} does not lie in the run's directory {self.experiment_fs_path}.")
+        return name
+
+    @staticmethod
+    def make_default_checkpoint_dir_name() -> str:
+        """A name by the time of day; every rank gets another."""
+        return time.strftime("checkpoint_%Y-%m-%d_%H-%M-%S") + f".{time.time_ns() // 1000 % 1_000_000:06d}"
+
+    def persist_current_checkpoint(self, checkpoint: Checkpoint, checkpoint_dir_name: str) -> Checkpoint:
+        """Copy a checkpoint's files to the run's directory: for an upload function; `report` commits it."""
+        from holdfast.checkpoint.handle import Checkpoint
+
+        target = self.open().sub(checkpoint_dir_name)
+        with checkpoint.as_directory() as directory:
+            if target.local_root is not None:
+                shutil.copytree(directory, target.local_root, dirs_exist_ok=True)
+            else:
+                for path in sorted(Path(directory).rglob("*")):
+                    if path.is_file():
+                        target.upload(path.relative_to(directory).as_posix(), path)
+        return Checkpoint(join(self.uri, checkpoint_dir_name), self._filesystem)
+
+    @property
+    def _directory(self) -> Checkpoint:
+        from holdfast.checkpoint.handle import Checkpoint
+
+        return Checkpoint(self._assignment.storage, self._filesystem)
 
     def open(self) -> Store:
         """The run's directory as a store."""

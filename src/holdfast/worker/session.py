@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shutil
 import socket
 import threading
 import time
@@ -23,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.layout import check_name
 from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
+from holdfast.storage.uri import join
 from holdfast.wire.messages import CollectiveKind, Note, WorkerMessage, WorkerReport
 from holdfast.worker.agent_connection import AgentConnection
 from holdfast.worker.job import Assignment
 from holdfast.worker.plain_data import plain_metrics
+from holdfast.worker.report_sender import ReportSender
 from holdfast.worker.snapshot import Snapshots
 from holdfast.worker.staging import stage, staged_files
 
@@ -108,6 +111,7 @@ class Session:
         self.initial_checkpoint: Checkpoint | None = None
         """What `get_checkpoint` gives as long as the run has committed nothing."""
         self._agent = AgentConnection(connection, assignment)
+        self._reports = ReportSender(self._agent.send)
         self._snapshots = Snapshots(assignment, self._agent)
         self._filesystem = filesystem
         self._store: Store | None = None
@@ -136,67 +140,76 @@ class Session:
     ) -> None:
         """See `holdfast.train.report`."""
         self._check_process()
+        self._reports.check()
         plain = plain_metrics(metrics)
         if checkpoint_dir_name is not None:
             check_name(checkpoint_dir_name)
-        with self._lock:
-            if checkpoint is None:
-                self._send_report(plain, checkpoint_dir_name)
+        if checkpoint is None:
+            with self._lock:
+                self._send_report(self._make_report(plain, checkpoint_dir_name))
                 if not self._number & (_DRAIN_EVERY - 1):
                     self._agent.drain()
-                return
-            mode, move = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
-            self._report_checkpoint(plain, checkpoint, checkpoint_dir_name, mode, move, checkpoint_upload_fn)
+            return
+        _check_type(checkpoint)
+        mode, move = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
+        self._reports.finish()  # one checkpoint at a time
+        with self._lock:
+            if checkpoint_upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD:
+                in_background = checkpoint_upload_mode is CheckpointUploadMode.ASYNC
+                self._report_uploaded(plain, checkpoint, checkpoint_dir_name, move, checkpoint_upload_fn, in_background)
+            else:
+                began = time.monotonic()
+                part = self._make_part(checkpoint, mode, move)
+                stall_s = time.monotonic() - began
+                self._send_report(self._make_report(plain, checkpoint_dir_name, part, stall_s))
+                self._agent.pending.append(self._number)
+            if mode is not CheckpointUploadMode.ASYNC:
+                self._wait_for_commit(self._number)
 
-    def _report_checkpoint(
+    def _send_report(self, message: WorkerReport) -> None:
+        self._reports.send(message)
+        self._number = message.report.number
+
+    def _wait_for_commit(self, number: int) -> None:
+        self._agent.wait_until(lambda: number not in self._agent.pending)
+        last = self._agent.announced
+        if last is None or last.ticket.number != number or last.name is None:
+            raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
+
+    def _report_uploaded(
         self,
         metrics: dict[str, Any],
         checkpoint: Checkpoint,
         dir_name: str | None,
-        mode: CheckpointUploadMode,
         move: bool,
-        upload: UploadFunction | None,
+        upload: UploadFunction,
+        in_background: bool,
     ) -> None:
-        from holdfast.checkpoint.handle import Checkpoint  # The caller made one, so it is there already.
-
-        if not isinstance(checkpoint, Checkpoint):
-            raise TypeError(
-                f"train.report(checkpoint=...) takes a Checkpoint, not {type(checkpoint).__name__}: "
-                "write Checkpoint.from_directory(path) or Checkpoint.from_state(state)."
-            )
+        """Report a checkpoint that the user's function stores, under a name on which all ranks agree without asking."""
+        local = self._directory_to_stage(checkpoint, move) if move and not _is_state(checkpoint) else None
+        self._agent.wait_for_pending()
+        number = self._number + 1
+        name = dir_name or f"checkpoint-g{self.assignment.generation:03d}-r{number:06d}"
         began = time.monotonic()
-        part = self._make_part(checkpoint, mode, move, self._uploader(upload, dir_name))
-        self._send_report(metrics, dir_name, part, time.monotonic() - began)
-        number = self._number
+
+        def store() -> WorkerReport:
+            part = ExistingPart(self._name_in_run(_check_type(upload(checkpoint, name), "checkpoint_upload_fn")))
+            if local is not None:
+                shutil.rmtree(local)
+            stall_s = 0.0 if in_background else time.monotonic() - began
+            return self._make_report(metrics, dir_name, part, stall_s, number)
+
+        if in_background:
+            self._reports.send_uploaded(store, self._make_report(metrics, dir_name))
+            self._number = number
+        else:
+            self._send_report(store())
         self._agent.pending.append(number)
-        if mode is not CheckpointUploadMode.ASYNC:
-            self._agent.wait_until(lambda: number not in self._agent.pending)
-            last = self._agent.announced
-            if last is None or last.ticket.number != number or last.name is None:
-                raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
 
-    def _uploader(
-        self, upload: UploadFunction | None, dir_name: str | None
-    ) -> Callable[[Checkpoint], Checkpoint] | None:
-        """The user's function for storing checkpoints, with the name on which all ranks agree without asking."""
-        if upload is None:
-            return None
-        name = dir_name or f"checkpoint-g{self.assignment.generation:03d}-r{self._number + 1:06d}"
-        return lambda checkpoint: upload(checkpoint, name)
-
-    def _make_part(
-        self,
-        checkpoint: Checkpoint,
-        mode: CheckpointUploadMode,
-        move: bool,
-        upload: Callable[[Checkpoint], Checkpoint] | None,
-    ) -> Part:
+    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, move: bool) -> Part:
         """Make the checkpoint the agent's: what happens in here is the stall."""
         from holdfast.checkpoint.state.handle import StateCheckpoint
 
-        if upload is not None:
-            self._agent.wait_for_pending()
-            return ExistingPart(self._name_in_run(upload(checkpoint)))
         if isinstance(checkpoint, StateCheckpoint):
             return self._make_part_of_state(checkpoint, mode)
         if mode is CheckpointUploadMode.NO_UPLOAD:
@@ -241,16 +254,18 @@ class Session:
         here = self.assignment
         return Path(here.staging_dir) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
 
-    def _send_report(
+    def _make_report(
         self,
         metrics: dict[str, Any],
         dir_name: str | None,
         part: Part | None = None,
         stall_s: float = 0.0,
-    ) -> None:
+        number: int | None = None,
+    ) -> WorkerReport:
+        """The next report, unless it has a number already."""
         existing = part.name if isinstance(part, ExistingPart) else None
         report = Report(
-            number=self._number + 1,
+            number=number or self._number + 1,
             at=time.time(),
             metrics=metrics if self.assignment.rank == 0 else None,
             checkpoint=part is not None,
@@ -259,18 +274,27 @@ class Session:
             file_names=_file_names(part) if self.assignment.world_size > 1 else (),
             stall_s=stall_s,
         )
-        self._send(WorkerReport(report=report, part=part))
-        self._number += 1
+        return WorkerReport(report=report, part=part)
+
+    def finish(self) -> None:
+        """The training function has returned: wait until what a thread of it still stores is reported."""
+        self._reports.finish()
+
+    def abandon(self) -> None:
+        """The training function has failed: nothing is sent any more but that."""
+        self._reports.abandon()
 
     def _name_in_run(self, checkpoint: Checkpoint) -> str:
         """The name of a directory that the user wrote straight into the run's own."""
+        from holdfast.checkpoint.handle import Checkpoint
+
         run, given = self._open_store(), checkpoint._open()
-        name = PurePosixPath(checkpoint.path).name
-        expected = run.sub(check_name(name))
+        name = check_name(PurePosixPath(checkpoint.path).name)
+        expected = run.sub(name)
         if expected.local_root is not None and given.local_root is not None:
             same = expected.local_root.resolve() == given.local_root.resolve()
-        else:
-            same = expected.uri == given.uri
+        else:  # the same place may be given as a URI, or as a path with a filesystem
+            same = Checkpoint(join(self.assignment.storage, name), self._filesystem) == checkpoint
         if not same:
             raise ConfigError(
                 f"With CheckpointUploadMode.NO_UPLOAD or a checkpoint_upload_fn the checkpoint must lie directly in "
@@ -293,6 +317,7 @@ class Session:
         """The newest committed checkpoint. One that every rank has reported is waited for until it is committed or
         given up; ranks that have not reported it yet only for a while, and only by a rank that gave a part of it."""
         self._check_process()
+        self._reports.finish()
         agent = self._agent
         with self._lock:
             agent.drain()
@@ -315,6 +340,7 @@ class Session:
         rank's last report, whichever ranks gave them, and gives what there is if that takes longer than `timeout_s`."""
         self._check_process()
         agent, deadline = self._agent, None if timeout_s is None else time.monotonic() + timeout_s
+        self._reports.finish()
         with self._lock:
             agent.drain()
             if agent.settled < self._number:
@@ -457,6 +483,24 @@ def current(what: str = "train.report()") -> Session:
             "TorchTrainer(train_loop_per_worker, ...), and call fit()."
         )
     return _current
+
+
+def _check_type(checkpoint: Any, what: str = "") -> Checkpoint:
+    from holdfast.checkpoint.handle import Checkpoint
+
+    if not isinstance(checkpoint, Checkpoint):
+        where = f"{what} must return" if what else "train.report(checkpoint=...) takes"
+        raise TypeError(
+            f"{where} a Checkpoint, not {type(checkpoint).__name__}: "
+            "write Checkpoint.from_directory(path) or Checkpoint.from_state(state)."
+        )
+    return checkpoint
+
+
+def _is_state(checkpoint: Checkpoint) -> bool:
+    from holdfast.checkpoint.state.handle import StateCheckpoint
+
+    return isinstance(checkpoint, StateCheckpoint)
 
 
 def _file_names(part: Part | None) -> tuple[str, ...]:

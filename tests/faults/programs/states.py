@@ -156,7 +156,7 @@ def _sent(config: _Config) -> None:
     def send(*arguments: Any) -> None:
         real(*arguments)
         with Path(config["accepted"]).open("a") as file:
-            file.write(f"{arguments[0]['step']}\n")
+            file.write(f"{arguments[0].report.metrics['step']}\n")
         _die(config)
 
     session._send_report = send  # type: ignore[method-assign, assignment]

@@ -244,6 +244,54 @@ def test_an_upload_function_gets_a_name_and_stores_in_the_run(tmp_path: Path) ->
     assert names == ["own", "checkpoint-g003-r000002"]
 
 
+def test_reports_keep_their_order_while_a_thread_uploads(tmp_path: Path) -> None:
+    may_end = threading.Event()
+
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        assert may_end.wait(60)
+        return directory(tmp_path / "run" / name, model=Path(checkpoint.path, "model").read_text())
+
+    with FakeAgent(storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "s"), announce_as="x") as agent:
+        mine = directory(tmp_path / "mine", model="weights")
+        agent.session.report({"step": 1}, mine, None, CheckpointUploadMode.ASYNC, None, upload)
+        agent.session.report({"step": 2})
+        assert agent.heard.empty() and (tmp_path / "mine").exists()
+        agent.session.barrier()  # others may be met meanwhile
+        may_end.set()
+        agent.session.report({"step": 3}, directory(tmp_path / "next", model="weights"))
+        heard = [agent.next() for _ in range(3)]
+        agent.session.finish()
+    assert [one.report.number for one in heard] == [1, 2, 3]
+    assert [one.report.metrics["step"] for one in heard] == [1, 2, 3]
+    assert heard[0].part == ExistingPart("checkpoint-g003-r000001") and heard[1].part is None
+    assert not (tmp_path / "mine").exists()  # let go, as ASYNC does where nothing else is said
+
+
+def test_what_an_upload_function_raises_in_its_thread_is_raised_by_the_next_call(tmp_path: Path) -> None:
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        raise ConnectionError("the tool of one's own failed")
+
+    with FakeAgent(storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "s")) as agent:
+        for call in (agent.session.finish, agent.session.get_checkpoint):
+            mine = directory(tmp_path / call.__name__, model="weights")
+            agent.session.report({"step": 1}, mine, None, CheckpointUploadMode.ASYNC, None, upload)
+            with pytest.raises(ConnectionError, match="of one's own"):
+                call()
+            message = agent.next()
+            assert message.report.metrics == {"step": 1} and message.part is None and not message.report.checkpoint
+            assert mine._open().local_root is not None
+            agent.session._agent.pending.clear()
+
+
+def test_an_upload_function_must_return_a_checkpoint(tmp_path: Path) -> None:
+    with (
+        FakeAgent(storage=str(tmp_path / "run"), staging_dir=str(tmp_path / "s")) as agent,
+        pytest.raises(TypeError, match="checkpoint_upload_fn must return a Checkpoint, not str"),
+    ):
+        mine = directory(tmp_path / "mine", model="weights")
+        agent.session.report({}, mine, checkpoint_upload_fn=lambda _, name: name)  # type: ignore[arg-type,return-value]
+
+
 def test_get_all_reported_checkpoints_includes_metrics(tmp_path: Path) -> None:
     store = open_store(tmp_path / "run")
     directory(tmp_path / "mine", model="weights")
