@@ -1,12 +1,15 @@
 """For every test: hypothesis judges what it finds, never how long the machine took; tests that need root are skipped
-for other users."""
+for other users. One storage server of each kind serves all tests of a process: started by the first test that needs it,
+stopped at the end."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.contract import servers
 
 settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("holdfast")
@@ -18,3 +21,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("hosts"):
             item.add_marker(pytest.mark.skip(reason="needs root: mounts, control groups, users or namespaces"))
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[servers.Server]:
+    """S3 that obeys put-if-absent."""
+    with servers.moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """S3 that answers success to every put-if-absent."""
+    with servers.rclone_s3(tmp_path_factory.mktemp("rclone-s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[servers.Server]:
+    """Azure blobs."""
+    with servers.azurite() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[servers.Server]:
+    """Google Cloud Storage."""
+    with servers.gcs() as server:
+        yield server

@@ -2,8 +2,8 @@
 
 moto (`moto_front`) obeys put-if-absent, `rclone serve s3` ignores it and answers success, so between them both kinds
 of S3 server are met. `azurite-blob` is Azure's own emulator. Google's is `gcs_front`, which says what of it is
-emulated. `rclone mount` gives a FUSE file system. The fixtures in `conftest` share each server among the tests of one
-process; fault tests and benchmarks use these context managers directly.
+emulated. `rclone mount` gives a FUSE file system. Fixtures in `tests/conftest.py` share each server among the tests of
+one process; benchmarks use these context managers directly.
 
 Every server is started through `setpriv --pdeathsig`, so that none outlives a test process that was killed.
 """
@@ -51,6 +51,8 @@ __all__ = [
 _START_TIMEOUT_S = 120
 _STOP_TIMEOUT_S = 10
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_ENVIRONMENT = dict(os.environ)
+"""As it was before any test changed it: a server may serve many tests."""
 _AZURITE = Path("node_modules/.bin/azurite-blob")
 _ACCESS_KEY = "holdfast-test-access-key-0001"  # rclone refuses very short ones
 _SECRET_KEY = "holdfast-test-secret-key-0001"
@@ -109,7 +111,7 @@ def _running(command: Sequence[str], environment: Mapping[str, str], ready: str 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        env={**_ENVIRONMENT, "PYTHONUNBUFFERED": "1", **environment},
         text=True,
         errors="replace",
     )
@@ -250,7 +252,7 @@ def rclone_s3(root: Path) -> Iterator[Server]:
         }
 
         def make_bucket(name: str) -> None:
-            subprocess.run([rclone, "mkdir", f":s3:{name}", *configured], env={**os.environ, **client}, check=True)
+            subprocess.run([rclone, "mkdir", f":s3:{name}", *configured], env={**_ENVIRONMENT, **client}, check=True)
 
         yield Server("s3", endpoint, aws_environment(), make_bucket)
 

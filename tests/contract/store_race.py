@@ -81,10 +81,11 @@ class StoreRaces:
     supports_exclusive: ClassVar[bool] = True
     processes_find_it: ClassVar[bool] = False
     """Whether `open_store(store.uri)` in another process finds the same storage."""
-    place_rounds: ClassVar[int] = 2
+    race_rounds: ClassVar[int] = 2
     """How often many creations of what is written once are tried at the same time."""
     churn_turns: ClassVar[int] = 20
-    """How often each process writes and deletes in directories that it shares with others."""
+    """How often each process or thread writes and deletes in directories that it shares with others: a few times where
+    the storage has no directories."""
     atomic_overwrite: ClassVar[bool] = True
     """False where the kernel caches sizes and pages of what was replaced (FUSE mounts), or the server writes in place
     (rclone): a reader at the very moment of an overwrite may see a mixture there, or less than all, so what is
@@ -121,7 +122,7 @@ class StoreRaces:
 
     def test_of_many_threads_one_creates_what_is_written_once(self, store: Store) -> None:
         """Also where the storage refuses no second creation: writers then use claims."""
-        for number in range(self.place_rounds):
+        for number in range(self.race_rounds):
             key = f"epochs/{number:06d}.json"
 
             def create(token: int, key: str = key) -> bool:
@@ -135,7 +136,7 @@ class StoreRaces:
 
     def test_of_many_controllers_one_gets_each_epoch(self, store: Store) -> None:
         """Simultaneous starts and takeovers: no two leases have the same epoch, and no epoch's file is overwritten."""
-        for number in range(self.place_rounds):
+        for number in range(self.race_rounds):
             run = store.sub(f"run {number}")
 
             def start(run: Store = run, takeover: bool = False) -> Lease | None:
@@ -160,7 +161,7 @@ class StoreRaces:
         if not self.processes_find_it:
             pytest.skip("no other process finds this storage")
         with _processes(_START, store.uri) as drivers:
-            for number in range(self.place_rounds):
+            for number in range(self.race_rounds):
                 for driver in drivers:
                     _tell(driver, f"run {number}")
                 answers = [_ask(driver) for driver in drivers]
@@ -205,7 +206,7 @@ class StoreRaces:
         """Directories that others create and remove meanwhile neither fail a write nor lose one."""
 
         def churn(number: int) -> bool:
-            for turn in range(10):
+            for turn in range(min(10, self.churn_turns)):
                 key = f"shared/deep/{number}"
                 (store.put if turn % 2 else store.create)(key, str(turn).encode())
                 if store.get(key) != str(turn).encode():

@@ -53,8 +53,9 @@ class TestS3Moto(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
     has_versions = False
-    place_rounds = 1
+    race_rounds = 1
     model_examples = 2
+    churn_turns = 3
 
     @pytest.fixture
     def store(self, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -66,6 +67,7 @@ class TestS3MotoThroughObstore(StoreContract):
 
     secrets = AWS_SECRETS
     model_examples = 2
+    churn_turns = 3
 
     @pytest.fixture
     def store(self, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -104,8 +106,9 @@ class TestS3fs(StoreContract):
     secrets = AWS_SECRETS
     supports_exclusive = False
     has_versions = False
-    place_rounds = 1
+    race_rounds = 1
     model_examples = 2
+    churn_turns = 3
 
     @pytest.fixture
     def store(self, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Store:

@@ -79,7 +79,7 @@ class TestFuse(StoreContract):
     atomic_overwrite = False
     processes_find_it = True
     model_examples = 3
-    place_rounds = 1
+    race_rounds = 1
 
     @pytest.fixture
     def store(self, mount: Path) -> Store:

@@ -36,6 +36,7 @@ class TestMoto(StoreContract):
     secrets = AWS_SECRETS
     processes_find_it = True
     model_examples = 3
+    churn_turns = 3
 
     @pytest.fixture
     def store(self, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
@@ -49,7 +50,7 @@ class TestRclone(StoreContract):
     supports_exclusive = False
     atomic_overwrite = False
     processes_find_it = True
-    place_rounds = 5
+    race_rounds = 5
     model_examples = 5
 
     @pytest.fixture
@@ -71,6 +72,7 @@ class TestAzurite(StoreContract):
     secrets = AZURE_SECRETS
     processes_find_it = True
     model_examples = 3
+    churn_turns = 3
 
     @pytest.fixture
     def store(self, azurite: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
@@ -82,6 +84,7 @@ class TestAzurite(StoreContract):
 class TestGoogle(StoreContract):
     processes_find_it = True
     model_examples = 3
+    churn_turns = 3
 
     @pytest.fixture
     def store(self, gcs: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.servers import rclone_s3
+from tests.contract.servers import Server
 
 from holdfast.checkpoint.commit import commit_directory, reserve
 from holdfast.cli.main import main
@@ -62,12 +62,10 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     if request.param == "disk":
         yield str(tmp_path / "run")
         return
-    root = tmp_path / "s3"
-    root.mkdir()
-    with rclone_s3(root) as server:
-        for key, value in server.environment.items():
-            monkeypatch.setenv(key, value)
-        yield server.uri(server.new_bucket(), "run")
+    server: Server = request.getfixturevalue("rclone")
+    for key, value in server.environment.items():
+        monkeypatch.setenv(key, value)
+    yield server.uri(server.new_bucket(), "run")
 
 
 @pytest.fixture

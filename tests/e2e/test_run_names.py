@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.contract import servers
 from tests.e2e.small import save, value_of
@@ -20,21 +18,14 @@ _S3_NAMES = ["a?b", "x%20y", "a#b", "%2F", "größe"]
 """Each run on S3 takes a second or two; these names need the most care in URIs."""
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[servers.Server]:
-    with servers.moto() as server:
-        yield server
-
-
 @pytest.fixture
-def storage(
-    request: pytest.FixtureRequest, sandbox: Sandbox, moto: servers.Server, monkeypatch: pytest.MonkeyPatch
-) -> str:
-    for name, value in moto.environment.items():
-        monkeypatch.setenv(name, value)
+def storage(request: pytest.FixtureRequest, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> str:
     sandbox.storage.mkdir()
     if request.param == "s3":
-        return moto.uri(moto.new_bucket(), "runs of mine")
+        server: servers.Server = request.getfixturevalue("moto")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        return server.uri(server.new_bucket(), "runs of mine")
     return str(sandbox.storage) if request.param == "path" else sandbox.storage.as_uri()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,6 @@ from holdfast.train import Result
 
 _STEPS = 12
 _KILLED = {"steps": _STEPS, "every": 3, "faults": {"1:1:4": "kill", "2:0:8": "raise"}}
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[servers.Server]:
-    with servers.moto() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    with servers.rclone_s3(tmp_path_factory.mktemp("rclone-s3")) as server:
-        yield server
 
 
 def _check(result: Result, filesystem: object | None, path: str, logs_of: int = 1) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.contract.servers import fuse_mount, moto, rclone_s3
+from tests.contract.servers import Server, fuse_mount
 from tests.faults.kill_writer import Job
 from tests.faults.kill_writer_process import CheckedRun, KillWriter, kill_writer_process, make_source
 
@@ -74,7 +74,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[KillTarget]:
         elif kind == "fuse":
             uri, random_kills = str(stack.enter_context(fuse_mount(root / "backing", root / "mount"))), 20
         else:
-            server = stack.enter_context(moto() if kind == "moto" else rclone_s3(root))
+            server: Server = request.getfixturevalue(kind)
             environment, random_kills = server.environment, 50
             uri = server.uri(server.new_bucket())
         for variable, value in environment.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.contract.servers import fuse_mount, moto, rclone_s3
+from tests.contract.servers import Server, fuse_mount
 
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.verify import verify
@@ -32,7 +32,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         elif request.param == "fuse":
             found = str(stack.enter_context(fuse_mount(tmp_path / "backing", tmp_path / "mount")) / "run")
         else:
-            server = stack.enter_context(moto() if request.param == "moto" else rclone_s3(tmp_path))
+            server: Server = request.getfixturevalue(request.param)
             found, environment = server.uri(server.new_bucket(), "run"), server.environment
         for variable, value in environment.items():
             monkeypatch.setenv(variable, value)
