@@ -24,7 +24,7 @@ def run_error(ended: RunFailed, uri: str) -> TrainingFailedError:
     if ended.error_type is not FailureKind.TRAINING_FAILED:
         return ControllerError(ended.error_type.as_error(ended.error, otherwise=RunError))
     way_out = "Fix this, then the" if is_bug(ended.failures) else "The"
-    message = f"Training failed: {ended.error}. {way_out} same call continues the run in {uri}."
+    message = f"Training failed: {ended.error.rstrip('.')}. {way_out} same call continues the run in {uri}."
     if ended.failures and (trace := root_cause(ended.failures).traceback):
         message += f"\n\n{trace.rstrip()}"
     return WorkerGroupError(message, {failure.rank: worker_error(failure) for failure in ended.failures})

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import linecache
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -67,9 +69,10 @@ def function_limit_bytes() -> int:
 
 def pickle_job(job: Job) -> bytes:
     """The job as workers will get it; `ConfigError` where it cannot be pickled or is too large."""
-    buffer = _LimitedBuffer(function_limit_bytes())
     try:
-        cloudpickle.dump(job, buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        pickled = _dump(job)
+        if sources := _sources(pickled):
+            pickled = _dump(replace(job, sources=sources))
     except _TooLarge:
         raise ConfigError(_describe_excess(job)) from None
     except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError) as error:
@@ -77,7 +80,22 @@ def pickle_job(job: Job) -> bytes:
             f"train_loop_per_worker or train_loop_config cannot be sent to the workers ({error}): "
             "open files, locks, connections and the like inside the function instead."
         ) from error
+    return pickled
+
+
+def _dump(job: Job) -> bytes:
+    buffer = _LimitedBuffer(function_limit_bytes())
+    cloudpickle.dump(job, buffer, protocol=pickle.HIGHEST_PROTOCOL)
     return buffer.getvalue()
+
+
+def _sources(pickled: bytes) -> dict[str, str]:
+    """Source code that was never in a file (IPython enters its cells without a time), of the code that is sent."""
+    return {
+        name: "".join(entry[2])
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and entry[1] is None and name.encode(errors="replace") in pickled
+    }
 
 
 def _describe_excess(job: Job) -> str:

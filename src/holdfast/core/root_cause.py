@@ -24,6 +24,7 @@ _ECHOES = (
     "remote process exited",
     "collective/result.cc",  # where XGBoost raises whatever goes wrong between its workers
 )
+_KINDS_OF_BUGS = (FailureKind.OTHER, FailureKind.CONFIG, FailureKind.MISSING_EXTRA, FailureKind.INVALID_URI)
 
 
 def root_cause(failures: Sequence[WorkerFailure]) -> WorkerFailure:
@@ -34,9 +35,7 @@ def root_cause(failures: Sequence[WorkerFailure]) -> WorkerFailure:
 def is_bug(failures: Sequence[WorkerFailure]) -> bool:
     """Whether the root cause is an exception of the user's code, which the same call would only raise again."""
     cause = root_cause(failures) if failures else None
-    return (
-        cause is not None and cause.error_type is not None and cause.kind is FailureKind.OTHER and not _is_echo(cause)
-    )
+    return cause is not None and cause.error_type is not None and cause.kind in _KINDS_OF_BUGS and not _is_echo(cause)
 
 
 def signature(failure: WorkerFailure) -> str:

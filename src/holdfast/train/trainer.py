@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from holdfast.errors import ConfigError, NotFound, TrainingFailedError
+from holdfast.errors import ConfigError, HoldfastError, NotFound, TrainingFailedError
 from holdfast.storage.uri import join
 from holdfast.train.backend import BackendConfig, check_backend_config
 from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.data import DataConfig, check_datasets
-from holdfast.train.interrupted import Interrupted
+from holdfast.train.interrupted import make_interrupted
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request, check_function
 
@@ -70,8 +70,17 @@ class DataParallelTrainer:
 
         Raises `TrainingFailedError` when workers failed more often than `FailureConfig(max_failures)` allows, and
         `Interrupted` (a `KeyboardInterrupt` that ends a script with exit code 130 or 143 and no traceback) after Ctrl+C
-        or SIGTERM; the same call continues the run in both cases.
+        or SIGTERM; the same call continues the run in both cases. HOLDFAST_DEBUG=1 shows where in Holdfast an error of
+        its own comes from.
         """
+        try:
+            return self._fit()
+        except HoldfastError as error:
+            if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
+                raise
+            raise error.with_traceback(None) from None  # its sentence says what to do, our frames do not
+
+    def _fit(self) -> Result:
         request = build_request(self, self._takes_config, self._framework(), self._preload)
         from holdfast.control.run import run_training
         from holdfast.core.commands import RunStatus
@@ -88,7 +97,7 @@ class DataParallelTrainer:
             outcome = run_rank_zero(request, request.torchrun)
         outcome.store.close()
         if outcome.status is RunStatus.INTERRUPTED:
-            raise Interrupted(outcome.interrupted_by)
+            raise make_interrupted(outcome.interrupted_by)
         if outcome.error is not None:
             raise outcome.error
         result = Result.from_path(join(request.storage_path, request.name), request.filesystem)

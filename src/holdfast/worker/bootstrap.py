@@ -31,9 +31,11 @@ from holdfast.wire import frames
 from holdfast.wire.messages import Prepare
 from holdfast.worker import session as sessions
 from holdfast.worker.environment import (
+    NO_TERMINAL,
     SetThreads,
     enter_work_dir,
     refresh_randomness,
+    refuse_breakpoints,
     set_environment,
     set_thread_counts,
     use_temp_dir,
@@ -83,6 +85,7 @@ def run_worker(
         session = _make_session(loaded, assignment, connection, known)
         if session is not None and not isinstance(loaded.job, WorkerFailure):
             send_main_by_value()
+            refuse_breakpoints()
             code = _run_job(loaded.job, session, connection, worker_fds.listen)
             _exit_like_python(code)
     except BaseException:  # noqa: BLE001  ours, or of something that runs at exit: the last words go to the log
@@ -202,11 +205,18 @@ def release_port(listen_fd: int) -> None:
 
 def _failure(error: BaseException, session: ImportTrackingSession) -> WorkerFailure:
     """What `error` was, and which of the run's checkpoints is damaged if it says that one is."""
-    failure = failure_of(error, session.assignment.rank, _our_frames(error), _path_hint(error))
+    failure = failure_of(error, session.assignment.rank, _our_frames(error), _hint(error))
     if (damage := damage_behind(error)) is not None:
         name = session.checkpoint_at(damage.checkpoint)
         failure = msgspec.structs.replace(failure, kind=FailureKind.DAMAGED, damaged_checkpoint=name)
     return failure
+
+
+def _hint(error: BaseException) -> str:
+    """What to do about an error that has to do with the worker's surroundings."""
+    if type(error).__module__ == "bdb":
+        return f"\nA debugger found no input: {NO_TERMINAL}"
+    return _path_hint(error)
 
 
 def _path_hint(error: BaseException) -> str:

@@ -13,16 +13,20 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from holdfast.errors import ConfigError
 from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 from holdfast.worker.job import Assignment
 
 __all__ = [
+    "NO_TERMINAL",
     "SetThreads",
     "enter_work_dir",
     "find_openblas",
     "refresh_randomness",
+    "refuse_breakpoints",
     "set_environment",
     "set_thread_counts",
     "use_temp_dir",
@@ -36,6 +40,9 @@ _OPENBLAS_SETTERS = (
 )
 
 SetThreads = Callable[[int], object]
+NO_TERMINAL = (
+    "a worker has no terminal; set ScalingConfig(num_workers=0), which runs the function in the driver's own process."
+)
 
 
 def set_environment(assignment: Assignment) -> None:
@@ -78,6 +85,18 @@ def enter_work_dir(assignment: Assignment) -> None:
     if assignment.change_directory:
         make_private_directory(Path(assignment.work_dir))
         os.chdir(assignment.work_dir)
+
+
+def refuse_breakpoints() -> None:
+    """Make `breakpoint()` say how to get one, unless the user chose a debugger that needs no terminal."""
+    default = sys.breakpointhook
+
+    def hook(*arguments: Any, **options: Any) -> Any:
+        if os.environ.get("PYTHONBREAKPOINT", "") in ("", "pdb.set_trace"):
+            raise ConfigError(f"breakpoint() in a worker: {NO_TERMINAL}")
+        return default(*arguments, **options)
+
+    sys.breakpointhook = hook
 
 
 def refresh_randomness() -> None:

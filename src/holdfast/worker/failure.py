@@ -6,17 +6,22 @@ not be picklable, or be of a type that nobody else has.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import traceback
+from pathlib import Path
 from types import TracebackType
 
+from holdfast import errors
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
-from holdfast.errors import Damaged
+from holdfast.errors import Damaged, HoldfastError
 
 __all__ = ["damage_behind", "failure_of"]
 
 _ERROR_CHARACTERS_MAX = 10_000
 _TRACEBACK_CHARACTERS_MAX = 200_000
+_NOT_THE_USERS = (f"{Path(errors.__file__).parent}{os.sep}", contextlib.__file__)
 
 
 def failure_of(error: BaseException, rank: int, hidden_frames: int = 0, hint: str = "") -> WorkerFailure:
@@ -32,7 +37,10 @@ def failure_of(error: BaseException, rank: int, hidden_frames: int = 0, hint: st
     else:
         first = text.strip().split("\n", 1)[0]
         cause = f"raised {kind.__qualname__}: {first}" if first else f"raised {kind.__qualname__}"
-    lines = traceback.TracebackException(kind, error, trace, compact=True).format()
+    described = traceback.TracebackException(kind, error, trace, compact=True)
+    if isinstance(error, HoldfastError):
+        _keep_users_frames(described)
+    lines = described.format()
     return WorkerFailure(
         rank=rank,
         cause=_sound(cause),
@@ -41,6 +49,13 @@ def failure_of(error: BaseException, rank: int, hidden_frames: int = 0, hint: st
         traceback=_shorten(_sound("".join(lines) + hint)),
         kind=FailureKind.of(error),
     )
+
+
+def _keep_users_frames(described: traceback.TracebackException) -> None:
+    """Leave out what lies below the call that the user made: the sentence says what to do, our frames do not."""
+    users = [n for n, frame in enumerate(described.stack) if not frame.filename.startswith(_NOT_THE_USERS)]
+    del described.stack[users[-1] + 1 if users else 0 :]
+    described.__cause__ = described.__context__ = None
 
 
 def damage_behind(error: BaseException) -> Damaged | None:

@@ -6,8 +6,8 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -74,3 +74,5 @@ class Job:
     config: dict[str, Any] | None
     takes_config: bool
     framework: Framework | None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Source code that only the driver's process has (the cells of a notebook), by file name, for tracebacks."""

@@ -9,6 +9,7 @@ be forked afterwards.
 from __future__ import annotations
 
 import importlib
+import linecache
 import mmap
 import os
 import sys
@@ -51,6 +52,9 @@ def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
             job = cloudpickle.loads(function)
         if not isinstance(job, Job):
             raise TypeError(f"The training function arrived as {type(job).__qualname__}, not as a job.")
+        for name, text in job.sources.items():
+            # Without a time, as IPython enters them: `linecache` then never looks for a file.
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         show_main(job)
         return Loaded(job, filesystem)
     except ModuleNotFoundError as error:

@@ -321,7 +321,9 @@ def test_a_path_too_long_for_the_box_is_named_below_it() -> None:
 def test_a_stopped_run_says_how_to_go_on() -> None:
     screen = Screen(command=["train.py", "--name", "two words"])
     screen.feed([begin(), *generation(1), *reports(1, 3), commit(3, T0 + 4, index=2)])
-    shown = screen.feed([r.RunInterrupted(at=T0 + 5, why="Ctrl+C")])
+    stopped = r.GenerationEnded(at=T0 + 5, generation=1, why="Ctrl+C", detected_at=T0 + 5, iteration=3)
+    shown = screen.feed([stopped, r.RunInterrupted(at=T0 + 5, why="Ctrl+C")])
+    assert "Workers replaced" not in shown
     assert "Training was stopped after 3 iterations at 2023-11-14 22:13:25 (Ctrl+C). Total running time: 5s\n" in shown
     assert shown.endswith("To continue from checkpoint_000002, run this again:\n  python train.py --name 'two words'\n")
 

@@ -230,5 +230,5 @@ def _rank_and_host(failure: WorkerFailure, hosts: Mapping[int, str], first: str 
 
 def _verb_phrase(cause: str) -> str:
     """The cause as the rest of a sentence."""
-    text = trim(printable(cause), 300)
+    text = trim(printable(cause), 300).rstrip(".")
     return f"was {text}" if text.startswith("killed") else text

@@ -144,6 +144,7 @@ class Terminal:
                 for line in layouts.worker_lines(self._hosts, record.pids):
                     self._print(line)
             case r.GenerationEnded():
+                self._running_at = None
                 self._live_line.wait("workers stopped", self._clock())
                 self._show_failure(record)
             case r.CheckpointCommitted():
