@@ -69,8 +69,8 @@ _DDP = """
                 torch.save({{"model": model.module.state_dict(), "step": step}}, os.path.join(directory, "model.pt"))
                 train.report(
                     {{"step": step, "rank": rank}},
-                    checkpoint=train.Checkpoint.from_directory(directory) if rank == 0 else None,
-                    checkpoint_upload_mode=train.CheckpointUploadMode.SYNC if rank == 0 else None,
+                    checkpoint=train.Checkpoint.from_directory(directory) if rank == 0 or step % 2 else None,
+                    checkpoint_upload_mode=train.CheckpointUploadMode.SYNC,
                 )
             if step == config["stop_at"]:
                 train.collective.barrier()
@@ -222,7 +222,9 @@ def test_several_runs_in_one_script_that_torchrun_restarts(sandbox: Sandbox) -> 
     _check_several(script, 2)
     other = script.of("parts", 1)
     assert other["kind"] == "ConfigError"
-    assert "on rank 1: with num_workers=0 under torchrun only rank 0 can give a checkpoint" in other["error"]
+    assert (
+        "on rank 1: with num_workers=0 under torchrun only rank 0 can give a checkpoint with 'part_1'" in other["error"]
+    )
     assert "num_workers=2" in other["error"]
     assert script.of("parts", 0)["kind"] == "WorkerGroupError"
     assert "Rank 1 has ended before rank 0 was done" in script.of("parts", 0)["error"]

@@ -15,6 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.train import checks
 
 if TYPE_CHECKING:
+    import pandas
     import torch
 
 __all__ = ["TRAIN_DATASET_KEY", "DataConfig", "DatasetShard", "Datasets", "check_datasets"]
@@ -115,6 +116,17 @@ class DatasetShard:
 
     def count(self) -> int:
         return len(self) if _is_sequence(self._data) else sum(1 for _ in self)
+
+    def materialize(self) -> DatasetShard:
+        """This rank's rows, all of them in memory."""
+        return DatasetShard(list(self), 0, 1)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """This rank's rows as a data frame; a column for each key where rows are dicts, otherwise the column "item"."""
+        import pandas
+
+        rows = list(self)
+        return pandas.DataFrame(rows if rows and isinstance(rows[0], Mapping) else {"item": rows})
 
     def iter_rows(self) -> Iterator[Any]:
         """Row by row, in the order of the data set."""

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,6 +36,9 @@ _SIGNALS_EVERY = datetime.timedelta(seconds=1)
 
 _LEFT = "left"
 """What a rank puts into the store when it takes part in no collective any more."""
+
+_NO_MORE = 2**62
+"""The number of rank 0's last report, once its function has returned."""
 
 _store: Any = None
 """One connection for all runs of this process. Where rank 0 serves the store, it does so as long as this lives."""
@@ -132,7 +136,21 @@ class Torchrun:
         with suppress(RuntimeError):  # the store has gone, and with it torchrun
             self._set(self._key(self._sequence, 0), _StoreAnswer(error=why))
 
+    def publish_report(self, number: int, file_names: list[str] | None) -> None:
+        """Tell the others that rank 0 makes its `number`-th report, and which files its checkpoint has."""
+        if file_names is not None:
+            _store.set(self._key(f"files/{number}", 0), msgspec.json.encode(file_names))
+        _store.set(self._key("reports", 0), str(number).encode())
+
     # ------------------------------------------------------------------ the other ranks
+
+    def await_file_names(self, number: int) -> set[str]:
+        """The files of the checkpoint that rank 0 gives with its `number`-th report; none if it gives no directory."""
+        files, reports = self._key(f"files/{number}", 0), self._key("reports", 0)
+        while not self._is_set([files]):
+            if self._is_set([reports]) and int(_store.get(reports)) >= number and not self._is_set([files]):
+                return set()
+        return set(msgspec.json.decode(_store.get(files), type=list[str]))
 
     def await_start(self) -> TorchrunStart:
         return msgspec.convert(self.collect("start", None), TorchrunStart)
@@ -153,6 +171,8 @@ class Torchrun:
 
         def function(*arguments: Any) -> Any:
             value = job.function(*arguments)
+            if self.rank == 0:
+                self.publish_report(_NO_MORE, None)
             self.collect("return", None)
             return value
 
@@ -191,19 +211,23 @@ class Torchrun:
         _store.set(key, msgspec.msgpack.encode(answer))
 
     def _wait(self, keys: list[str]) -> None:
+        while not self._is_set(keys):
+            pass
+
+    def _is_set(self, keys: list[str]) -> bool:
+        """Wait for one period at most until all `keys` are in the store."""
         import torch.distributed as dist
 
-        while True:
-            try:
-                _store.wait(keys, _SIGNALS_EVERY)
-            except dist.DistStoreError:  # not yet
-                continue
-            except dist.DistNetworkError as error:
-                raise RunError(
-                    f"Rank {self.rank} has lost the store of torchrun at {self._master[0]}:{self._master[1]}: rank 0 "
-                    "or torchrun itself has ended."
-                ) from error
-            return
+        try:
+            _store.wait(keys, _SIGNALS_EVERY)
+        except dist.DistStoreError:  # not yet
+            return False
+        except dist.DistNetworkError as error:
+            raise RunError(
+                f"Rank {self.rank} has lost the store of torchrun at {self._master[0]}:{self._master[1]}: rank 0 "
+                "or torchrun itself has ended."
+            ) from error
+        return True
 
 
 class RankZeroSession(ImportTrackingSession):
@@ -214,6 +238,12 @@ class RankZeroSession(ImportTrackingSession):
     ) -> None:
         super().__init__(None, connection, torchrun.place(assignment), filesystem)
         self._torchrun = torchrun
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None, *others: Any) -> None:
+        number = self._number + 1
+        file_names = _file_names(checkpoint)
+        super().report(metrics, checkpoint, *others)
+        self._torchrun.publish_report(number, file_names)
 
     def _collect(self, kind: CollectiveKind, data: Any) -> Any:
         with self._lock:
@@ -231,6 +261,7 @@ class OtherRankSession(Session):
         super().__init__(connection, torchrun.place(assignment), filesystem)
         self._torchrun = torchrun
         self.metrics: dict[str, Any] | None = None
+        self._reports = 0
 
     def close(self) -> None:
         super().close()
@@ -249,13 +280,23 @@ class OtherRankSession(Session):
         plain = plain_metrics(metrics)
         if checkpoint_dir_name is not None:
             check_name(checkpoint_dir_name)
+        self._reports += 1
         if checkpoint is not None:
+            self._check_files(checkpoint)
+        self.metrics = dict(plain)
+
+    def _check_files(self, checkpoint: Checkpoint) -> None:
+        """The lowest rank that gives a file name owns it, so what rank 0 gives too is not missed. Nothing else can be
+        kept: this rank has no agent."""
+        names = _file_names(checkpoint)
+        missed = set(names or ()) - self._torchrun.await_file_names(self._reports) if names != [] else ()
+        if names is None or missed:
+            what = f"a checkpoint with {min(missed)!r}" if missed else "a checkpoint"
             raise ConfigError(
                 f"train.report(checkpoint=...) on rank {self.assignment.rank}: with num_workers=0 under torchrun only "
-                "rank 0 can give a checkpoint; gather it there, or let Holdfast start the workers "
+                f"rank 0 can give {what}; gather it there, or let Holdfast start the workers "
                 f"(`python` instead of torchrun, and num_workers={self.assignment.world_size})."
             )
-        self.metrics = dict(plain)
 
     def note(self, text: str) -> None:
         """Nobody listens."""
@@ -263,3 +304,16 @@ class OtherRankSession(Session):
     def _collect(self, kind: CollectiveKind, data: Any) -> Any:
         with self._lock:
             return self._torchrun.collect(kind, data)
+
+
+def _file_names(checkpoint: object) -> list[str] | None:
+    """The relative names of the files of a checkpoint that is a local directory."""
+    from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.checkpoint.state.handle import StateCheckpoint
+
+    if not isinstance(checkpoint, Checkpoint) or isinstance(checkpoint, StateCheckpoint):
+        return None
+    directory = Path(checkpoint.path)
+    if not directory.is_dir():
+        return None
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())

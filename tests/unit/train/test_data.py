@@ -111,3 +111,10 @@ def test_settings_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match=r"DataConfig\(enable_shard_locality\) has no effect") as told:
         DataConfig(enable_shard_locality=False)
     assert told[0].filename == __file__
+
+
+def test_a_shard_is_materialized_and_becomes_a_data_frame() -> None:
+    shard = shards(ROWS)[1]
+    assert list(shard.materialize()) == list(shard) == list(ROWS[1:10:2])
+    assert shard.materialize().to_pandas().to_dict("records") == list(ROWS[1:10:2])
+    assert list(shards([3, 4])[1].to_pandas()["item"]) == [4]

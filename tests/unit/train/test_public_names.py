@@ -32,7 +32,10 @@ def test_both_import_paths_give_the_same_objects() -> None:
     program = (
         "from holdfast import train; from holdfast.train import RunConfig; import holdfast.train.torch;"
         "assert train.RunConfig is RunConfig and train.torch.TorchTrainer is holdfast.train.torch.TorchTrainer;"
-        "assert train.collective.barrier and 'report' in dir(train)"
+        "assert train.collective.barrier and 'report' in dir(train);"
+        "from holdfast.train.v2.api.data_parallel_trainer import DataParallelTrainer as first;"
+        "from holdfast.train.data_parallel_trainer import DataParallelTrainer as second;"
+        "assert first is second is train.DataParallelTrainer"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
