@@ -61,33 +61,27 @@ class Odd:
 
 _OWN_HOME: dict[str, str | None] = {"HOLDFAST_LOCAL_CACHE_DIR": None}
 _ENVIRONMENTS = {
-    "plain": Odd(),
     "no HOME": Odd(variables={"HOME": None}),
     "a HOME that is no directory": Odd(variables={**_OWN_HOME, "HOME": "/dev/null"}),
     "a HOME of many characters": Odd(variables={**_OWN_HOME, "HOME": "{root}/" + "h" * 80}),
-    "a HOME with blanks and quotes": Odd(variables={**_OWN_HOME, "HOME": "{root}/it's my home"}),
+    "a HOME with blanks and quotes, python -I -B": Odd(
+        variables={**_OWN_HOME, "HOME": "{root}/it's my home"}, options=("-I", "-B")
+    ),
     "a working directory that was removed": Odd('mkdir gone && cd gone && rmdir ../gone && "$@"'),
     "LC_ALL=C": Odd(variables={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
-    "an unknown locale": Odd(variables={"LC_ALL": "xx_YY.nonsense"}),
-    "no TERM": Odd(variables={"TERM": None}),
-    "a dumb TERM": Odd(variables={"TERM": "dumb", "COLUMNS": "1"}),
+    "an unknown locale, python -O": Odd(variables={"LC_ALL": "xx_YY.nonsense"}, options=("-OO",)),
+    "no TERM, no TMPDIR, a strict umask": Odd('umask 077 && "$@"', {"TERM": None, "TMPDIR": None}),
+    "a dumb TERM, unbuffered": Odd(variables={"TERM": "dumb", "COLUMNS": "1", "PYTHONUNBUFFERED": "1"}),
     "almost no variables": Odd('exec env -i PATH="$PATH" HOME="{root}" "$@"'),
-    "closed stdin": Odd('"$@" <&-'),
-    "few open files": Odd('ulimit -n 96 && "$@"'),
-    "no core dumps, small stack": Odd('ulimit -c 0 && ulimit -s 1024 && "$@"'),
-    "a strict umask": Odd('umask 077 && "$@"'),
-    "no TMPDIR": Odd(variables={"TMPDIR": None}),
+    "closed stdin, hang-ups ignored": Odd("trap '' HUP INT; \"$@\" <&-"),
+    "few open files, no core dumps, small stack": Odd('ulimit -n 96 && ulimit -c 0 && ulimit -s 1024 && "$@"'),
     "a TMPDIR that does not exist": Odd(variables={"TMPDIR": "{root}/absent"}),
     "a long TMPDIR": Odd('mkdir -p "$TMPDIR" && "$@"', {"TMPDIR": "{root}/" + "t" * 120}),
-    "unbuffered": Odd(variables={"PYTHONUNBUFFERED": "1"}),
-    "python -O": Odd(options=("-OO",)),
-    "python -I -B": Odd(options=("-I", "-B")),
     "python -X dev": Odd(options=("-X", "dev")),
     "closed stdout": Odd('"$@" >&-'),
     "closed stdout and stderr": Odd('"$@" >&- 2>&-'),
     "a full stdout": Odd('"$@" >/dev/full', may_fail=True),
     "a broken pipe": Odd('set -o pipefail; "$@" 2>&1 | true', may_fail=True),
-    "hang-ups ignored": Odd("trap '' HUP INT; \"$@\""),
 }
 
 

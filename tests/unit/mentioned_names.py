@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import io
 import keyword
@@ -145,6 +146,7 @@ def code_files() -> list[Path]:
     return [path for top in ("src", "tests", "bench", "examples") for path in sorted((ROOT / top).rglob("*.py"))]
 
 
+@functools.cache
 def holdfast_project() -> Project:
     """This repository, with the extras and markers that pyproject.toml defines."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())

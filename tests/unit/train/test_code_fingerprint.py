@@ -209,13 +209,13 @@ def _run(root: Path, directories: list[Path], seed: int, cwd: str) -> list[dict[
 
 @pytest.fixture(scope="module")
 def fingerprints(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of the project as it is, then after each edit of its own, then as it is again with other seeds of hashes."""
+    """Of the project as it is, after each edit, and as it is again with another seed of hashes in another directory."""
     root = tmp_path_factory.mktemp("projects")
     edits = [*(edit[:3] for edit in _COUNTS), *_COUNTS_NOT]
     same = _write(root / "same")
     edited = [_write(root / f"edit_{at}", *edit) for at, edit in enumerate(edits)]
     found = _run(root, [same, *edited], seed=1, cwd=str(root))
-    return found + _run(root, [same], seed=2, cwd="/") + _run(root, [same], seed=3, cwd=str(same))
+    return found + _run(root, [same], seed=2, cwd=str(same))
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -229,14 +229,13 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def test_the_fingerprint_does_not_depend_on_the_hash_seed(fingerprints: list[dict[str, Any]]) -> None:
-    first, *_ = fingerprints
+    first, *_, again = fingerprints
     assert len(first["values"]) > 20 and len(first["code"]) > 15
-    for again in fingerprints[-2:]:
-        assert _changes(first, again) == []
-        assert {key: one[0] for key, one in first["values"].items()} == {
-            key: one[0] for key, one in again["values"].items()
-        }
-        assert first["code"] == again["code"]
+    assert _changes(first, again) == []
+    assert {key: one[0] for key, one in first["values"].items()} == {
+        key: one[0] for key, one in again["values"].items()
+    }
+    assert first["code"] == again["code"]
     assert "hunter" not in json.dumps(first)
 
 
