@@ -261,7 +261,7 @@ class OtherRankSession(Session):
         super().__init__(connection, torchrun.place(assignment), filesystem)
         self._torchrun = torchrun
         self.metrics: dict[str, Any] | None = None
-        self._reports = 0
+        self._report_count = 0
 
     def close(self) -> None:
         super().close()
@@ -280,7 +280,7 @@ class OtherRankSession(Session):
         plain = plain_metrics(metrics)
         if checkpoint_dir_name is not None:
             check_name(checkpoint_dir_name)
-        self._reports += 1
+        self._report_count += 1
         if checkpoint is not None:
             self._check_files(checkpoint)
         self.metrics = dict(plain)
@@ -289,7 +289,7 @@ class OtherRankSession(Session):
         """The lowest rank that gives a file name owns it, so what rank 0 gives too is not missed. Nothing else can be
         kept: this rank has no agent."""
         names = _file_names(checkpoint)
-        missed = set(names or ()) - self._torchrun.await_file_names(self._reports) if names != [] else ()
+        missed = set(names or ()) - self._torchrun.await_file_names(self._report_count) if names != [] else ()
         if names is None or missed:
             what = f"a checkpoint with {min(missed)!r}" if missed else "a checkpoint"
             raise ConfigError(
