@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.agent.work_dirs import WorkDirs, sweep_work_dirs
 from holdfast.checkpoint.process_identity import machine_id
 from holdfast.storage.files import has_shared_locks
 from holdfast.storage.local_cache import local_cache_dir
@@ -44,7 +45,9 @@ class SessionDir:
     def __init__(self, agent: str, root: Path | None = None) -> None:
         agents = make_private_directory((root or local_cache_dir()) / "agents")
         sweep_dead(agents)
+        sweep_work_dirs(agents.parent / "work")
         remove_dangling_links()
+        self._work_dirs = WorkDirs()
         name = agent if has_shared_locks(agents) else f"{agent}@{machine_id()}"
         self.path = agents / name
         self.lock_path = agents / f"{name}{_LOCK}"
@@ -70,8 +73,9 @@ class SessionDir:
         return [*([] if self.temp_link is None else [self.temp_link]), self.path, self.lock_path]
 
     def renew_times(self) -> None:
-        """Renew the times of the link and the lock: systemd-tmpfiles removes what lies in /tmp unused for days, and
-        other machines what lies in a shared cache unused for a week."""
+        """Renew the times of the link, the lock and work directories: systemd-tmpfiles removes what lies in /tmp unused
+        for days, and other machines what lies in a shared cache unused for a week, or a month."""
+        self._work_dirs.renew_times()
         with suppress(OSError):
             os.utime(self._lock)
         if self.temp_link is not None:
@@ -86,10 +90,11 @@ class SessionDir:
 
     def make_work_dir(self, path: Path) -> None:
         """Make the directory that workers run in. It is the run's and stays: artifacts are stored from there."""
-        make_private_directory(path)
+        self._work_dirs.use(path)
 
     def remove(self) -> None:
         """Remove the directory, then its lock: a directory without a lock is nobody's."""
+        self._work_dirs.close()
         if self.temp_link is not None:
             self.temp_link.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
