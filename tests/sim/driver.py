@@ -17,13 +17,13 @@ from tests.sim.network import Listener
 from tests.sim.process import Process
 
 from holdfast.control.fingerprint import Fingerprint
-from holdfast.control.history import read_history
+from holdfast.control.history import RUN_FILE, read_history
 from holdfast.control.hub import Hub
 from holdfast.control.lease import Lease, acquire
 from holdfast.control.loop import Controller, ControllerSetup, Settings
 from holdfast.control.publisher import Publisher
 from holdfast.control.request import RunContext, TrainRequest
-from holdfast.control.setup import make_setup
+from holdfast.control.setup import make_setup, write_run_file
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
@@ -104,7 +104,8 @@ class Driver:
         history = await asyncio.to_thread(read_history, store)
         if isinstance(history.durable.outcome, r.RunFinished):
             return "finished"
-        lease = await asyncio.to_thread(partial(acquire, store, takeover=self.takeover))
+        await asyncio.to_thread(write_run_file, _request(self.sim), store)
+        lease = await asyncio.to_thread(partial(acquire, store, takeover=self.takeover, with_keys=[RUN_FILE]))
         self.lease = lease
         try:
             plan = await asyncio.to_thread(self._set_up, lease)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.errors import StorageError
+from holdfast.storage.durability import volatile
 from holdfast.storage.store import Store
 
 __all__ = ["ArtifactSync"]
@@ -46,12 +47,12 @@ class ArtifactSync:
         """Upload log files that grew, as `logs/generation_000003/rank_0.log`; of those that are `still_written` only
         what grew by an eighth."""
         files = ((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in _files(self._logs))
-        self._sync(files, still_written=still_written)
+        self._sync(volatile(self._open_store()), files, still_written=still_written)
 
     def sync_artifacts(self) -> None:
         """Upload the working directory's new and changed files to the run's directory, under their own names."""
         if self._work_dir is not None:
-            self._sync(self._artifacts(self._work_dir))
+            self._sync(self._open_store(), self._artifacts(self._work_dir))
 
     def _artifacts(self, root: Path) -> Iterator[tuple[Path, str]]:
         local_root = self._open_store().local_root
@@ -66,22 +67,22 @@ class ArtifactSync:
                 self._refused.add(first)
                 _log.warning("The artifact %s is not stored: that name is the run's own; choose another.", first)
 
-    def _sync(self, files: Iterator[tuple[Path, str]], *, still_written: bool = False) -> None:
+    def _sync(self, store: Store, files: Iterator[tuple[Path, str]], *, still_written: bool = False) -> None:
         with self._lock:
             try:
                 for path, key in files:
-                    self._upload(path, key, still_written)
+                    self._upload(store, path, key, still_written)
             except StorageError as error:
                 _log.warning("Files of the working directory or logs could not be stored: %s", error)
 
-    def _upload(self, path: Path, key: str, still_written: bool) -> None:
+    def _upload(self, store: Store, path: Path, key: str, still_written: bool) -> None:
         try:
             found = path.stat()
             stamp = (found.st_mtime_ns, found.st_size)
             before = self._uploaded.get(path)
             if before == stamp or (before and still_written and stamp[1] - before[1] <= before[1] // _GROWTH):
                 return
-            self._open_store().upload(key, path)
+            store.upload(key, path)
             self._uploaded[path] = stamp
         except FileNotFoundError:
             _log.debug("%s vanished before it could be stored", path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,8 +22,10 @@ from holdfast.checkpoint.process_identity import ProcessIdentity, is_dead, this_
 from holdfast.checkpoint.timestamps import now_text
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import Fenced, NotFound, RunBusy, StorageError
+from holdfast.journal.format import DIRECTORY as JOURNAL
 from holdfast.journal.reader import Position, position
 from holdfast.runtime import current
+from holdfast.storage.durability import make_durable, volatile
 from holdfast.storage.mount_cache import find_mount_cache
 from holdfast.storage.store import Store
 
@@ -118,7 +120,8 @@ class Lease:
 
     def _put(self, *, released: bool) -> None:
         beat = _Beat(number=self._number, at=now_text(), released=released)
-        self._store.put(_beat_key(self.epoch), msgspec.json.encode(beat))
+        # A power cut ends the holder as well, so a beat need not survive one.
+        volatile(self._store).put(_beat_key(self.epoch), msgspec.json.encode(beat))
 
 
 def acquire(
@@ -127,8 +130,10 @@ def acquire(
     takeover: bool = False,
     time_to_live_s: float = TIME_TO_LIVE_S,
     sleep: Callable[[float], None] | None = None,
+    with_keys: Sequence[str] = (),
 ) -> Lease:
-    """Become the run's controller; `RunBusy` names who holds it otherwise."""
+    """Become the run's controller; `RunBusy` names who holds it otherwise. The lease is durable when this returns, and
+    so are `with_keys`, which may have been written through a `volatile` view."""
     sleep = sleep or current().sleep
     cache_s = _mount_cache_s(store)
     highest = max(list_epochs(store), default=0)
@@ -152,6 +157,10 @@ def acquire(
         if not _create(store, epoch_key(epoch), msgspec.json.encode(own), cache_s):
             raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
         lease = Lease(store, own, _settle(store, epoch, cache_s))
+        # The fence works from the moment that others see it. It must survive a power cut as soon as anything is done in
+        # its name, which begins now. Where nothing was before, the floor voids nothing, and a lost one is as good.
+        made = [epoch_key(epoch), *([floor_key(epoch)] if epoch > 1 or lease.floor > 0 else [])]
+        make_durable(store, [*made, *with_keys], [JOURNAL])
         lease.beat()
     except BaseException:
         _held.discard(own.id)
@@ -195,7 +204,7 @@ def _warn_of_cache(kind: str, time_s: float | None) -> None:
 def _create(store: Store, key: str, data: bytes, cache_s: float | None) -> bool:
     """Create a file that only one controller may create, on whatever machine; False if it is there."""
     if cache_s is None:
-        return create_once(store, key, data)
+        return create_once(volatile(store), key, data)
     return create_by_claim(store, key, data, cache_s=cache_s)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step, deadline, step
-from holdfast.core.records import Record
+from holdfast.core.records import AgentAdded, GenerationRunning, Record
 from holdfast.core.state import State
 from holdfast.errors import Fenced, StorageError
 from holdfast.journal.fold import FoldWriter
@@ -52,6 +53,8 @@ class Settings:
 
     flush_s: float = 0.25
     """How long a record without a command may wait for its flush."""
+    minor_flush_s: float = 2.0
+    """The same for records by which nothing is decided and nothing is lost: an agent is there, workers run."""
     flush_records: int = 500
     """So many records are flushed at once: until then they are held in memory, for the journal and for the views."""
     storage_patience_s: float = 300.0
@@ -116,8 +119,8 @@ class Controller:
         self._journal_thread = ThreadPoolExecutor(1, "holdfast-journal")
         """A disk that stalls must not stall the event loop. A thread of its own: storage work may fill the others."""
         self._watch = LoopWatch(plan.state.spec.progress_timeout_s or _STALL_S, self._loop.time())
-        self._flush_at = self._loop.time()
-        """When the oldest record that is not durable must be, at the latest."""
+        self._flush_at = math.inf
+        """When the records that are not durable must be, at the latest."""
 
     # ------------------------------------------------------------ events in
 
@@ -191,8 +194,7 @@ class Controller:
             event, arrived_at = self._events.popleft()
             self._stepped_at = max(self._stepped_at, arrived_at)
             decided = self._step(event, self._stepped_at)
-            if decided.records and not self._journal.dirty:
-                self._flush_at = self._loop.time() + self._settings.flush_s
+            self._plan_flush(decided.records)
             self._journal.append(decided.records)
             self._publisher.hold(decided.records)
             commands.extend(decided.commands)
@@ -210,6 +212,13 @@ class Controller:
             # Without a journal nothing new may begin, but everything may still be brought to its end.
             if durable or isinstance(command, c.StopWorkers | c.EndRun):
                 self._do(command)
+
+    def _plan_flush(self, records: Sequence[Record]) -> None:
+        """Decide when these records must be durable, should no command ask for it before."""
+        for record in records:
+            is_minor = isinstance(record, AgentAdded | GenerationRunning)
+            due_at = self._loop.time() + (self._settings.minor_flush_s if is_minor else self._settings.flush_s)
+            self._flush_at = min(self._flush_at, due_at)
 
     def _step(self, event: e.Event, now: float) -> Step:
         return step(self._state, event, now)
@@ -234,6 +243,7 @@ class Controller:
         except StorageError as error:
             self._lose_journal(error)
             return False
+        self._flush_at = math.inf
         self._publisher.release()
         return True
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.control.driver_thread import DriverThread
 from holdfast.control.failures import run_error
-from holdfast.control.history import read_history
+from holdfast.control.history import RUN_FILE, read_history
 from holdfast.control.hub_thread import join_hub
 from holdfast.control.lease import Lease, acquire
 from holdfast.control.loop import Controller, ControllerSetup
@@ -24,6 +24,7 @@ from holdfast.control.setup import (
     make_observers,
     make_prepare,
     make_setup,
+    write_run_file,
 )
 from holdfast.core import records as r
 from holdfast.core.commands import RunStatus
@@ -47,7 +48,8 @@ def run_training(request: TrainRequest) -> TrainOutcome:
             print_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)
-    lease = acquire(store, takeover=request.takeover)
+    write_run_file(request, store)
+    lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE])
     driver_thread = DriverThread()
     try:
         make_engine = engine_of_run(request, driver_thread.put)

@@ -45,6 +45,7 @@ from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
 from holdfast.printable import printable
 from holdfast.runtime import current
+from holdfast.storage.durability import volatile
 from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.store import Store
 from holdfast.storage.uri import join
@@ -61,6 +62,7 @@ __all__ = [
     "make_observers",
     "make_prepare",
     "make_setup",
+    "write_run_file",
 ]
 
 _CHANGES_TOLD = 8
@@ -79,7 +81,7 @@ def make_setup(
     make_engine: MakeEngine | None = None,
 ) -> ControllerSetup:
     """Everything that `Controller` needs, once the lease is held."""
-    identity = _write_run_file(request, store)
+    identity = run_id(store.get(RUN_FILE))
     changes = changes_of(request, history)
     _warn_of_changes(request, store, history, changes)
     fold_writer = FoldWriter(store, lease.epoch, lease.id, identity, deepcopy(history.summary))
@@ -109,8 +111,8 @@ def check_resume(request: TrainRequest, store: Store, history: History) -> None:
         )
 
 
-def _write_run_file(request: TrainRequest, store: Store) -> str:
-    """Create run.json if this is the first controller; the id that it gives the run."""
+def write_run_file(request: TrainRequest, store: Store) -> None:
+    """Create run.json, unless it is there: the run gets its id. Durable once the lease is acquired with it."""
     identity = {
         "format": "holdfast.run/1.0",
         "id": current().token_hex(4),
@@ -120,8 +122,7 @@ def _write_run_file(request: TrainRequest, store: Store) -> str:
         "holdfast": __version__,
         "python": platform.python_version(),
     }
-    create_once(store, RUN_FILE, sealed(msgspec.json.encode(identity)))
-    return run_id(store.get(RUN_FILE))
+    create_once(volatile(store), RUN_FILE, sealed(msgspec.json.encode(identity)))
 
 
 def changes_of(request: TrainRequest, history: History) -> list[str]:

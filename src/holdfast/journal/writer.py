@@ -137,8 +137,9 @@ class _FileWriter:
             header = encode_header(self._epoch, self._lease)
             if self._before is not None and not self._before.exists():
                 self._tell_loss()
-            self._store.put(self._key, header)  # through the store, so that the directories are durable
-            self._open(len(header))
+            self._store.put(self._key, header + data)  # through the store, so that the directories are durable
+            self._open(len(header) + len(data))
+            return count
         assert self._fd is not None
         with translated(self._root / self._key):
             try:

@@ -110,8 +110,12 @@ class RetryingStore:
         return self._retry(lambda: self._store.download(key, target, progress.attempt()))
 
     def sub(self, prefix: str) -> RetryingStore:
+        return self.over(self._store.sub(prefix))
+
+    def over(self, store: Store) -> RetryingStore:
+        """The same retries over another store."""
         return RetryingStore(
-            self._store.sub(prefix),
+            store,
             self._attempts,
             self._base_delay_s,
             self._max_delay_s,

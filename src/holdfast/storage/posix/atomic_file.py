@@ -28,8 +28,10 @@ class AtomicFile:
     unnamed: ClassVar[bool] = Path("/proc/self/fd").is_dir()
     """Whether O_TMPFILE is tried: it needs /proc, and a kernel that lets such a file be linked."""
 
-    def __init__(self, directory: int, mode: int = 0o666) -> None:
-        """The file has `mode` minus the umask from the beginning."""
+    def __init__(self, directory: int, mode: int = 0o666, *, durable: bool = True) -> None:
+        """The file has `mode` minus the umask from the beginning. What is not `durable` may be lost, or empty, after a
+        power cut."""
+        self._durable = durable
         self._directory = directory
         self._name: str | None = None
         self._open = True
@@ -53,18 +55,18 @@ class AtomicFile:
             discard(self._name, self._directory)
 
     def create(self, name: str) -> None:
-        """Give it this name, durably, unless the name is taken (FileExistsError)."""
-        sync(self.fd)
+        """Give it this name, unless the name is taken (FileExistsError)."""
+        self._sync(self.fd)
         if self._name is None:
             self._link(name)
         else:
             self._close()
             os.link(self._name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        sync(self._directory)
+        self._sync(self._directory)
 
     def replace(self, name: str) -> None:
-        """Give it this name, durably, in place of what had it."""
-        sync(self.fd)
+        """Give it this name in place of what had it."""
+        self._sync(self.fd)
         if self._name is None:
             try:
                 self._link(name)
@@ -74,7 +76,11 @@ class AtomicFile:
         self._close()
         if self._name is not None:
             os.rename(self._name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        sync(self._directory)
+        self._sync(self._directory)
+
+    def _sync(self, fd: int) -> None:
+        if self._durable:
+            sync(fd)
 
     def _link(self, name: str) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,12 +26,18 @@ class Directories:
 
     def __init__(self) -> None:
         self._durable: set[Path] = set()
+        self._volatile: set[Path] = set()
+        """Those that were made here and are not durable yet."""
 
-    def open(self, directory: Path, root: Path) -> int:
-        """A descriptor of the directory, which is created with its parents if needed."""
+    def open(self, directory: Path, root: Path, *, durable: bool = True) -> int:
+        """A descriptor of the directory, which is created with its parents if needed; its name is durable then, or will
+        be when `sync` or another call asks for it."""
         for _ in range(_TRIES):
             try:
-                self._make_durable(directory, root)
+                if durable:
+                    self._make_durable(directory, root)
+                else:
+                    self._make_volatile(directory)
                 return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
                 self.forget(directory)  # pruned in between, or long ago by another process
@@ -39,6 +46,23 @@ class Directories:
     def forget(self, directory: Path) -> None:
         """Forget that this directory is durable: it, or one above it, may have been removed."""
         self._durable.difference_update((directory, *directory.parents))
+
+    def sync(self, directories: Iterable[Path], names: Iterable[Path], root: Path) -> None:
+        """Make what lies in these directories durable, and the names of those and others, with one fsync each."""
+        to_sync = set(directories)
+        unknown = {*to_sync, *names}
+        made: set[Path] = set()
+        while unknown:
+            directory = unknown.pop()
+            if directory not in self._durable and (directory.is_relative_to(root) or directory in self._volatile):
+                made.add(directory)
+                to_sync.add(directory.parent)
+                unknown.add(directory.parent)
+        for directory in sorted(to_sync):
+            with suppress(PermissionError):  # a parent that may be passed but not read
+                _sync_directory(directory)
+        self._durable |= made
+        self._volatile -= made
 
     def sync_deletion(self, directory: Path, root: Path) -> None:
         """Make deletions in a directory durable; remove it, and its parents up to the root, if they are empty now."""
@@ -54,6 +78,18 @@ class Directories:
             self._durable.discard(directory)
             directory = directory.parent
 
+    def _make_volatile(self, directory: Path) -> None:
+        try:
+            made = _make(directory)
+        except FileNotFoundError:
+            if directory == directory.parent:
+                raise
+            self._make_volatile(directory.parent)
+            made = _make(directory)
+        if made:
+            self._durable.discard(directory)
+            self._volatile.add(directory)
+
     def _make_durable(self, directory: Path, root: Path) -> None:
         if directory in self._durable:
             return
@@ -68,6 +104,10 @@ class Directories:
             made = _make(directory)
         # One that is there already may have been made by another process a moment ago: it is synced all the same.
         if directory != root and directory.is_relative_to(root):
+            self._make_durable(directory.parent, root)
+        if directory in self._volatile:
+            made = True
+            self._volatile.discard(directory)
             self._make_durable(directory.parent, root)
         if made or directory.is_relative_to(root):
             with suppress(PermissionError):  # a parent that may be passed but not read

@@ -53,6 +53,7 @@ class PosixStore:
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))  # noqa: PTH100  keeps symlinks, unlike resolve()
         self._shared = _SharedRoot()
+        self._durable = True
 
     def __repr__(self) -> str:
         return f"PosixStore({str(self._root)!r})"
@@ -76,7 +77,7 @@ class PosixStore:
         path = self._path(key)
 
         def replace(directory: int) -> None:
-            with translated(path), AtomicFile(directory) as draft:
+            with translated(path), AtomicFile(directory, durable=self._durable) as draft:
                 write_all(draft.fd, data)
                 draft.replace(path.name)
 
@@ -140,7 +141,7 @@ class PosixStore:
             if self._fuse():
                 return _upload_in_place(directory, path, source, on_bytes)
             with translated(path):
-                draft = AtomicFile(directory, _mode_for(source))
+                draft = AtomicFile(directory, _mode_for(source), durable=self._durable)
             with draft:
                 digest = write_stream(source, draft.fd, path, on_bytes, direct=True)
                 with translated(path):
@@ -157,8 +158,29 @@ class PosixStore:
 
     def sub(self, prefix: str) -> PosixStore:
         view = PosixStore(self._root / check_key(prefix))
-        view._shared = self._shared
+        view._shared, view._durable = self._shared, self._durable
         return view
+
+    def volatile(self) -> PosixStore:
+        """A view that does not fsync what it puts, creates and uploads."""
+        view = PosixStore(self._root)
+        view._shared, view._durable = self._shared, False
+        return view
+
+    def sync(self, keys: Iterable[str], directories: Iterable[str] = ()) -> None:
+        """Make keys durable that a `volatile` view wrote, and the names of directories, which are made if need be."""
+        inside: set[Path] = set()
+        for key in keys:
+            path = self._path(key)
+            inside.add(path.parent)
+            with _reading(path), path.open("rb", buffering=0) as file:
+                sync(file.fileno())
+        for prefix in directories:
+            path = self._path(prefix)
+            with translated(path):
+                os.close(self._shared.directories.open(path, self._root, durable=False))
+        with translated(self._root):
+            self._shared.directories.sync(inside, map(self._path, directories), self._root)
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -178,7 +200,7 @@ class PosixStore:
         """Run `action` on the directory of `path`; again, if a concurrent `delete` removed that directory meanwhile."""
         for _ in range(_TRIES):
             with translated(path):
-                directory = self._shared.directories.open(path.parent, self._root)
+                directory = self._shared.directories.open(path.parent, self._root, durable=self._durable)
             try:
                 return action(directory)
             except NotFound:
@@ -189,7 +211,7 @@ class PosixStore:
 
     def _create(self, directory: int, path: Path, data: bytes) -> None:
         if self._shared.links:
-            with translated(path), AtomicFile(directory) as draft:
+            with translated(path), AtomicFile(directory, durable=self._durable) as draft:
                 write_all(draft.fd, data)
                 try:
                     return draft.create(path.name)
@@ -206,10 +228,11 @@ class PosixStore:
         return self._shared.fuse
 
     def _probe(self) -> bool:
+        view = self.volatile()  # what creation does now is asked, not what a power cut leaves of it
         path = self._root / new_temporary()
         try:
-            self._in_directory(path, lambda directory: self._create(directory, path, b"first"))
-            self._in_directory(path, lambda directory: self._create(directory, path, b"second"))
+            view._in_directory(path, lambda directory: view._create(directory, path, b"first"))
+            view._in_directory(path, lambda directory: view._create(directory, path, b"second"))
         except AlreadyExists:
             return True
         finally:

@@ -26,6 +26,7 @@ from holdfast.errors import Fenced, NotFound, StorageError
 from holdfast.journal.fold import decode_sealed, encode_sealed, newest_summaries
 from holdfast.journal.format import fold_key
 from holdfast.journal.reader import START, JournalReader, Mark
+from holdfast.storage.durability import volatile
 from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 from holdfast.views.files.rows import CsvTable, json_line
@@ -337,7 +338,7 @@ class ResultFiles:
     def _put_small(self, failures: list[StorageError], final: bool) -> None:
         if final and self._epoch > 1 and not self._failed:
             self._small["error.txt"] = None  # a fenced controller's may have come late
-        once = without_retries(self._store)
+        once = volatile(without_retries(self._store))
         try:
             for key, data in list(self._small.items()):
                 if self._fenced():
