@@ -187,11 +187,13 @@ class WorkerGroupError(TrainingFailedError):
 class ControllerError(TrainingFailedError):
     """Something else than a worker failed: storage, a checkpoint's name or files, a callback.
 
-    `controller_failure` is that error, with its class of `holdfast.errors`.
+    `controller_failure` is that error, with its class of `holdfast.errors`, or the callback's own; the text ends with
+    the notes of that error, such as the traceback of a callback's.
     """
 
     def __init__(self, controller_failure: Exception) -> None:
-        super().__init__(f"Training failed: {type(controller_failure).__name__}: {controller_failure}")
+        message = f"Training failed: {type(controller_failure).__name__}: {controller_failure}"
+        super().__init__("\n\n".join([message, *getattr(controller_failure, "__notes__", ())]))
         self.controller_failure = controller_failure
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:

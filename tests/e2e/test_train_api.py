@@ -247,9 +247,7 @@ def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(sandbox: Sandbox) -
     assert fit(sandbox, function, workers=0).metrics == {"value": 1}
 
 
-def test_callbacks_are_called_and_their_errors_do_not_fail_the_run(
-    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_callbacks_get_what_every_rank_reported(sandbox: Sandbox) -> None:
     told: list[Any] = []
 
     class Listener(train.UserCallback):
@@ -257,34 +255,69 @@ def test_callbacks_are_called_and_their_errors_do_not_fail_the_run(
             told.append(("start", run_context.name, run_context.train_loop_config))
 
         def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
-            told.append(("report", metrics, checkpoint is not None))
+            told.append(("report", metrics, None if checkpoint is None else value_of(checkpoint)))
 
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             told.append(("exception", {rank: str(error) for rank, error in worker_exceptions.items()}))
 
         def after_run_end(self, run_context: Any, status: str) -> None:
             told.append(("end", status))
-
-    class Broken(train.UserCallback):
-        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
             raise RuntimeError("a bug of the user's")
 
     def function(config: dict[str, Any]) -> None:
+        rank = train.get_context().get_world_rank()
         if train.get_checkpoint() is None:
-            train.report({"plain": 1})
-            save(2, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
-            raise ValueError("once")
+            train.report({"rank": rank, "loss": float("nan") if rank else 1.0})
+            if rank == 1:
+                save(2)
+            else:
+                train.report({"rank": rank})
+            assert train.get_all_reported_checkpoints()
+            train.collective.barrier()
+            if rank == 1:
+                raise ValueError("once")
+            train.collective.barrier()
 
     failure = train.FailureConfig(max_failures=1)
-    make_trainer(sandbox, function, config={"a": 1}, callbacks=[Broken(), Listener()], failure_config=failure).fit()
-    assert told == [
-        ("start", "run", {"a": 1}),
-        ("report", [{"plain": 1}], False),
-        ("report", [{"value": 2}], True),
-        ("exception", {0: "once"}),
-        ("end", "finished"),
-    ]
-    assert "Broken.after_report failed" in caplog.text
+    options: dict[str, Any] = {"callbacks": [Listener()], "failure_config": failure}
+    make_trainer(sandbox, function, 2, config={"a": 1}, **options).fit()
+    assert [kind for kind, *_ in told] == ["start", "report", "report", "exception", "end"]
+    assert told[0] == ("start", "run", {"a": 1})
+    _, (first, second), checkpoint = told[1]
+    assert (first, second["rank"], checkpoint) == ({"rank": 0, "loss": 1.0}, 1, None)
+    assert second["loss"] != second["loss"]
+    assert told[2] == ("report", [{"rank": 0}, {"value": 2}], 2)
+    assert told[3:] == [("exception", {1: "once"}), ("end", "finished")]
+
+
+class CallbackBug(Exception):
+    """A class of the user's own."""
+
+
+@pytest.mark.parametrize("hook", ["after_run_start", "after_report"])
+def test_an_error_in_a_callback_ends_the_run_with_a_controller_error(sandbox: Sandbox, hook: str) -> None:
+    """Also the last report's, whose function has returned long before."""
+
+    class Broken(train.UserCallback):
+        def __getattribute__(self, name: str) -> Any:
+            return self.break_down if name == hook else super().__getattribute__(name)
+
+        def break_down(self, *arguments: Any) -> None:
+            raise CallbackBug("the disk of the dashboard is full")
+
+    def function() -> None:
+        train.report({"plain": 1})
+
+    trainer = make_trainer(sandbox, function, callbacks=[Broken()])
+    with pytest.raises(train.ControllerError, match="CallbackBug: the disk of the dashboard is full") as caught:
+        trainer.fit()
+    assert isinstance(caught.value, train.TrainingFailedError)
+    assert isinstance(caught.value.controller_failure, CallbackBug)
+    assert f"In the callback Broken.{hook}:\nTraceback" in str(caught.value)
+    assert 'raise CallbackBug("the disk of the dashboard is full")' in str(caught.value)
+    kept = train.Result.from_path(sandbox.storage / "run").error
+    assert isinstance(kept, train.ControllerError) and str(kept) == str(caught.value)
+    assert fit(sandbox, function).metrics == {"plain": 1}
 
 
 def test_a_run_is_found_by_its_path_and_continued(sandbox: Sandbox) -> None:

@@ -298,6 +298,7 @@ def _assign(
         temp_dir=str(session.temporary(start.generation)),
         error_file=str(session.error_file(start.generation, rank)),
         change_directory=prepare.change_directory,
+        all_metrics=start.all_metrics,
         buffers=buffers.of_slot(local_rank),
         snapshot_limit_bytes=buffers.limit_bytes,
         snapshots=buffers.snapshots(start.checkpoint),

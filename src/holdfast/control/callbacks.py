@@ -1,9 +1,14 @@
-"""Users' callbacks as an observer: each hook is called once for what it names, and none can harm the run."""
+"""Users' callbacks as an observer: each hook is called once for what it names, in order; one that raises ends the run.
+
+They run in a thread of their own, so that a slow one delays no decision; the run finishes when they have been called
+for all of it (`core.commands.FinishCallbacks`).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.checkpoint.handle import Checkpoint
@@ -19,22 +24,29 @@ _log = logging.getLogger(__name__)
 
 
 class CallbackObserver:
-    """`after_report` comes at once for a report without a checkpoint, otherwise when that is committed or given up."""
+    """`after_report` comes when every rank has made the report, and its checkpoint is committed or given up."""
 
     def __init__(self, callbacks: Sequence[Any], context: RunContext, store: Store) -> None:
         self._callbacks = callbacks
         self._context = context
         self._store = store
-        self._waiting: dict[int, r.Reported] = {}
+        self._world_size = 1
+        self._waiting: dict[int, list[dict[str, Any]]] = {}
+        """The metrics of iterations whose checkpoint is not committed yet, by rank."""
+        self._failed = False
+        self.on_error: Callable[[r.RaisedError], None] = lambda raised: None
+        """Told, in the observer's thread, what a hook raised; the controller's."""
 
     def record(self, record: r.Record) -> None:
         match record:
             case r.ControllerStarted():
                 self._call("after_run_start")
-            case r.Reported(checkpoint=False):
-                self._call("after_report", [record.metrics], None)
-            case r.Reported():
-                self._waiting[record.iteration] = record
+            case r.GenerationStarted():
+                self._world_size = record.world_size
+            case r.Reported() if self._world_size == 1:
+                self._reported(record.iteration, [record.metrics], record.checkpoint)
+            case r.RanksReported():
+                self._reported(record.iteration, list(record.metrics), record.checkpoint)
             case r.CheckpointCommitted():
                 self._settle(record.iteration, Checkpoint._from_store(self._store, record.name))
             case r.CheckpointAbandoned():
@@ -59,17 +71,40 @@ class CallbackObserver:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _reported(self, iteration: int, metrics: list[dict[str, Any]], checkpoint: bool) -> None:
+        if checkpoint:
+            self._waiting[iteration] = metrics
+        else:
+            self._call("after_report", metrics, None)
+
     def _settle(self, iteration: int, checkpoint: Checkpoint | None) -> None:
-        reported = self._waiting.pop(iteration, None)
-        if reported is not None:
-            self._call("after_report", [reported.metrics], checkpoint)
+        metrics = self._waiting.pop(iteration, None)
+        if metrics is not None:
+            self._call("after_report", metrics, checkpoint)
 
     def _call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback. After one has raised, nothing but the end of the run is told any more."""
         for callback in self._callbacks:
             method = getattr(callback, hook, None)
-            if method is None:
+            if method is None or (self._failed and hook != "after_run_end"):
                 continue
             try:
                 method(self._context, *arguments)
-            except Exception:  # noqa: BLE001  whatever users write in a hook
-                _log.exception("%s.%s failed; the run goes on.", type(callback).__name__, hook)
+            except Exception as error:  # noqa: BLE001  whatever users write in a hook
+                where = f"{type(callback).__name__}.{hook}"
+                if hook == "after_run_end":
+                    _log.exception("%s failed; the run has ended already.", where)
+                else:
+                    self._failed = True
+                    self.on_error(_raised(where, error))
+
+
+def _raised(where: str, error: Exception) -> r.RaisedError:
+    trace = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without the frame of `_call`
+    kind = type(error)
+    return r.RaisedError(
+        where=where,
+        error_type=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+        error=str(error),
+        traceback="".join(traceback.format_exception(kind, error, trace)),
+    )

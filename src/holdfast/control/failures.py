@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.records import RunFailed, WorkerFailure
+from holdfast.core.records import RaisedError, RunFailed, WorkerFailure
 from holdfast.core.root_cause import is_bug, root_cause
 from holdfast.errors import ControllerError, RunError, TrainingFailedError, WorkerGroupError
 
@@ -21,6 +21,8 @@ __all__ = ["run_error", "worker_error"]
 
 def run_error(ended: RunFailed, uri: str) -> TrainingFailedError:
     """What a failed run raises from `fit()`."""
+    if ended.raised is not None:
+        return ControllerError(_raised_error(ended.raised))
     if ended.error_type is not FailureKind.TRAINING_FAILED:
         return ControllerError(ended.error_type.as_error(ended.error, otherwise=RunError))
     way_out = "Fix this, then the" if is_bug(ended.failures) else "The"
@@ -35,13 +37,24 @@ def worker_error(failure: WorkerFailure) -> Exception:
     if failure.error_type is None:
         error: Exception = RuntimeError(f"rank {failure.rank} {failure.cause}")
     else:
-        kind, message = _find_class(failure.error_type), failure.error or ""
-        error = _make(kind, message) if kind is not None else RuntimeError(f"{failure.error_type}: {message}")
+        error = _rebuilt(failure.error_type, failure.error or "")
     if failure.traceback:
         error.add_note(failure.traceback)
     elif failure.last_lines:
         error.add_note("The last lines that it printed:\n" + "\n".join(failure.last_lines))
     return error
+
+
+def _raised_error(raised: RaisedError) -> Exception:
+    """What a callback raised; the traceback is a note."""
+    error = _rebuilt(raised.error_type, raised.error)
+    error.add_note(f"In the callback {raised.where}:\n{raised.traceback.rstrip()}")
+    return error
+
+
+def _rebuilt(error_type: str, message: str) -> Exception:
+    kind = _find_class(error_type)
+    return _make(kind, message) if kind is not None else RuntimeError(f"{error_type}: {message}")
 
 
 def _find_class(name: str) -> type[Exception] | None:

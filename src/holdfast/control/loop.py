@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.control.blocking_calls import BlockingCalls
+from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.hub import Hub, MakeEngine
 from holdfast.control.lease import Lease
 from holdfast.control.liveness import LoopWatch
@@ -96,6 +97,9 @@ class Controller:
         """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
         self._publisher = plan.make_publisher(plan.observers, self._read_back)
+        for observer in plan.observers:
+            if isinstance(observer, CallbackObserver):
+                observer.on_error = lambda raised: self.post_threadsafe(e.CallbackFailed(raised=raised))
         self._agents = hub.enter(
             plan.prepare, plan.workers_per_agent, self.post, self._publisher, self._answer, plan.make_engine
         )
@@ -270,6 +274,8 @@ class Controller:
                 self._spawn(self._post_outcome(self._remover.find_pins(command)))
             case c.DeleteCheckpoint():
                 self._spawn(self._post_outcome(self._remover.remove(command)))
+            case c.FinishCallbacks(generation=generation):
+                self._spawn(self._finish_callbacks(generation))
             case c.EndRun(status=status):
                 self._status = status
 
@@ -280,6 +286,10 @@ class Controller:
             self.post(e.ControllerFenced(why=why))
         else:
             self.post(outcome)
+
+    async def _finish_callbacks(self, generation: int) -> None:
+        await self._blocking.run(self._publisher.wait_for, CallbackObserver)
+        self.post(e.CallbacksFinished(generation=generation))
 
     async def _post_outcome(self, work: Coroutine[Any, Any, e.Event]) -> None:
         self.post(await work)

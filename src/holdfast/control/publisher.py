@@ -57,6 +57,11 @@ class Publisher:
         for one in self._threads:
             one.put_logs(generation, lines)
 
+    def wait_for(self, kind: type[Observer]) -> None:
+        """Wait until observers of this class have got every record that was released."""
+        for one in self._threads:
+            one.wait_if(kind)
+
     def close(self) -> None:
         """Pass on what is left and wait until every observer has written it."""
         self.release()
@@ -77,7 +82,11 @@ class _ObserverThread:
         self._waiting = 0
         """How many records are queued."""
         self._put = self._passed = 0
-        """Numbers of the last record that was released, and of the last that the observer got."""
+        """Numbers of the last record that was released, and of the last that the observer is given."""
+        self._taken = 0
+        """The number of the last record that the observer has dealt with."""
+        self._over = False
+        """The observer gets nothing any more."""
         self._behind = False
         """Records are not queued any more, but read back from the journal when the queue is empty."""
         self._ended = False
@@ -108,6 +117,13 @@ class _ObserverThread:
                 self._queue.append((generation, lines))
                 self._changed.notify()
 
+    def wait_if(self, kind: type[Observer]) -> None:
+        """If the observer is of this class: wait until it has dealt with every record that was released so far."""
+        if isinstance(self._observer, kind):
+            with self._changed:
+                end = self._put
+                self._changed.wait_for(lambda: self._taken >= end or self._over)
+
     def put_end(self) -> None:
         with self._changed:
             self._ended = True
@@ -123,7 +139,8 @@ class _ObserverThread:
             _log.exception("%s failed and is switched off for the rest of this run.", type(self._observer).__name__)
             with self._changed:  # nothing is read from the queue any more
                 self._queue.clear()
-                self._behind, self._read_back, self._blocked = True, None, True
+                self._behind, self._read_back, self._blocked, self._over = True, None, True, True
+                self._changed.notify_all()
 
     def _serve_next(self) -> bool:
         """Pass the next item to the observer; False at the end."""
@@ -142,6 +159,9 @@ class _ObserverThread:
             self._observer.logs(*item)
         elif behind:
             self._catch_up()
+        with self._changed:
+            self._taken = self._passed
+            self._changed.notify_all()
         self._flush_if_due()
         return not ended
 

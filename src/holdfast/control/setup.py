@@ -161,6 +161,7 @@ def _spec(request: TrainRequest) -> RunSpec:
         progress_timeout_s=request.progress_timeout_s,
         backoff_base_s=float(os.environ.get("HOLDFAST_BACKOFF_S", "1")),
         target_overhead=request.target_overhead,
+        has_callbacks=bool(request.callbacks),
         retention=RetentionRule(request.num_to_keep, request.score_attribute, request.score_order),
     )
 

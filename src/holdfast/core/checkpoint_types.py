@@ -130,7 +130,7 @@ Part = StagedPart | ExistingPart | Snapshot
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call of `train.report`. `number` counts this rank's calls in this generation from 1.
 
-    Ranks other than 0 send metrics as None: only rank 0's are kept."""
+    Ranks other than 0 send metrics as None, unless the run has callbacks: only rank 0's count."""
 
     number: int
     at: float

@@ -20,6 +20,7 @@ __all__ = [
     "DeleteCheckpoint",
     "EndRun",
     "FindPins",
+    "FinishCallbacks",
     "PersistCheckpoint",
     "Place",
     "RequestAgents",
@@ -74,6 +75,8 @@ class StartWorkers(_Command, frozen=True, kw_only=True):
     master_address: str = ""
     """Where rank 0 listens."""
     master_port: int = 0
+    all_metrics: bool = False
+    """Every rank sends the metrics that it reports, not only rank 0."""
 
 
 class StopWorkers(_Command, frozen=True, kw_only=True):
@@ -138,6 +141,12 @@ class DeleteCheckpoint(_Command, frozen=True, kw_only=True):
     token: str
 
 
+class FinishCallbacks(_Command, frozen=True, kw_only=True):
+    """Wait until the user's callbacks have been called for all that is recorded; answered by `CallbacksFinished`."""
+
+    generation: int
+
+
 class EndRun(_Command, frozen=True, kw_only=True):
     """Shut the agents down and let `fit()` return."""
 
@@ -153,5 +162,6 @@ Command = (
     | AnnounceSettled
     | FindPins
     | DeleteCheckpoint
+    | FinishCallbacks
     | EndRun
 )

@@ -12,13 +12,15 @@ import msgspec
 
 from holdfast.core.checkpoint_types import Report, StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.records import WorkerFailure
+from holdfast.core.records import RaisedError, WorkerFailure
 
 __all__ = [
     "AgentJoined",
     "AgentLost",
     "AgentPrepared",
     "AgentUnavailable",
+    "CallbackFailed",
+    "CallbacksFinished",
     "CheckpointFailed",
     "CheckpointKept",
     "CheckpointRemoved",
@@ -209,6 +211,18 @@ class CheckpointKept(_Event, frozen=True, kw_only=True):
     """Its manifest is gone, so that no reader finds it any more; files of it are left."""
 
 
+class CallbackFailed(_Event, frozen=True, kw_only=True):
+    """A callback of the user's raised: the run must end."""
+
+    raised: RaisedError
+
+
+class CallbacksFinished(_Event, frozen=True, kw_only=True):
+    """The callbacks have been called for everything up to `FinishCallbacks`."""
+
+    generation: int
+
+
 class StorageLost(_Event, frozen=True, kw_only=True):
     """The journal itself cannot be written any more."""
 
@@ -258,6 +272,8 @@ Event = (
     | PinsFound
     | CheckpointRemoved
     | CheckpointKept
+    | CallbackFailed
+    | CallbacksFinished
     | StorageLost
     | ControllerFenced
     | ControllerStalled

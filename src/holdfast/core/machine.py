@@ -110,6 +110,13 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             removal.checkpoint_removed(state, event, now, out)
         case e.CheckpointKept():
             removal.checkpoint_kept(state, event, now, out)
+        case e.CallbackFailed(raised=raised):
+            if state.fatal is None:
+                why = f"the callback {raised.where} raised {raised.error_type}: {raised.error}"
+                state.fatal, state.raised = (FailureKind.OTHER, why), raised
+        case e.CallbacksFinished():
+            if (generation := _current(state, event.generation)) is not None:
+                generation.callbacks_finished = True
         case e.StorageLost():
             state.fatal = (event.kind, event.error)
             state.journal_lost = True
@@ -211,6 +218,7 @@ def _advance(state: State, now: float, out: Output) -> None:
     generation = state.generation
     if generation is not None:
         pending_checkpoints.complete(state, generation)
+        pending_checkpoints.record_rank_metrics(state, generation, now, out)
         _watch(state, generation, now, out)
         if generation.stop_reason is not None and not generation.alive:
             _close(state, generation, now, out)
@@ -221,13 +229,19 @@ def _advance(state: State, now: float, out: Output) -> None:
     if state.generation is None and not state.pending:
         _end_or_start(state, now, out)
     elif state.generation is not None and state.generation.stop_reason is None and _all_finished(state):
-        generation = state.generation
-        out.record(
-            r.RunFinished(
-                at=now, return_value=generation.return_value, return_value_error=generation.return_value_error
-            )
-        )
-        _end(state, c.RunStatus.FINISHED, out)
+        _finish(state, state.generation, now, out)
+
+
+def _finish(state: State, generation: Generation, now: float, out: Output) -> None:
+    """Every rank has finished: end the run, once callbacks have had a chance to fail it."""
+    if state.spec.has_callbacks and not generation.callbacks_finished:
+        if not generation.finishing_callbacks:
+            generation.finishing_callbacks = True
+            out.do(c.FinishCallbacks(generation=generation.number))
+        return
+    value, error = generation.return_value, generation.return_value_error
+    out.record(r.RunFinished(at=now, return_value=value, return_value_error=error))
+    _end(state, c.RunStatus.FINISHED, out)
 
 
 def _all_finished(state: State) -> bool:
@@ -373,7 +387,7 @@ def _is_spent(state: State) -> bool:
 
 
 def _fail(state: State, fatal: tuple[FailureKind, str], now: float, out: Output) -> None:
-    out.record(r.RunFailed(at=now, error_type=fatal[0], error=fatal[1]))
+    out.record(r.RunFailed(at=now, error_type=fatal[0], error=fatal[1], raised=state.raised))
     _end(state, c.RunStatus.FAILED, out)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "found_damage",
     "lose_agent",
     "persist_next",
+    "record_rank_metrics",
     "reconcile",
     "finish_persisting",
     "add_reports",
@@ -89,6 +90,8 @@ def add_reports(state: State, generation: Generation, event: e.RankReported, now
             continue
         generation.counts[rank] = item.number
         iteration = generation.base_iteration + item.number
+        if state.spec.has_callbacks and generation.world_size > 1:
+            generation.rank_metrics.setdefault(item.number, {})[rank] = item.metrics or {}
         if rank == 0:
             metrics = item.metrics or {}
             out.record(
@@ -140,6 +143,32 @@ def complete(state: State, generation: Generation) -> None:
         for remembered in (generation.recent, generation.dir_names):
             for number in [number for number in remembered if number <= behind]:
                 del remembered[number]
+
+
+def record_rank_metrics(state: State, generation: Generation, now: float, out: Output) -> None:
+    """For callbacks: record what all ranks reported, in order, for each report of rank 0 that every rank has made (or
+    will not make). Ranks that lag too far behind count as having reported nothing."""
+    if not generation.rank_metrics:
+        return
+    behind = min((n for rank, n in generation.counts.items() if rank not in generation.finished), default=None)
+    first = generation.counts[0]
+    for number in sorted(generation.rank_metrics):
+        is_reached = behind is None or number <= behind
+        if not is_reached and len(generation.rank_metrics) <= _RECENT_LIMIT:
+            return
+        if number > first and 0 not in generation.finished:
+            return
+        given = generation.rank_metrics.pop(number)
+        if number <= first:
+            out.record(
+                r.RanksReported(
+                    at=now,
+                    generation=generation.number,
+                    iteration=generation.base_iteration + number,
+                    metrics=tuple(given.get(rank, {}) for rank in range(generation.world_size)),
+                    checkpoint=e.Ticket(generation.number, number) in state.pending,
+                )
+            )
 
 
 def _name(generation: Generation, pending: Pending) -> str | None:

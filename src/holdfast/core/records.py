@@ -23,7 +23,9 @@ __all__ = [
     "GenerationEnded",
     "GenerationRunning",
     "GenerationStarted",
+    "RaisedError",
     "RanksLagging",
+    "RanksReported",
     "Record",
     "RemovalFailed",
     "Reported",
@@ -57,6 +59,16 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     traceback: str | None = None
     signal: int | None = None
     last_lines: tuple[str, ...] = ()
+
+
+class RaisedError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An exception that a user's code raised in the driver."""
+
+    where: str
+    """The class and the method, as in "Listener.after_report"."""
+    error_type: str
+    error: str
+    traceback: str = ""
 
 
 class ControllerStarted(_Record, frozen=True, kw_only=True):
@@ -133,6 +145,18 @@ class Reported(_Record, frozen=True, kw_only=True):
     metrics: dict[str, Any]
     checkpoint: bool = False
     stall_s: float = 0.0
+
+
+class RanksReported(_Record, frozen=True, kw_only=True):
+    """Every rank has made the report of this iteration, for a run with callbacks and several ranks: what each reported,
+    in the order of ranks."""
+
+    at: float
+    generation: int
+    iteration: int
+    metrics: tuple[dict[str, Any], ...]
+    checkpoint: bool = False
+    """Some rank gave one, which is committed or given up later."""
 
 
 class CheckpointCommitted(_Record, frozen=True, kw_only=True):
@@ -214,6 +238,8 @@ class RunFailed(_Record, frozen=True, kw_only=True):
     error: str
     error_type: FailureKind = FailureKind.TRAINING_FAILED
     failures: tuple[WorkerFailure, ...] = ()
+    raised: RaisedError | None = None
+    """By a callback, if that ended the run."""
 
 
 class RunInterrupted(_Record, frozen=True, kw_only=True):
@@ -231,6 +257,7 @@ Record = (
     | GenerationStarted
     | GenerationRunning
     | Reported
+    | RanksReported
     | CheckpointCommitted
     | CheckpointAbandoned
     | CheckpointDamaged

@@ -138,6 +138,8 @@ class Generation:
     """Rank 0's metrics of reports that some rank has yet to reach."""
     dir_names: dict[int, str] = field(default_factory=dict)
     """Names that rank 0 gave with reports that some rank has yet to reach."""
+    rank_metrics: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    """For callbacks: what ranks gave with each report that some rank has yet to reach."""
     finished: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
     questions: dict[int, Question] = field(default_factory=dict)
@@ -148,6 +150,9 @@ class Generation:
     running_since: float | None = None
     stop_reason: StopReason | None = None
     stop_sent: bool = False
+    finishing_callbacks: bool = False
+    """Every rank has finished, and the callbacks that are behind are waited for."""
+    callbacks_finished: bool = False
     return_value: Any = None
     return_value_error: str | None = None
 
@@ -236,6 +241,8 @@ class State:
     journal_lost: bool = False
     fatal: tuple[FailureKind, str] | None = None
     """(kind, message) that ends the run as failed."""
+    raised: r.RaisedError | None = None
+    """What a callback raised, if that is why the run ends."""
 
     def __post_init__(self) -> None:
         self.checkpoint_interval = CheckpointInterval(self.spec.target_overhead)
@@ -282,7 +289,7 @@ def fold(durable: Durable, record: r.Record) -> None:
             if record.counted:
                 durable.last_failures, durable.lost_agent = (), record.why
                 _count_failure(durable, f"agent: {record.why}")
-        case r.AgentAdded() | r.GenerationRunning() | r.RanksLagging():
+        case r.AgentAdded() | r.GenerationRunning() | r.RanksLagging() | r.RanksReported():
             return  # told for people's sake; nothing is decided by them
         case r.CheckpointAbandoned() | r.RemovalFailed():
             return  # likewise

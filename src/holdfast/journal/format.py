@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.json_floats import tag_floats, untag_floats
-from holdfast.core.records import CheckpointCommitted, Record, Reported, RunFinished
+from holdfast.core.records import CheckpointCommitted, RanksReported, Record, Reported, RunFinished
 
 __all__ = [
     "DIRECTORY",
@@ -91,6 +91,8 @@ def encode_record(record: Record) -> bytes:
     """The record alone as JSON, without a newline."""
     if isinstance(record, Reported | CheckpointCommitted):
         record = msgspec.structs.replace(record, metrics=tag_floats(record.metrics))
+    elif isinstance(record, RanksReported):
+        record = msgspec.structs.replace(record, metrics=tuple(map(tag_floats, record.metrics)))
     elif isinstance(record, RunFinished):
         record = msgspec.structs.replace(record, return_value=tag_floats(record.return_value))
     return _encoder.encode(record)
@@ -121,6 +123,8 @@ def parse_line(line: bytes, *, old: bool = False) -> Line | None:
     record = _records.decode(line)
     if isinstance(record, Reported | CheckpointCommitted):
         record = msgspec.structs.replace(record, metrics=untag_floats(record.metrics))
+    elif isinstance(record, RanksReported):
+        record = msgspec.structs.replace(record, metrics=tuple(map(untag_floats, record.metrics)))
     elif isinstance(record, RunFinished):
         record = msgspec.structs.replace(record, return_value=untag_floats(record.return_value))
     return Line(envelope.n, envelope.run, crc, record)

@@ -1,7 +1,8 @@
 """`UserCallback`: the user's own code, called by the controller in the driver's process while a run goes on.
 
 Derive from it, override what is needed, and give instances to `RunConfig(callbacks=[...])`. The controller
-(`holdfast.control`) calls the hooks in order, one at a time; an exception in a hook is logged and never harms the run.
+(`holdfast.control`) calls the hooks in order, one at a time, in a thread of their own. An exception in a hook ends the
+run: `fit()` raises `ControllerError`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ class UserCallback:
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
     ) -> None:
-        """A report counts. `metrics` has one element, rank 0's; `checkpoint` is there once it is committed."""
+        """Every rank has made a report. `metrics` has one dict for each, in the order of ranks; `checkpoint` is the one
+        that ranks gave with it, committed."""
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, Exception]) -> None:
         """Workers failed, by rank; whether the run goes on is decided afterwards."""
 
     def after_run_end(self, run_context: RunContext, status: str) -> None:
-        """The run is over: "finished", "failed" or "interrupted"."""
+        """The run is over: "finished", "failed" or "interrupted". An exception in here is only logged."""

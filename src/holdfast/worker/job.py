@@ -43,6 +43,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Directory for temporary files, removed when the generation ends."""
     error_file: str
     change_directory: bool
+    all_metrics: bool = False
+    """Metrics are sent whatever the rank."""
     buffers: list[str] = []
     """Shared memory for this worker's snapshots, by path."""
     snapshot_limit_bytes: int = 0

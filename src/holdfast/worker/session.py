@@ -267,7 +267,7 @@ class Session:
         report = Report(
             number=number or self._number + 1,
             at=time.time(),
-            metrics=metrics if self.assignment.rank == 0 else None,
+            metrics=metrics if self.assignment.rank == 0 or self.assignment.all_metrics else None,
             checkpoint=part is not None,
             checkpoint_dir_name=existing or dir_name,
             adopt=existing is not None,

@@ -17,6 +17,7 @@ KINDS = {
     "GenerationStarted": r.GenerationStarted,
     "GenerationRunning": r.GenerationRunning,
     "Reported": r.Reported,
+    "RanksReported": r.RanksReported,
     "CheckpointCommitted": r.CheckpointCommitted,
     "CheckpointAbandoned": r.CheckpointAbandoned,
     "CheckpointDamaged": r.CheckpointDamaged,
