@@ -164,3 +164,45 @@ def test_many_commits_in_a_row_are_one_line() -> None:
         *(f"{31 + n:05.1f}  checkpoint_{10 + n:06d} of iteration {11 + n} was committed." for n in range(4)),
     ]
     assert len(list(narrate(records, short, fold=False))) == 17
+
+
+def _failing(number: int, at: float, iteration: int = 3, cause: str = "killed by SIGKILL") -> list[r.Record]:
+    failure = r.WorkerFailure(rank=0, cause=cause, host="host-a")
+    return [
+        r.GenerationStarted(at=at, generation=number, world_size=1, agents=("a",), iteration=iteration),
+        r.GenerationRunning(at=at, generation=number),
+        r.GenerationEnded(
+            at=at + 1,
+            generation=number,
+            why="?",
+            detected_at=at + 1,
+            iteration=iteration,
+            counted=True,
+            failures=(failure,),
+        ),
+    ]
+
+
+def test_generations_that_fail_in_the_same_way_are_one_line() -> None:
+    records: list[r.Record] = [r.ControllerStarted(at=0.0, epoch=1, host="head", pid=1, workers=1)]
+    for number in range(1, 6):
+        records += _failing(number, 10.0 * number)
+    records += _failing(6, 60.0, cause="called sys.exit(1)")
+    started, running, first, same, *rest = narrated(records)[1:]
+    assert (started[:5], running[:5]) == ("010.0", "010.0")
+    assert first.startswith("011.0  Generation 1 failed at iteration 3: rank 0 on host-a killed by SIGKILL.")
+    assert same == "051.0  Generations 2 to 5 failed in the same way."
+    assert [line[:5] for line in rest] == ["060.0", "060.0", "061.0"]
+    assert len(list(narrate(records, short, fold=False))) == 1 + 6 * 3
+
+
+def test_two_failures_or_such_with_progress_are_told_one_by_one() -> None:
+    for records in ([*_failing(1, 10.0), *_failing(2, 20.0)], [*_failing(1, 10.0), *_failing(2, 20.0, iteration=4)]):
+        assert narrated(records) == list(narrate(records, short, fold=False))
+
+
+def test_what_was_told_already_is_not_told_again() -> None:
+    lagging = [r.RanksLagging(at=1.0 + n, generation=1, number=5 + n, ranks=(1, 2)) for n in range(5)]
+    failed = [r.RemovalFailed(at=6.0 + n, name="checkpoint_000001", why="no permission") for n in range(5)]
+    assert [line[:5] for line in narrated([*lagging, *failed])] == ["001.0", "006.0"]
+    assert len(list(narrate([*lagging, *failed], short, fold=False))) == 10

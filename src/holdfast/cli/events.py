@@ -16,14 +16,14 @@ __all__ = ["events"]
 
 @click.command(short_help="Show what happened in a run.")
 @click.argument("uri", metavar="RUN")
-@click.option("--all", "show_all", is_flag=True, help="Show every commit, also where many come in a row.")
+@click.option("--all", "show_all", is_flag=True, help="Show every line, also where many say the same.")
 @json_option
 def events(uri: str, show_all: bool, as_json: bool) -> None:
     """Show what happened in RUN: who started it, what failed, from where it went on, what was committed.
 
-    Many commits in a row are one line. What the journal holds that cannot be read is named at the end. --json
-    prints the journal's records themselves, each with its `kind` and `at` (seconds since 1970), and what is
-    damaged.
+    Many commits in a row, and generations that fail in the same way, are one line. What the journal holds that
+    cannot be read is named at the end. --json prints the journal's records themselves, each with its `kind` and
+    `at` (seconds since 1970), and what is damaged.
     """
     store = find_run(uri)
     damage: list[str] = []

@@ -15,8 +15,10 @@ from typing import Any
 
 from holdfast.runtime import current
 
-__all__ = ["Fingerprint", "Value"]
+__all__ = ["SOURCE_CHANGED", "Fingerprint", "Value"]
 
+SOURCE_CHANGED = "source of"
+"""How a change begins that is of code alone."""
 _FORMAT = 1
 _KDF_ROUNDS = 60_000
 _SECRET_DIGEST_BYTES = 4
@@ -99,7 +101,9 @@ def _value_changes(kind: str, before: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def _code_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    changed = [f"source of `{_plain(name)}` changed" for name in before if name in now and before[name] != now[name]]
+    changed = [
+        f"{SOURCE_CHANGED} `{_plain(name)}` changed" for name in before if name in now and before[name] != now[name]
+    ]
     new = [f"`{_plain(name)}` is used now" for name in now if name not in before]
     gone = [f"`{_plain(name)}` is not used any more" for name in before if name not in now]
     return list(dict.fromkeys([*sorted(changed), *sorted(new), *sorted(gone)]))

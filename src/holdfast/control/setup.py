@@ -27,6 +27,7 @@ from holdfast.checkpoint.manifest import Manifest, sealed
 from holdfast.checkpoint.process_identity import this_process
 from holdfast.checkpoint.timestamps import now_text
 from holdfast.control.callbacks import CallbackObserver
+from holdfast.control.fingerprint import SOURCE_CHANGED
 from holdfast.control.history import RUN_FILE, History, open_journal, run_id
 from holdfast.control.hub import MakeEngine
 from holdfast.control.job_pickle import pickle_job
@@ -145,6 +146,8 @@ def _warn_of_changes(request: TrainRequest, store: Store, history: History, chan
         _log.warning(
             "%s was complete, and is called again %s, since it differs: %s.", store.uri, source, printable(told)
         )
+    elif all(change.startswith(SOURCE_CHANGED) for change in changes):
+        _log.warning("%s continues with changed code: %s.", store.uri, printable(told))  # what one does after a bug
     else:
         _log.warning(
             "%s continues, but not as it was started: %s. If this is another run, give it another name.",

@@ -219,7 +219,9 @@ class JournalReader:
             yield found[n]
         if missing := end - first - len(found):
             these = f"record {first}" if end - first == 1 else f"{missing} of the records {first} to {end - 1}"
-            self._tell(f"{around.key}: {these} of epoch {around.epoch} cannot be read, and the rest goes on without.")
+            self._tell(
+                f"{around.key}: {these} of controller {around.epoch} cannot be read, and the rest goes on without."
+            )
 
     def _read_old(self, segments: list[Segment], first: int) -> Iterator[Line]:
         """Segments of the older format, whose lines have no numbers."""
@@ -317,11 +319,13 @@ class JournalReader:
             self._tell(f"{segment.key} is no segment of this journal, and is left out.")
         elif owners.get(header.epoch, header.lease) != header.lease:
             self._tell(
-                f"{segment.key} is of a controller that lost the race for epoch {header.epoch}, and is left out."
+                f"{segment.key} is of a controller that lost the race to be number {header.epoch}, and is left out."
             )
         else:
             if (header.epoch, header.lease) != (segment.epoch, segment.lease):
-                self._tell(f"{segment.key} is misnamed: it holds records of epoch {header.epoch}, and is read as such.")
+                self._tell(
+                    f"{segment.key} is misnamed: it holds records of controller {header.epoch}, and is read as such."
+                )
             mended = segment._replace(epoch=header.epoch, lease=header.lease, last=None)
             lines = list(self._lines(mended))
             if lines:

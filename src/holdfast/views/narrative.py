@@ -1,7 +1,8 @@
 """A run's journal as sentences for people: who died and why, what it cost, what was decided, how it ended.
 
-One line for each record that matters; reports are not listed, but other lines name the iteration. What counts and what
-it cost is `core.summary`'s. Nothing is read but records, so the lines of a run that goes on are the same, only fewer.
+One line for each record that matters, and one for many that say the same; reports are not listed, but other lines name
+the iteration. What counts and what it cost is `core.summary`'s. Nothing is read but records, so the lines of a run that
+goes on are the same, only fewer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.core import records as r
-from holdfast.core.root_cause import root_cause
+from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.views.formatting import count_text, duration_text, list_text, ranks_text, size_text, utc_time
 
@@ -22,17 +23,85 @@ _FOLD_LINES = 4
 def narrate(
     records: Iterable[r.Record], format_time: Callable[[float], str] = utc_time, *, fold: bool = True
 ) -> Iterator[str]:
-    """The lines of a journal. `format_time` gets seconds since 1970; `fold` makes one line of many commits in a row."""
+    """The lines of a journal. `format_time` gets seconds since 1970; `fold` makes one line of what repeats."""
     narrator = Narrator(format_time)
-    commits = _Commits(format_time)
+    if not fold:
+        yield from filter(None, map(narrator.line, records))
+        return
+    commits, failures, told = _Commits(format_time), _Failures(format_time), set[object]()
     for record in records:
         line = narrator.line(record)
-        if line and fold and _is_routine(record):
+        if not line or _was_told(record, told):
+            continue
+        if failures.add(record, line):
+            continue
+        yield from failures.flush()
+        if _is_routine(record):
             commits.add(record, line)
-        elif line:
-            yield from commits.flush()
-            yield line
+            continue
+        yield from commits.flush()
+        yield line
+        failures.begin(record)
+    yield from failures.flush()
     yield from commits.flush()
+
+
+def _was_told(record: r.Record, told: set[object]) -> bool:
+    """Whether it says what a line has said already: the same ranks lag, the same checkpoint cannot be removed."""
+    match record:
+        case r.RanksLagging():
+            key: object = (record.generation, record.ranks)
+        case r.RemovalFailed():
+            key = (record.name, record.why)
+        case _:
+            return False
+    if key in told:
+        return True
+    told.add(key)
+    return False
+
+
+class _Failures:
+    """Generations that fail one after the other, at the same iteration and for the same reason as the one before."""
+
+    def __init__(self, format_time: Callable[[float], str]) -> None:
+        self._format_time = format_time
+        self._key: tuple[int, str] | None = None
+        self._lines: list[str] = []
+        self._failed: list[r.GenerationEnded] = []
+        self._failed_lines = 0
+        """How many of the lines are about generations that have failed."""
+
+    def begin(self, record: r.Record) -> None:
+        """The line of this record was shown."""
+        self._key = _failure_key(record) if isinstance(record, r.GenerationEnded) else None
+
+    def add(self, record: r.Record, line: str) -> bool:
+        """Keep the line if it may be a part of a repetition."""
+        if self._key is None or not isinstance(record, r.GenerationStarted | r.GenerationRunning | r.GenerationEnded):
+            return False
+        if isinstance(record, r.GenerationEnded):
+            if _failure_key(record) != self._key:
+                return False
+            self._failed.append(record)
+            self._failed_lines = len(self._lines) + 1
+        self._lines.append(line)
+        return True
+
+    def flush(self) -> list[str]:
+        """The lines; of several generations that failed only one, and those of the generation after them."""
+        lines, failed = self._lines, self._failed
+        if len(failed) > 1:
+            span = f"{failed[0].generation} to {failed[-1].generation}"
+            at = self._format_time(failed[-1].at)
+            lines = [f"{at}  Generations {span} failed in the same way.", *lines[self._failed_lines :]]
+        self._key, self._lines, self._failed, self._failed_lines = None, [], [], 0
+        return lines
+
+
+def _failure_key(record: r.GenerationEnded) -> tuple[int, str] | None:
+    """What two failures have in common that are told as one."""
+    return (record.iteration, signature(root_cause(record.failures))) if record.counted and record.failures else None
 
 
 class _Commits:

@@ -65,7 +65,7 @@ def test_events_shows_damage_and_the_remaining_records(run: str, capsys: pytest.
     assert told[:-3] == list(narrate(record for record in RECORDS if not isinstance(record, r.Reported)))
     assert told[-3:] == [
         "DAMAGED  journal/notes.txt is no segment of this journal, and is left out.",
-        f"DAMAGED  journal/{segment.name}: record 4 of epoch 1 cannot be read, and the rest goes on without.",
+        f"DAMAGED  journal/{segment.name}: record 4 of controller 1 cannot be read, and the rest goes on without.",
         f"DAMAGED  journal/{segment.name}: 1 line is damaged and left out.",
     ]
     assert main(["events", run, "--json"]) == 0

@@ -201,7 +201,7 @@ def test_only_the_lease_that_won_an_epoch_counts(store: PosixStore, caplog: pyte
     write(store, 1, [report(7)], OTHER)
     store.put("epochs/000001.json", b'{"epoch":1,"id":"%b"}' % LEASE.encode())
     assert read_records(store) == [report(1), report(2)]
-    assert "lost the race for epoch 1" in caplog.text
+    assert "lost the race to be number 1" in caplog.text
 
 
 # ---------------------------------------------------------------- requests that come late, or twice
