@@ -189,6 +189,8 @@ class JournalReader:
         while block := self._store.get_range(segment.key, start, _BLOCK_BYTES):
             yield block
             start += len(block)
+            if len(block) < _BLOCK_BYTES:  # the segment's end: no need to ask again
+                return
 
     def _offset_before(self, segment: Segment, first: int) -> int:
         """Where a line begins that is not behind the record `first`, less than a block before it if lines are whole.

@@ -96,6 +96,21 @@ def test_records_are_read_in_order(store: PosixStore) -> None:
     assert read_records(store) == records
 
 
+def test_a_short_segment_is_read_by_one_request(tmp_path: Path) -> None:
+    class Counting(PosixStore):
+        reads = 0
+
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            self.reads += 1
+            return super().get_range(key, start, length)
+
+    store, records = Counting(tmp_path / "run"), [report(1), report(2)]
+    write(store, 1, records)
+    store.reads = 0
+    assert read_records(store) == records
+    assert store.reads == 1
+
+
 def test_a_large_segment_is_followed_by_a_new_one(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEGMENT_BYTES", 300)
     monkeypatch.setattr(module, "FILE_SEGMENT_BYTES", 300)
