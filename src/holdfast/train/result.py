@@ -18,7 +18,7 @@ from holdfast.control.view import RunView
 from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.metrics import flatten_metrics
 from holdfast.core.retention import RetentionRule, ranked
-from holdfast.errors import NotFound, TrainingFailedError
+from holdfast.errors import MissingExtra, NotFound, TrainingFailedError
 from holdfast.storage.uri import join
 
 if TYPE_CHECKING:
@@ -98,8 +98,10 @@ class Result:
         rows = read_reports(self._place._open())
         if not rows:
             return None
-        import pandas
-
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise MissingExtra("Result.metrics_dataframe needs pandas; run: pip install pandas") from None
         return pandas.DataFrame(
             [{"training_iteration": row.iteration, "timestamp": row.at, **flatten_metrics(row.metrics)} for row in rows]
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.errors import ConfigError
 from holdfast.train.config import RunConfig, ScalingConfig
+from holdfast.train.lazy_attributes import require
 from holdfast.train.request import is_one_of_torchrun
 from holdfast.train.torch.config import TorchConfig
 from holdfast.train.torch.group import TorchGroup
@@ -40,6 +41,7 @@ class TorchTrainer(DataParallelTrainer):
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
+        require(type(self).__name__, {"torch": "torch"})
         if torch_config is not None and not isinstance(torch_config, TorchConfig):
             raise ConfigError(f"torch_config must be a TorchConfig, not {type(torch_config).__name__}.")
         self.torch_config = torch_config or TorchConfig()
