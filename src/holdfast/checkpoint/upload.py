@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,7 +39,6 @@ def upload_part(
     *,
     rank: int,
     parent_files: Sequence[FileEntry] | None,
-    only: Iterable[str] | None = None,
     hash_only: Collection[str] = (),
     threads: int = 4,
     on_bytes: OnBytes | None = None,
@@ -47,18 +46,12 @@ def upload_part(
 ) -> list[FileEntry]:
     """Upload one rank's directory to a draft; the entries are sorted by path.
 
-    `parent_files` are those of the checkpoint `draft.parent`, `only` limits the upload to these paths, and those
-    in `hash_only` are hashed and not stored, since another rank stores its file of that name.
+    `parent_files` are those of the checkpoint `draft.parent`; the paths in `hash_only` are hashed and not stored,
+    since another rank stores its file of that name.
     `on_bytes` counts copied bytes too; `on_sent` only what was really sent.
     """
     files, empty = _files_below(directory)
     metadata = files.pop(layout.METADATA, None)
-    if only is not None:
-        wanted = set(only)
-        if missing := sorted(wanted - files.keys()):
-            raise ConfigError(f"{directory} has no file {missing[0]!r}: check what the checkpoint should hold.")
-        files = {path: source for path, source in files.items() if path in wanted}
-        empty = []
     part = _PartUpload(store, draft, rank, parent_files or (), on_bytes, on_sent, hash_only=hash_only)
     entries = part.run(files, threads)
     entries += part.add_directories(empty)

@@ -148,15 +148,6 @@ def test_a_file_and_a_directory_of_the_same_name_are_refused() -> None:
     assert merge_parts({1: [directory], 2: [replace(directory, rank=2)]}) == (directory,)
 
 
-def test_upload_of_selected_files_only(store: FarStore, source: Path) -> None:
-    draft = reserve(store)
-    assert [one.path for one in upload_part(store, draft, source, rank=0, parent_files=None, only=["model"])] == [
-        "model"
-    ]
-    with pytest.raises(ConfigError, match="no file 'other'"):
-        upload_part(store, draft, source, rank=0, parent_files=None, only=["other"])
-
-
 def test_a_committed_name_is_refused(store: FarStore, source: Path) -> None:
     commit_directory(store, source, name="best")
     with pytest.raises(NameTaken, match="'best'"):
