@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.compat.differences import BEHAVIOUR, MISSING, OTHER_DEFAULTS, OURS
+from tests.compat.guides import GUIDES
 
 __all__ = ["PAGE", "render"]
 
@@ -29,6 +30,13 @@ there), except for what this page lists. `make test-ray` compares them with an i
 the same list (`tests/compat/differences.py`).
 """
 
+_GUIDES_HEAD = """\
+## Ray Train's guides
+
+The Python blocks of these pages were run with `ray` replaced by `holdfast`, `use_gpu=True` left out and placeholders
+filled in, on a machine without GPUs.
+"""
+
 
 def render() -> str:
     parts = [_HEAD]
@@ -41,6 +49,8 @@ def render() -> str:
     ):
         rows = "".join(f"\n| `{key}` | {reason} |" for key, reason in sorted(entries.items()))
         parts.append(f"## {title}\n\n| name | why |\n|---|---|{rows}\n")
+    rows = "".join(f"\n| {page} | {result} | {how} |" for page, result, how in GUIDES)
+    parts.append(f"{_GUIDES_HEAD}\n| page | result | replaced, or why not |\n|---|---|---|{rows}\n")
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from holdfast.views.terminal.terminal import print_complete
 def test_a_complete_run_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     print_complete(stream, "first", "/runs/first", 20)
-    assert stream.getvalue() == "Run first is complete already, with 20 iterations and 0 left: /runs/first\n"
+    assert stream.getvalue() == "Run first is complete already, with 20 iterations: /runs/first\n"
     monkeypatch.setenv("HOLDFAST_QUIET", "1")
     print_complete(stream, "first", "/runs/first", 20)
     assert stream.getvalue().count("\n") == 1

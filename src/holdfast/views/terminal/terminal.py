@@ -315,7 +315,7 @@ class Terminal:
 def print_complete(stream: TextIO, name: str, uri: str, iterations: int) -> None:
     """Print one line: the run that was asked for is complete already."""
     if not (_is_set("HOLDFAST_QUIET") or _is_set("HOLDFAST_JSON")):
-        done = f"Run {name} is complete already, with {iterations} iterations and 0 left: {uri}"
+        done = f"Run {name} is complete already, with {count_text(iterations, 'iteration')}: {uri}"
         print(printable(done), file=stream, flush=True)
 
 
