@@ -62,7 +62,7 @@ class _Session:
     def broadcast_from_rank_zero(self, value: Any) -> Any:
         if value is not None:
             self._value = value
-        self._barrier.wait(10)
+        self._barrier.wait(60)
         return self._value
 
 
