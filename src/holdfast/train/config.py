@@ -68,6 +68,12 @@ class ScalingConfig:
             self.placement_strategy,
             ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"),
         )
+        selectors = self.label_selector
+        if isinstance(selectors, list | tuple) and len(selectors) != self.num_workers:
+            raise ConfigError(
+                f"ScalingConfig(label_selector) has {len(selectors)} entries for {self.num_workers} workers: give one "
+                "for each worker, or one for all."
+            )
         if self.engine not in (None, "local"):
             raise ConfigError(
                 f'ScalingConfig(engine={self.engine!r}): only "local" is there; leave it out or write that.'

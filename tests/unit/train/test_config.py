@@ -41,6 +41,7 @@ def test_the_defaults_are_those_of_ray() -> None:
         (ScalingConfig, {"num_workers": 2.0}, r"ScalingConfig\(num_workers\).*not 2.0"),
         (ScalingConfig, {"num_workers": True}, r"ScalingConfig\(num_workers\).*not True"),
         (ScalingConfig, {"num_workers": (1, 4)}, r"a range of workers is not supported yet; write one number"),
+        (ScalingConfig, {"num_workers": 2, "label_selector": [{"a": "b"}]}, r"has 1 entries for 2 workers"),
         (ScalingConfig, {"use_gpu": 1}, r"ScalingConfig\(use_gpu\) must be True or False"),
         (ScalingConfig, {"resources_per_worker": ["CPU"]}, r"resources_per_worker\) must be a dict such as"),
         (ScalingConfig, {"resources_per_worker": {"CPU": -1}}, r"'CPU': -1 does not"),
