@@ -1,1 +1,1 @@
-"""How controller, agent and worker talk: messages, frames, proof of the token, TLS, and the channel over them."""
+"""How controller, agent and worker talk: messages, frames, proof of the run secret, TLS, and the channel over them."""

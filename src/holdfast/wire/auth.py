@@ -1,10 +1,10 @@
-"""Both peers prove that they know the run's token, before either accepts anything else.
+"""Both peers prove that they know the run secret, before either accepts anything else.
 
     server -> client   Challenge(protocol, nonce)
     client -> server   Proof(protocol, nonce, agent, mac over both nonces and agent)
     server -> client   Accepted(run, mac over both nonces and run) or Rejected(reason)
 
-The token itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing;
+The secret itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing;
 the MACs name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's
 fingerprint, so a man in the middle with a certificate of his own cannot pass them on. Pure functions and
 messages: `channel` does the I/O.
@@ -96,7 +96,7 @@ def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str
 
 
 def check_accepted(challenge: Challenge, proof: Proof, accepted: Accepted, token: str, fingerprint: str) -> bool:
-    """Whether the server knows the token too."""
+    """Whether the server knows the run secret too."""
     expected = _mac(token, b"server", challenge.nonce, proof.nonce, fingerprint, accepted.run)
     return hmac.compare_digest(expected, accepted.mac)
 
