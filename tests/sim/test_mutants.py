@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -578,13 +578,59 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
 """Each with the scenarios that may find it; the others cannot, and are left out to save time."""
 
 
+_FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
+    form_while_a_checkpoint_is_pending: [4],
+    count_no_failure: [6],
+    take_reports_of_any_generation: [4],
+    start_before_the_old_are_gone: [7],
+    use_a_name_before_its_old_checkpoint_is_gone: [198],
+    resume_from_the_oldest: [4],
+    end_before_removals_are_answered: [34],
+    wait_for_ranks_that_are_gone: [10],
+    excuse_all_while_one_waits: [63],
+    forget_the_floor: [106],
+    commit_what_lost_a_part: [701],
+    see_no_hang: [43],
+    let_the_fenced_commit: [7],
+    let_the_overtaken_settle: [699],
+    remove_without_looking_at_the_lease: [16],
+    go_on_without_a_journal: [20],
+    read_the_journal_before_the_indices: [84],
+    read_what_was_cut_off: [25],
+    trust_the_name_of_a_torn_segment: [26],
+    leave_reservations_open: [1335],
+    reserve_as_whoever_counts: [24],
+    commit_without_looking_at_the_reservation: [869],
+    forget_that_the_journal_is_lost: [19],
+    read_the_journal_before_the_lease_is_held: [17],
+    stop_reading_at_a_torn_line: [26],
+    try_again_with_another_token: [19637],
+    commit_for_a_dead_controller_what_is_not_whole: [56],
+    call_a_commit_failed_that_was_made: [31],
+    take_the_answer_of_an_earlier_upload: [178],
+    forget_those_who_never_came: [6],
+    answer_stop_before_the_workers_are_gone: [4],
+    drop_parts_with_their_generation: [17],
+    linger_without_records: [26],
+    record_a_part_that_failed: [32],
+    lose_the_last_reports_of_the_dead: [8],
+    lose_no_agent_that_is_silent: [496],
+    start_although_stopped_meanwhile: [102],
+    end_with_the_controller: [26],
+    give_the_snapshot_of_another_checkpoint: [23],
+}
+"""Seeds that found mutants which take many, tried first to save time. After a change of the simulator they may find
+nothing, which costs one seed each: then the search finds another."""
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_seed_finds_the_mutant(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     with pytest.raises(AssertionError, match="Replay it with"):
-        run_seeds(_seeds(MUTANTS[mutant]))
+        run_seeds(_seeds(mutant))
 
 
-def _seeds(may_find: Callable[[Scenario], bool]) -> Iterator[int]:
-    """The first of all seeds whose scenarios may find a mutant."""
-    return islice((seed for seed in count() if may_find(draw(seed))), _SEEDS)
+def _seeds(mutant: Callable[[Patch], None]) -> Iterator[int]:
+    """The seed that found the mutant lately, then the first of all seeds whose scenarios may find it."""
+    may_find = MUTANTS[mutant]
+    return chain(_FOUND_BY.get(mutant, ()), islice((seed for seed in count() if may_find(draw(seed))), _SEEDS))
