@@ -140,7 +140,7 @@ def test_the_zygote_is_killed(sandbox: Sandbox) -> None:
 
 def test_an_agent_is_killed_in_the_middle_of_an_upload(sandbox: Sandbox) -> None:
     """The part that it held is lost, the checkpoint never was, and what it had sent is cleared away."""
-    config = {"steps": 4, "every": 2, "ballast_bytes": 64 << 20, "faults": {}}
+    config = {"steps": 4, "every": 2, "ballast_bytes": 24 << 20, "faults": {}}
     driver = sandbox.start_driver(config, _TWO_NODES, job="heavy_steps", failure=_ONE_FAILURE)
     started = sandbox.storage / "run" / "checkpoint_000000" / "rank_1.bin"
     processes.wait_until(lambda: any(started.parent.glob("*rank_1.bin*")), "the upload of rank 1")

@@ -51,11 +51,11 @@ def _survive(sandbox: Sandbox, kills: int, agents_every: int) -> None:
 
 
 def test_many_killed_workers(sandbox: Sandbox) -> None:
-    _survive(sandbox, 80, agents_every=0)
+    _survive(sandbox, 50, agents_every=0)
 
 
 def test_killed_workers_and_agents(sandbox: Sandbox) -> None:
-    _survive(sandbox, 30, agents_every=6)
+    _survive(sandbox, 20, agents_every=6)
 
 
 @pytest.mark.slow
