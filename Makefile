@@ -46,7 +46,7 @@ define overlay
 endef
 
 $(FRAMEWORKS)/.installed: $(VENV)/.dev
-	$(call overlay,$(FRAMEWORKS),-e '.[frameworks]')
+	$(call overlay,$(FRAMEWORKS),-e '.[frameworks,bench]')
 
 $(RAY)/.installed: $(VENV)/.dev
 	$(call overlay,$(RAY),-e '.[bench]')
@@ -70,9 +70,9 @@ test-bench: $(VENV)/.dev
 test-hosts: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) -m "hosts and not slow"
 
-## test-frameworks  real Lightning, Transformers, Accelerate, XGBoost, LightGBM and JAX, in .venv-frameworks
+## test-frameworks  real Lightning, Transformers, Accelerate, XGBoost, LightGBM, JAX, and their names in ray, in .venv-frameworks
 test-frameworks: $(FRAMEWORKS)/.installed
-	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -m "frameworks and not slow" $(OR_NONE)
+	$(FRAMEWORKS)/bin/python $(PYTEST) tests/frameworks -m "frameworks and not slow" $(OR_NONE)
 
 ## test-ray      our public names against those of an installed ray, in .venv-ray
 test-ray: $(RAY)/.installed
@@ -117,7 +117,6 @@ bench-journal: $(VENV)/.dev
 
 ## bench-frameworks  start and recovery of examples/frameworks against Ray Train or torchrun, and a bare fork, as ratios
 bench-frameworks: $(FRAMEWORKS)/.installed
-	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check -q install -e '.[bench]'
 	$(FRAMEWORKS)/bin/python -m bench.frameworks
 
 ## counts        fsyncs, messages, system calls and CPU time of a no-op run, a report, a commit and a restart

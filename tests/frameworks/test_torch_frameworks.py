@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.faults.programs.sandbox import Sandbox
 from tests.frameworks.examples import check_survives
@@ -12,6 +14,11 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 def test_lightning_survives_a_killed_worker(sandbox: Sandbox) -> None:
     pytest.importorskip("lightning")
     check_survives(sandbox, "train_lightning.py", "loss", kill="1:4")
+
+
+def test_lightning_with_fsdp_survives_a_killed_worker(sandbox: Sandbox) -> None:
+    pytest.importorskip("lightning")
+    check_survives(sandbox, Path(__file__).with_name("train_lightning_fsdp.py"), "loss", kill="1:3")
 
 
 def test_transformers_survives_a_killed_worker(sandbox: Sandbox) -> None:
