@@ -45,7 +45,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     is_same = request.resume != "restart" and not changes_of(request, history)
     if isinstance(history.durable.outcome, r.RunFinished) and is_same:
         if request.verbose > 0:
-            print_complete(sys.stderr, request.name, store.uri, history.durable.iteration)
+            print_complete(sys.stdout, sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     prepare = make_prepare(request)
     write_run_file(request, store)

@@ -312,11 +312,11 @@ class Terminal:
                 self._hosts[rank] = host
 
 
-def print_complete(stream: TextIO, name: str, uri: str, iterations: int) -> None:
-    """Print one line: the run that was asked for is complete already."""
+def print_complete(stdout: TextIO, stderr: TextIO, name: str, uri: str, iterations: int) -> None:
+    """Print one line, where a run's output goes: the run that was asked for is complete already."""
     if not (_is_set("HOLDFAST_QUIET") or _is_set("HOLDFAST_JSON")):
         done = f"Run {name} is complete already, with {count_text(iterations, 'iteration')}: {uri}"
-        print(printable(done), file=stream, flush=True)
+        print(printable(done), file=stdout if is_notebook(stdout) else stderr, flush=True)
 
 
 def _is_set(variable: str) -> bool:
