@@ -3,12 +3,17 @@ again, Ctrl+C."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.faults.programs.sandbox import Sandbox
@@ -96,3 +101,46 @@ def test_an_interrupted_script_ends_with_the_code_of_the_signal_and_no_traceback
     said, _ = process.communicate(timeout=100)
     assert process.returncode == code, said
     assert "Traceback" not in said
+
+
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_ctrl_c_at_a_terminal_replaces_the_live_line_by_the_summary(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_QUIET", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    script = sandbox.root / "script.py"
+    script.write_text(_ENDLESS)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-c", _TAKE_TERMINAL, str(script), str(sandbox.storage)]
+    with subprocess.Popen(
+        command, cwd=sandbox.root, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        said = b""
+        with os.fdopen(ours, "r+b", buffering=0) as terminal:
+            while chunk := _read(terminal):
+                if b"step=1 | it 1 | 1 worker" in said + chunk and b"step=1 | it 1 | 1 worker" not in said:
+                    terminal.write(b"\x03")
+                said += chunk
+    assert process.returncode == 130, said
+    text = said.decode()
+    assert "Traceback" not in text
+    before, _, after = text.rpartition("\r\x1b[2K")
+    assert "Training was stopped after 1 iteration" in after, "nothing is drawn over the summary"
+    drawn = [line.rstrip("\r") for line in before.split("\r\x1b[2K")[1:]]
+    assert all(len(line.partition("\r")[0]) < 80 for line in drawn if "|" in line)
+
+
+def _read(terminal: Any) -> bytes:
+    try:
+        return bytes(terminal.read(65_536) or b"")
+    except OSError:  # Linux's end of a terminal that nobody has open
+        return b""

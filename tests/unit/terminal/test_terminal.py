@@ -138,10 +138,11 @@ def test_a_terminal_shows_reports_in_one_live_line() -> None:
     assert _last_drawn(shown) == "loss=0.1 epoch=9 | it 10 | 4 it/s | ETA 5s | 2 workers"
     screen.feed([commit(10, T0 + 3)])
     assert _last_drawn(screen.flush(7.0)) == "loss=0.1 epoch=9 | it 10 | 4 it/s | ETA 0s | 2 workers | saved 7s ago"
-    shown = screen.feed([r.RunFinished(at=T0 + 9)])
+    shown = screen.feed([r.RunFinished(at=T0 + 9)], gap_s=0.0)
     assert shown.startswith("\r\x1b[2Kepoch=9 loss=0.1 tag=a  (iteration 10 at"), "the last report stays"
+    assert shown.endswith("finetune\n"), "no line is left behind the summary"
     screen.terminal.close()
-    assert "\r" not in screen.seen(), "no line is left behind the summary"
+    assert screen.seen() == ""
 
 
 def test_a_slow_report_stays_on_the_terminal() -> None:

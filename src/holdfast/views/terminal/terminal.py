@@ -98,6 +98,7 @@ class Terminal:
             return
         row = self._run.apply(record).row
         if row is None:
+            self._draw_at = float("-inf")  # the live line may not be true any more
             self._show_record(record)
         elif not self._quiet:
             self._show_report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
