@@ -63,15 +63,15 @@ def _count_messages() -> collections.Counter[str]:
     counts: collections.Counter[str] = collections.Counter()
     send, receive = Channel.send_nowait, Channel.recv
 
-    def send_nowait(self: Channel[Any], message: Any) -> None:
+    def send_nowait(self: Channel[Any], message: Any, run: str = "") -> None:
         counts[type(message).__name__] += 1
-        send(self, message)
+        send(self, message, run)
 
     async def recv(self: Channel[Any]) -> Any:
-        message = await receive(self)
-        if message is not None:
-            counts[type(message).__name__] += 1
-        return message
+        envelope = await receive(self)
+        if envelope is not None:
+            counts[type(envelope.message).__name__] += 1
+        return envelope
 
     Channel.send_nowait = send_nowait  # type: ignore[method-assign]
     Channel.recv = recv  # type: ignore[method-assign]

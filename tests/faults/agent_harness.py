@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
+import msgspec
+from blake3 import blake3
 from tests.faults.programs import processes
 
 from holdfast.core.checkpoint_types import Report
@@ -29,12 +31,14 @@ from holdfast.core.events import (
 from holdfast.core.records import WorkerFailure
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, Server, serve
-from holdfast.wire.messages import AgentMessage, Logs, Prepare
+from holdfast.wire.messages import AgentMessage, Logs, PrepareFunction, PrepareRun
 from holdfast.worker.job import Framework, Job
 
-__all__ = ["AgentHarness", "job_of", "run_async", "started_agent", "wait_gone"]
+__all__ = ["RUN", "AgentHarness", "job_of", "run_async", "started_agent", "wait_gone"]
 
 M = TypeVar("M")
+RUN = "run-1"
+"""The run of tests that have one only."""
 _LINE_CHARS = 500
 
 
@@ -46,6 +50,8 @@ class AgentHarness:
         self.storage = directory / "storage" / "run"
         self.cache = directory / "cache"
         self.messages: list[AgentMessage] = []
+        self._runs: dict[int, str] = {}
+        """The run of each message, by its id()."""
         self.logs: list[Logs] = []
         self.reports: list[Report] = []
         self._changed = asyncio.Condition()
@@ -70,7 +76,6 @@ class AgentHarness:
             {**os.environ, "HOLDFAST_LOCAL_CACHE_DIR": str(self.cache), **environment},
         )
         self.hello = await self.expect(AgentJoined)
-        self.master_port = self.hello.master_port
 
     def launch(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start the agent. It dies with the thread that calls this."""
@@ -78,23 +83,28 @@ class AgentHarness:
 
     async def _accept(self, channel: Channel[AgentMessage]) -> None:
         self._channel = channel
-        while (message := await channel.recv()) is not None:
+        while (envelope := await channel.recv()) is not None:
+            message = envelope.message
             async with self._changed:
                 if isinstance(message, Logs):
                     self.logs.append(message)
                 elif isinstance(message, RankReported):
                     self.reports += message.reports
-                if isinstance(message, WorkersStopped):
+                if isinstance(message, WorkersStopped | AgentPrepared):
                     self.master_port = message.master_port
+                self._runs[id(message)] = envelope.run
                 self.messages.append(message)
                 self._changed.notify_all()
         self._left.set()
 
-    async def expect(self, kind: type[M], **fields: Any) -> M:
-        """Wait for the first message of this kind with these fields, and remove it from `messages`."""
+    async def expect(self, kind: type[M], *, run: str | None = None, **fields: Any) -> M:
+        """Wait for the first message of this kind with these fields, of this run or of any, and remove it from
+        `messages`."""
 
         def fits(message: Any) -> bool:
-            return isinstance(message, kind) and all(getattr(message, k) == v for k, v in fields.items())
+            if not isinstance(message, kind) or (run is not None and self._runs[id(message)] != run):
+                return False
+            return all(getattr(message, k) == v for k, v in fields.items())
 
         found = await self._expect(fits)
         assert isinstance(found, kind)
@@ -120,29 +130,33 @@ class AgentHarness:
             seen = len(self.logs)
             await self._changed.wait_for(lambda: len(self.logs) > seen)
 
-    def send(self, message: Any) -> None:
-        self._channel.send_nowait(message)
+    def send(self, message: Any, run: str = RUN) -> None:
+        self._channel.send_nowait(message, run)
 
-    def prepare_order(self, job: bytes, **changes: Any) -> Prepare:
-        order: dict[str, Any] = {
-            "function": job,
-            "storage": str(self.storage),
+    def send_prepare(self, job: bytes, run: str = RUN, **changes: Any) -> str:
+        """Send the function and the run, with these changes to either; gives the function's key."""
+        function: dict[str, Any] = {"function": job, "sys_path": sys.path, "environment": {}}
+        storage = self.storage if run == RUN else self.storage.with_name(run)
+        prepare: dict[str, Any] = {
+            "storage": str(storage),
             "experiment": "exp",
             "trial_id": "t1",
-            "trial_dir": str(self.storage),
+            "trial_dir": str(storage),
             "work_dir": str(self.directory / "work"),
-            "sys_path": sys.path,
-            "environment": {},
             "max_restarts": 3,
-            **changes,
         }
-        return Prepare(**order)
+        for name, value in changes.items():
+            (function if name in PrepareFunction.__struct_fields__ else prepare)[name] = value
+        key = blake3(msgspec.msgpack.encode(function)).hexdigest()
+        self.send(PrepareFunction(key=key, **function))
+        self.send(PrepareRun(function_key=key, **prepare), run)
+        return key
 
-    async def prepare(self, job: bytes, **changes: Any) -> AgentPrepared:
-        self.send(self.prepare_order(job, **changes))
-        return await self.expect(AgentPrepared)
+    async def prepare(self, job: bytes, run: str = RUN, **changes: Any) -> AgentPrepared:
+        self.send_prepare(job, run, **changes)
+        return await self.expect(AgentPrepared, run=run)
 
-    def start(self, generation: int = 1, ranks: int = 1, **changes: Any) -> None:
+    def start(self, generation: int = 1, ranks: int = 1, run: str = RUN, **changes: Any) -> None:
         self.send(
             StartWorkers(
                 generation=generation,
@@ -153,16 +167,17 @@ class AgentHarness:
                 master_address="127.0.0.1",
                 master_port=self.master_port,
                 **{"checkpoint": None, "iteration": 0, **changes},
-            )
+            ),
+            run,
         )
 
-    async def started(self, generation: int = 1, ranks: int = 1, **changes: Any) -> dict[int, int]:
-        self.start(generation, ranks, **changes)
-        return (await self.expect(WorkersStarted, generation=generation)).pids
+    async def started(self, generation: int = 1, ranks: int = 1, run: str = RUN, **changes: Any) -> dict[int, int]:
+        self.start(generation, ranks, run, **changes)
+        return (await self.expect(WorkersStarted, run=run, generation=generation)).pids
 
-    async def stop(self, generation: int = 1, **changes: Any) -> WorkersStopped:
-        self.send(StopWorkers(generation=generation, **changes))
-        return await self.expect(WorkersStopped, generation=generation)
+    async def stop(self, generation: int = 1, run: str = RUN, **changes: Any) -> WorkersStopped:
+        self.send(StopWorkers(generation=generation, **changes), run)
+        return await self.expect(WorkersStopped, run=run, generation=generation)
 
     async def finished(self, rank: int = 0) -> WorkerFinished:
         ended = await self._expect(lambda one: _ended_rank(one) == rank)

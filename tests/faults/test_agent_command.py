@@ -53,8 +53,8 @@ def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
 
         async def on_agent(channel: Channel[AgentMessage]) -> None:
             found = await channel.recv()
-            assert isinstance(found, AgentJoined)
-            hello.set_result(found)
+            assert found is not None and isinstance(found.message, AgentJoined)
+            hello.set_result(found.message)
             await channel.recv()
 
         server = await serve("127.0.0.1", 0, token, on_agent, run="run-1")

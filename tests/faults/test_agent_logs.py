@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.faults.agent_harness import job_of, run_async, started_agent
+from tests.faults.agent_harness import RUN, job_of, run_async, started_agent
 
 from holdfast.wire.messages import Ping, Pong
 
@@ -20,7 +20,7 @@ def _chatter() -> None:
 
 def test_a_stalled_log_disk_does_not_block_the_agent(tmp_path: Path) -> None:
     """The log file is a pipe that is not read for a while: the agent answers pings, and no output is lost."""
-    log = tmp_path / "cache" / "agents" / "a1" / "logs" / "generation_000001" / "rank_0.log"
+    log = tmp_path / "cache" / "agents" / "a1" / "runs" / RUN / "logs" / "generation_000001" / "rank_0.log"
 
     async def test() -> None:
         async with started_agent(tmp_path) as harness:

@@ -25,8 +25,7 @@ def test_a_stop_while_the_zygote_still_imports_is_answered_at_once(tmp_path: Pat
 
     async def test() -> None:
         async with started_agent(tmp_path / "harness") as harness:
-            order = harness.prepare_order(job_of(function), preload=["waits_at_import"], sys_path=[str(tmp_path)])
-            harness.send(order)
+            harness.send_prepare(job_of(function), preload=["waits_at_import"], sys_path=[str(tmp_path)])
             harness.start(generation=1)
             harness.send(StopWorkers(generation=1))
             await harness.expect(WorkersStopped, generation=1)

@@ -35,7 +35,7 @@ def _upload(number: int, rank: int) -> Upload:
 
 
 def _staged(harness: AgentHarness) -> list[str]:
-    return sorted(path.name for path in harness.cache.glob("agents/a1/staging/*/*"))
+    return sorted(path.name for path in harness.cache.glob("agents/a1/runs/*/staging/*/*"))
 
 
 def test_a_part_outlives_its_worker_and_is_removed_after_the_commit(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_output_of_imports_is_forwarded_in_whole_lines(tmp_path: Path) -> None:
             search = [str(tmp_path / "mine"), *sys.path]
             await harness.prepare(job_of(_nothing), preload=["prints_in_pieces"], sys_path=search)
             await harness.expect_line("whole")
-            await harness.prepare(job_of(_nothing))  # with another zygote: the first one says no more
+            os.kill(harness.zygote(), signal.SIGKILL)  # it says no more
             await harness.expect_line("no end")
             lines = [line.text for logs in harness.logs for line in logs.lines]
             assert lines == ["first in pieces", "then whole", "no end"]
@@ -422,7 +422,6 @@ def test_the_zygote_cleans_up_after_an_agent_that_dies_slowly(tmp_path: Path) ->
         agent = subprocess.Popen([sys.executable, "-c", _AGENT, str(fd)], stdin=subprocess.PIPE, pass_fds=[fd])
         try:
             load = Load(
-                filesystem=None,
                 sys_path=sys.path,
                 environment={},
                 preload=[],

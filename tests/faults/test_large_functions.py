@@ -46,10 +46,10 @@ def test_an_agent_puts_the_pieces_of_a_function_together(tmp_path: Path, fork: b
         async with started_agent(tmp_path) as harness:
             data = job_of(function)
             first, rest = data[:FUNCTION_PIECE_BYTES], data[FUNCTION_PIECE_BYTES:]
-            sizes: dict[str, Any] = {"function_size_bytes": len(data), "function_hash": blake3(data).hexdigest()}
-            harness.send(harness.prepare_order(first, fork=fork, **sizes))
+            sizes: dict[str, Any] = {"size_bytes": len(data), "hash": blake3(data).hexdigest()}
+            key = harness.send_prepare(first, fork=fork, **sizes)
             while rest:
-                harness.send(FunctionPiece(data=rest[:FUNCTION_PIECE_BYTES]))
+                harness.send(FunctionPiece(key=key, data=rest[:FUNCTION_PIECE_BYTES]))
                 rest = rest[FUNCTION_PIECE_BYTES:]
             await harness.expect(AgentPrepared)
             await harness.started(ranks=2)
@@ -65,7 +65,7 @@ def test_an_agent_puts_the_pieces_of_a_function_together(tmp_path: Path, fork: b
 def test_a_function_that_arrives_damaged_is_not_opened(tmp_path: Path) -> None:
     async def test() -> None:
         async with started_agent(tmp_path) as harness:
-            harness.send(harness.prepare_order(job_of(print), function_hash="0" * 64))
+            harness.send_prepare(job_of(print), hash="0" * 64)
             assert await harness.agent_ended() == 1
 
     run_async(test)

@@ -16,6 +16,7 @@ from tests.sim.memory_store import MemoryStore
 from tests.sim.network import Listener
 from tests.sim.process import Process
 
+from holdfast.control.agent_link import Preparation
 from holdfast.control.fingerprint import Fingerprint
 from holdfast.control.history import RUN_FILE, read_history
 from holdfast.control.hub import Hub
@@ -37,22 +38,18 @@ from holdfast.journal.writer import Journal
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 from holdfast.wire.channel import OnAgent
-from holdfast.wire.messages import LogLine, Prepare
+from holdfast.wire.messages import LogLine, PrepareFunction, PrepareRun
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 __all__ = ["Driver"]
 
-_PREPARE = Prepare(
-    function=b"",
-    storage="memory://run",
-    experiment="run",
-    trial_id="run",
-    trial_dir="run",
-    work_dir="run",
-    sys_path=[],
-    environment={},
+_PREPARATION = Preparation(
+    PrepareFunction(key="f", function=b"", sys_path=[], environment={}),
+    PrepareRun(
+        function_key="f", storage="memory://run", experiment="run", trial_id="run", trial_dir="run", work_dir="run"
+    ),
 )
 _FOLD_BYTES = 2_000
 """A fold is written after about ten records, so that most takeovers read one."""
@@ -127,7 +124,7 @@ class Driver:
         sim, scenario = self.sim, self.sim.scenario
         history = read_history(self.store)
         sim.checkers.read_history(self, history.durable)
-        plan = make_setup(_request(sim), _PREPARE, self.store, history, lease, lambda *_: [])
+        plan = make_setup(_request(sim), _PREPARATION, self.store, history, lease, lambda *_: [])
         plan.state.spec = scenario.spec
         plan.settings = Settings(
             flush_s=scenario.flush_s,

@@ -135,9 +135,9 @@ async def connect(
     channel = make_channel(end.reader, end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            run = await introduce(channel, endpoint.token, "", process.name)
+            await introduce(channel, endpoint.token, "", process.name)
     except TimeoutError:
         channel.abort()
         raise WireError("The controller did not answer.") from None
-    channel._upgrade(controller_messages, Stamp(run, process.name), MAX_FRAME_BYTES)
+    channel._upgrade(controller_messages, Stamp(process.name), MAX_FRAME_BYTES)
     return channel, connection

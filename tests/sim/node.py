@@ -20,11 +20,12 @@ from tests.sim.worker import Connection, State, Worker
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.buffers import Buffers
+from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.output import Forwarder
 from holdfast.agent.parts import Ordered
 from holdfast.agent.platform import MasterPort, Platform
-from holdfast.agent.session_dir import SessionDir
+from holdfast.agent.session_dir import RunDirectory, SessionDir
 from holdfast.agent.spawner import Parent
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.checkpoint.catalog import Catalog
@@ -36,6 +37,7 @@ from holdfast.errors import CheckpointError, Damaged, HoldfastError, WireError
 from holdfast.storage.store import Store
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
+from holdfast.wire.envelope import Envelope
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import WorkerFds
 
@@ -93,7 +95,8 @@ class Node:
     @property
     def ordered(self) -> list[Ordered]:
         """The uploads that the agent must finish even if the controller dies."""
-        return [] if self.agent is None else self.agent._run._storage.parts.ordered
+        runs = [] if self.agent is None else self.agent._runs.values()
+        return [one for run in runs for one in run._storage.parts.ordered]
 
     # ------------------------------------------------------------ workers
 
@@ -172,7 +175,7 @@ class Node:
         """As the kernel does when the process is gone."""
         for buffers in self._buffers:
             buffers.close()
-        if self.agent is not None and (function := self.agent._run._function) is not None:
+        for function in [] if self.agent is None else self.agent._functions.values():
             function.close()
 
     def _died(self) -> None:
@@ -211,9 +214,8 @@ class SimulatedPlatform(Platform):
         self._node.add_buffers(buffers)
         return buffers
 
-    def make_spawner(self, parent: Parent, session: SessionDir) -> SimulatedSpawner:
-        self._node.parent = parent
-        return SimulatedSpawner(self._node)
+    def make_spawners(self, session: SessionDir) -> SimulatedSpawners:
+        return SimulatedSpawners(self._node)
 
     def open_worker(
         self,
@@ -231,7 +233,7 @@ class SimulatedPlatform(Platform):
     def open_master_port(self, address: str) -> MasterPort:
         return SimulatedPort()
 
-    def open_store(self, order: m.Prepare) -> Store:
+    def open_store(self, order: m.PrepareRun) -> Store:
         return self._node.store
 
     def oom_kills(self) -> int:
@@ -251,14 +253,24 @@ class SimulatedSession(SessionDir):
         self.path = Path("agents", agent)
         self.temp_link = None
 
-    def _made(self, *parts: str) -> Path:
-        return self.path.joinpath(*parts)
-
-    def make_work_dir(self, path: Path) -> None:
-        """Nobody works there."""
+    def run(self, run: str) -> RunDirectory:
+        return SimulatedDirectory(self, run, 1)
 
     def renew_times(self) -> None:
         """Nothing grows old."""
+
+    def remove(self) -> None:
+        """Nothing is there."""
+
+
+class SimulatedDirectory(RunDirectory):
+    """Directories that are never made."""
+
+    def _made(self, root: Path, *parts: str) -> Path:
+        return root.joinpath(*parts)
+
+    def make_work_dir(self, path: Path) -> None:
+        """Nobody works there."""
 
     def remove(self) -> None:
         """Nothing is there."""
@@ -284,13 +296,30 @@ class SimulatedPort(MasterPort):
         """Nothing is open."""
 
 
+class SimulatedSpawners:
+    """What the spawners of a node's runs share: nothing."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._spawners: list[SimulatedSpawner] = []
+
+    def spawner(self, run: str, parent: Parent) -> SimulatedSpawner:
+        self._node.parent = parent
+        self._spawners.append(SimulatedSpawner(self._node))
+        return self._spawners[-1]
+
+    async def close(self) -> None:
+        for spawner in self._spawners:
+            await spawner.clear(0)
+
+
 class SimulatedSpawner:
     """Starts workers that are tasks, and kills them."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def prepare(self, prepare: m.Prepare, function_fd: int) -> str | None:
+    async def prepare(self, function: FunctionMemory, order: m.PrepareRun) -> str | None:
         await asyncio.sleep(self._node.sim.delay_s(0.2))
         return None
 
@@ -312,18 +341,18 @@ class SimulatedSpawner:
     def add_imports(self, modules: list[str]) -> None:
         """Nobody imports anything."""
 
-    async def close(self) -> None:
-        await self.clear(0)
+    def release(self) -> None:
+        """Nothing is held."""
 
 
 class NodeChannel(Channel[m.ControllerMessage]):
     """The agent's real channel. Some messages are sent twice, and some once more when they are stale."""
 
     node: Node
-    _aged: list[tuple[tuple[int, int], m.AgentMessage]]
+    _aged: list[tuple[tuple[int, int], m.AgentMessage, str]]
 
-    def send_nowait(self, message: Any) -> None:
-        super().send_nowait(message)
+    def send_nowait(self, message: Any, run: str = "") -> None:
+        super().send_nowait(message, run)
         if self._stamp is None or not hasattr(self, "node"):
             return
         node, sim = self.node, self.node.sim
@@ -337,18 +366,18 @@ class NodeChannel(Channel[m.ControllerMessage]):
         if not node.scenario.repeats or isinstance(message, _NEVER_REPEATED):
             return
         if sim.happens(node.scenario.repeats):
-            super().send_nowait(message)
+            super().send_nowait(message, run)
         if (age := _age(message)) is not None:
-            self._aged = [*getattr(self, "_aged", []), (age, message)]
-            stale_age, stale = sim.random.choice(self._aged)
+            self._aged = [*getattr(self, "_aged", []), (age, message, run)]
+            stale_age, stale, stale_run = sim.random.choice(self._aged)
             if stale_age < age if isinstance(stale, m.Uploaded) else stale_age[0] < age[0]:
-                super().send_nowait(stale)
+                super().send_nowait(stale, stale_run)
 
-    async def recv(self) -> m.ControllerMessage | None:
-        message = await super().recv()
-        if isinstance(message, c.StartWorkers):
-            self.node.commands[message.generation] = message
-        return message
+    async def recv(self) -> Envelope[m.ControllerMessage] | None:
+        envelope = await super().recv()
+        if envelope is not None and isinstance(envelope.message, c.StartWorkers):
+            self.node.commands[envelope.message.generation] = envelope.message
+        return envelope
 
 
 def _age(message: m.AgentMessage) -> tuple[int, int] | None:

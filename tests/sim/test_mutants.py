@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -226,14 +227,17 @@ def remove_without_looking_at_the_lease(patch: Patch) -> None:
 def commit_without_looking_at_the_reservation(patch: Patch) -> None:
     """The manifest is created although somebody has cleared the reservation away."""
     make = commit.commit
+    token: ContextVar[str] = ContextVar("token")  # of the thread's own draft
 
     def blind(store: Store, draft: Draft, *arguments: Any, **options: Any) -> Any:
-        with pytest.MonkeyPatch.context() as inner:
-            ours = Reservation(token=draft.token, index=0, epoch=0, created_at="", writer=current_process())
-            inner.setattr(commit, "read_reservation", lambda store, name: ours)
-            return make(store, draft, *arguments, **options)
+        token.set(draft.token)
+        return make(store, draft, *arguments, **options)
+
+    def ours(store: Store, name: str) -> Reservation:
+        return Reservation(token=token.get(), index=0, epoch=0, created_at="", writer=current_process())
 
     patch.setattr(commit, "commit", blind)
+    patch.setattr(commit, "read_reservation", ours)
 
 
 def create_without_refusal_where_storage_has_none(patch: Patch) -> None:

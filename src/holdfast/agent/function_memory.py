@@ -1,7 +1,7 @@
 """The pickled training function as it arrives at the agent: in pieces, into memory that zygotes and workers can map.
 
-The first piece comes with `Prepare`, the others follow as `FunctionPiece`. The agent never opens it: it hands the
-descriptor to the zygote, and to every zygote that replaces it, so that the bytes cross the network once and each
+The first piece comes with `PrepareFunction`, the others follow as `FunctionPiece`. The agent never opens it: it hands
+the descriptor to the zygote, and to every zygote that replaces it, so that the bytes cross the network once and each
 process that unpickles reads them where they lie. The memory has no name and is freed with the last process that
 holds it.
 """
@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from holdfast.errors import WireError
 from holdfast.linux.memory import available_bytes
-from holdfast.wire.messages import Prepare
+from holdfast.wire.messages import PrepareFunction
 
 __all__ = ["FunctionMemory"]
 
@@ -23,9 +23,9 @@ __all__ = ["FunctionMemory"]
 class FunctionMemory:
     """One function. `whole` is done when all of it has arrived and its hash is right."""
 
-    def __init__(self, order: Prepare) -> None:
-        self._size_bytes = len(order.function) if order.function_size_bytes is None else order.function_size_bytes
-        self._expected = order.function_hash
+    def __init__(self, order: PrepareFunction) -> None:
+        self.order = order
+        self._size_bytes = len(order.function) if order.size_bytes is None else order.size_bytes
         self._hasher = blake3()
         self._received_bytes = 0
         self.whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class FunctionMemory:
         self._received_bytes += len(piece)
         if self._received_bytes < self._size_bytes:
             return
-        if self._received_bytes > self._size_bytes or self._expected not in ("", self._hasher.hexdigest()):
+        if self._received_bytes > self._size_bytes or self.order.hash not in ("", self._hasher.hexdigest()):
             self._fail("The training function arrived damaged: its hash is not the one that was announced.")
         else:
             self.whole.set_result(None)

@@ -13,14 +13,15 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.spawner import Parent
-from holdfast.wire.messages import Prepare
+from holdfast.wire.messages import PrepareRun
 from holdfast.worker.bootstrap import run_inline
 from holdfast.worker.job import Assignment, Job
 from holdfast.worker.stdio import WorkerFds
 from holdfast.worker.torchrun import Torchrun
 
-__all__ = ["InlineSpawner", "RunInMain"]
+__all__ = ["InlineSpawner", "InlineSpawners", "RunInMain"]
 
 RunInMain = Callable[[Callable[[], None]], None]
 """Queues a call for the main thread; must not wait for it."""
@@ -34,14 +35,14 @@ class InlineSpawner:
         self._job = job
         self._run_in_main = run_in_main
         self._torchrun = torchrun
-        self._prepare: Prepare | None = None
+        self._environment: dict[str, str] | None = None
         self._connection: socket.socket | None = None
         self._was_cut = False
         self._ended = asyncio.Event()
         self._ended.set()
 
-    async def prepare(self, prepare: Prepare, function_fd: int) -> str | None:
-        self._prepare = prepare
+    async def prepare(self, function: FunctionMemory, order: PrepareRun) -> str | None:
+        self._environment = function.order.environment
         return None
 
     async def ready(self) -> None:
@@ -49,8 +50,8 @@ class InlineSpawner:
 
     def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:
         assert self._ended.is_set(), "local mode runs one worker"
-        assert self._prepare is not None
-        job, prepare, torchrun = self._job, self._prepare, self._torchrun
+        assert self._environment is not None
+        job, environment, torchrun = self._job, self._environment, self._torchrun
         loop = asyncio.get_running_loop()
         for fd in (worker_fds.stdout, worker_fds.stderr, worker_fds.dump):
             os.close(fd)
@@ -63,7 +64,7 @@ class InlineSpawner:
             code = 1
             try:
                 with suppress(BrokenPipeError, ConnectionResetError):  # cut by `clear`: nobody listens to its end
-                    code = run_inline(job, prepare, assignment, connection, worker_fds.listen, torchrun)
+                    code = run_inline(job, environment, assignment, connection, worker_fds.listen, torchrun)
             finally:
                 loop.call_soon_threadsafe(self._done, assignment, code)
 
@@ -71,16 +72,16 @@ class InlineSpawner:
         self._run_in_main(work)
 
     async def clear(self, generation: int) -> None:
-        self._cut()
+        self.cut()
         await self._ended.wait()
 
     def add_imports(self, modules: list[str]) -> None:
         """There is no zygote that could import them."""
 
-    async def close(self) -> None:
-        self._cut()
+    def release(self) -> None:
+        """Nothing is held."""
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
         if self._connection is not None:
             self._was_cut = True
             with suppress(OSError):
@@ -92,3 +93,21 @@ class InlineSpawner:
         self._connection = None
         self._ended.set()
         self._parent.worker_died(assignment.generation, assignment.rank, code << 8, killed=self._was_cut)
+
+
+class InlineSpawners:
+    """For the only run that local mode has."""
+
+    def __init__(self, job: Job, run_in_main: RunInMain, torchrun: Torchrun | None = None) -> None:
+        self._job = job
+        self._run_in_main = run_in_main
+        self._torchrun = torchrun
+        self._spawners: list[InlineSpawner] = []
+
+    def spawner(self, run: str, parent: Parent) -> InlineSpawner:
+        self._spawners.append(InlineSpawner(parent, self._job, self._run_in_main, self._torchrun))
+        return self._spawners[-1]
+
+    async def close(self) -> None:
+        for spawner in self._spawners:
+            spawner.cut()

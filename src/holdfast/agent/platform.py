@@ -11,30 +11,27 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.agent.buffers import Buffers
+from holdfast.agent.buffers import Buffers, limit_from_environment
 from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.session_dir import SessionDir
-from holdfast.agent.spawner import Parent, Spawner
+from holdfast.agent.spawner import Spawners
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.agent.worker_process import WorkerProcess
-from holdfast.agent.zygote_client import ZygoteSpawner
+from holdfast.agent.zygote_client import Zygotes
 from holdfast.linux.memory import oom_kills
 from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.storage.store import Store
 from holdfast.wire.channel import Channel, connect
-from holdfast.wire.messages import ControllerMessage, Prepare
+from holdfast.wire.messages import ControllerMessage, PrepareRun
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import detach_output
 
 __all__ = ["MasterPort", "Platform", "linger_s"]
 
 _log = logging.getLogger(__name__)
-
-MakeSpawner = Callable[[Parent, SessionDir], Spawner]
 
 
 def linger_s() -> float:
@@ -78,7 +75,7 @@ class Platform:
         *,
         tls_fingerprint: str | None = None,
         root: Path | None = None,
-        make_spawner: MakeSpawner | None = None,
+        spawners: Spawners | None = None,
         own_process: bool = False,
     ) -> None:
         """`own_process`: the agent is a process of its own and a subreaper, and has no children but its zygotes."""
@@ -86,9 +83,10 @@ class Platform:
         self._token = token
         self._tls_fingerprint = tls_fingerprint
         self._root = root
-        self._make_spawner = make_spawner
+        self._spawners = spawners
         self._own_process = own_process
         self.linger_s = linger_s()
+        self._snapshot_limit_bytes: int | None = None
 
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
         """Connect to the controller as the agent of this name."""
@@ -98,14 +96,17 @@ class Platform:
         return SessionDir(agent, self._root)
 
     def make_buffers(self, slots: int) -> Buffers:
-        return Buffers(slots)
+        """The buffers of one run. All runs together have no more workers than slots, so each slot has its share."""
+        if self._snapshot_limit_bytes is None:
+            self._snapshot_limit_bytes = limit_from_environment()
+        return Buffers(slots, self._snapshot_limit_bytes)
 
-    def make_spawner(self, parent: Parent, session: SessionDir) -> Spawner:
-        if self._make_spawner is not None:
-            return self._make_spawner(parent, session)
-        spawner = ZygoteSpawner(parent, session.leftovers, adopts_orphans=self._own_process)
-        spawner.launch()
-        return spawner
+    def make_spawners(self, session: SessionDir) -> Spawners:
+        if self._spawners is not None:
+            return self._spawners
+        zygotes = Zygotes(session.leftovers, adopts_orphans=self._own_process)
+        zygotes.launch()
+        return zygotes
 
     def open_worker(
         self,
@@ -123,7 +124,7 @@ class Platform:
     def open_master_port(self, address: str) -> MasterPort:
         return MasterPort(address)
 
-    def open_store(self, order: Prepare) -> Store:
+    def open_store(self, order: PrepareRun) -> Store:
         """The run's storage; may block."""
         from holdfast.storage.locate import open_store
 

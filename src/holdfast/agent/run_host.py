@@ -13,18 +13,18 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.buffers import Buffers
 from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.parts import UploadAnswer
-from holdfast.agent.platform import MasterPort, Platform
+from holdfast.agent.platform import Platform
 from holdfast.agent.run_storage import RunStorage
-from holdfast.agent.session_dir import SessionDir
+from holdfast.agent.session_dir import RunDirectory
+from holdfast.agent.spawner import Spawners
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
 from holdfast.core.events import AgentPrepared, DamageFound, WorkersStopped
 from holdfast.errors import Damaged, HoldfastError, NotCommitted
-from holdfast.wire.messages import AgentMessage, Collected, ControllerMessage, LogLine, Logs, Prepare, Upload
+from holdfast.wire.messages import AgentMessage, Collected, ControllerMessage, LogLine, Logs, PrepareRun, Upload
 from holdfast.worker.job import Assignment
 
 __all__ = ["RunHost"]
@@ -38,27 +38,33 @@ class RunHost:
 
     def __init__(
         self,
+        run: str,
         node: tuple[str, str],
         platform: Platform,
-        session: SessionDir,
+        directory: RunDirectory,
+        spawners: Spawners,
         slots: int,
+        address: str,
         send: Callable[[AgentMessage], None],
         backlog_bytes: Callable[[], int],
+        on_uploads: Callable[[], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """`node` is the agent's name and its host."""
+        """`node` is the agent's name and its host, `address` where others reach it. `on_uploads` is called when there
+        may be uploads to finish, or none any more."""
+        self._run = run
         self._agent, self._host = node
         self._platform = platform
-        self._session = session
+        self._directory = directory
+        self._on_uploads = on_uploads
         self._send = send
         self._backlog_bytes = backlog_bytes
         self._on_error = on_error
         self._buffers = platform.make_buffers(slots)
-        self._storage = RunStorage(session.path, self._buffers, platform.open_store)
-        self._spawner = platform.make_spawner(self, session)
-        self._master_port: MasterPort | None = None
-        self._order: Prepare | None = None
-        self._function: FunctionMemory | None = None
+        self._storage = RunStorage(directory, self._buffers, platform.open_store)
+        self._spawner = spawners.spawner(run, self)
+        self._master_port = platform.open_master_port(address)
+        self._order: PrepareRun | None = None
         self._prepared: asyncio.Task[None] | None = None
         self._workers: WorkerGroup | None = None
         self._starting: tuple[int, asyncio.Task[None]] | None = None
@@ -67,23 +73,12 @@ class RunHost:
 
     # ------------------------------------------------------------------ commands
 
-    def open_master_port(self, address: str) -> int:
-        """Bind the port for the first generation's rank 0; gives its number."""
-        self._master_port = self._platform.open_master_port(address)
-        self._spawn(self._sync_logs_periodically())
-        return self._master_port.number
-
-    def prepare(self, order: Prepare) -> None:
-        """The job, or its first piece; replaces any earlier one."""
-        if self._function is not None:
-            self._function.close()
+    def prepare(self, order: PrepareRun, function: FunctionMemory) -> None:
+        """What the run needs; replaces what was there before."""
+        if self._order is None:
+            self._spawn(self._sync_logs_periodically())
         self._order = order
-        self._function = FunctionMemory(order)
-        self._prepared = self._spawn(self._prepare(order, self._function))
-
-    def add_function_piece(self, data: bytes) -> None:
-        if self._function is not None:
-            self._function.add(data)
+        self._prepared = self._spawn(self._prepare(order, function))
 
     def handle(self, message: ControllerMessage) -> None:
         """Carry out one command."""
@@ -93,7 +88,7 @@ class RunHost:
             self._spawn(self._stop(message))
         elif isinstance(message, Upload):
             uploading = self._storage.start_upload(message)
-            self._platform.choose_death_signal(has_uploads=self.has_uploads)
+            self._on_uploads()
             self._spawn(self._send_answer(uploading))
         elif isinstance(message, AnnounceCheckpoint):
             self._announce(message)
@@ -109,18 +104,19 @@ class RunHost:
 
     # ------------------------------------------------------------------ generations
 
-    async def _prepare(self, order: Prepare, function: FunctionMemory) -> None:
+    async def _prepare(self, order: PrepareRun, function: FunctionMemory) -> None:
         await function.whole
         async with self._lifecycle:
-            self._session.make_work_dir(Path(order.work_dir))
+            self._directory.make_work_dir(Path(order.work_dir))
             self._storage.prepare(order)
             self._spawn(self._storage.sync_artifacts_periodically())
-            cold_reason = await self._spawner.prepare(order, function.fd)
-        self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason))
+            cold_reason = await self._spawner.prepare(function, order)
+        port = self._master_port.number
+        self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason, master_port=port))
 
     async def _start(self, command: StartWorkers) -> None:
         async with self._lifecycle:
-            assert self._prepared is not None and self._order is not None and self._master_port is not None, (
+            assert self._prepared is not None and self._order is not None, (
                 "a generation was started before the job was prepared"
             )
             await asyncio.shield(self._prepared)
@@ -142,8 +138,8 @@ class RunHost:
             (place,) = command.places
             for local_rank, rank in enumerate(place.ranks):
                 listen_fd = self._master_port.hand_over(command.master_port) if rank == 0 else None
-                log_file = self._session.logs(command.generation) / f"rank_{rank}.log"
-                assignment = _assign(self._order, command, local_rank, self._session, self._buffers, verified)
+                log_file = self._directory.log_file(command.generation, rank)
+                assignment = self._assign(self._order, command, local_rank, verified)
                 workers.spawn(assignment, log_file, listen_fd)
 
     async def _verify(self, command: StartWorkers) -> list[VerifiedFile] | None:
@@ -169,7 +165,6 @@ class RunHost:
             async with self._lifecycle:
                 if self._is_current(generation):
                     await self._end_generation(command.dump_stacks)
-        assert self._master_port is not None
         self._send(WorkersStopped(generation=generation, agent=self._agent, master_port=self._master_port.number))
 
     def _is_current(self, generation: int) -> bool:
@@ -179,8 +174,8 @@ class RunHost:
         if self._workers is None:
             return
         await self._workers.stop(dump_stacks)
-        self._storage.generation_ended(self._session.staging(self._workers.number))
-        self._spawn(asyncio.to_thread(shutil.rmtree, self._session.temporary(self._workers.number), True))
+        self._storage.generation_ended(self._directory.staging(self._workers.number))
+        self._spawn(asyncio.to_thread(shutil.rmtree, self._directory.temporary(self._workers.number), True))
         self._workers = None
 
     # ------------------------------------------------------------------ calls of the spawner (`spawner.Parent`)
@@ -219,7 +214,7 @@ class RunHost:
     def _announce(self, command: AnnounceCheckpoint) -> None:
         """A checkpoint is committed or given up: drop its parts, and tell the workers."""
         self._storage.release_parts(command)
-        self._platform.choose_death_signal(has_uploads=self.has_uploads)
+        self._on_uploads()
         if self._workers is not None and self._is_current(command.ticket.generation):
             self._workers.broadcast(command)
 
@@ -230,28 +225,28 @@ class RunHost:
 
     # ------------------------------------------------------------------ the end
 
-    async def end(self, *, will_finish_uploads: bool) -> None:
-        """Stop everything but uploads: kill the workers, and take no more commands."""
+    async def cancel(self) -> None:
+        """Take no more commands, and give up those that are being carried out. Uploads go on."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if will_finish_uploads:
-            # The zygote stays: should this process be killed, it removes what that leaves.
-            await self._spawner.clear(0 if self._workers is None else self._workers.number)
-        else:
-            await self._spawner.close()
-        if self._function is not None:
-            self._function.close()
+
+    async def kill_workers(self) -> None:
+        """Returns when none is left."""
+        await self._spawner.clear(0 if self._workers is None else self._workers.number)
+
+    def release_workers(self) -> None:
+        """The workers are gone: read what they left, and free what is theirs."""
         if self._workers is not None:
             self._workers.release()
-        if self._master_port is not None:
-            self._master_port.close()
+        self._master_port.close()
+        self._spawner.release()
 
     async def close(self, flush_s: float) -> None:
         """Abandon uploads, take up to `flush_s` to store logs and artifacts, and free everything."""
-        await self._spawner.close()
         await self._storage.close(flush_s)
         self._buffers.close()
+        self._directory.remove()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -264,43 +259,40 @@ class RunHost:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_error(error)
 
-
-def _assign(
-    prepare: Prepare,
-    start: StartWorkers,
-    local_rank: int,
-    session: SessionDir,
-    buffers: Buffers,
-    verified: list[VerifiedFile],
-) -> Assignment:
-    """The assignment of the worker with this local rank; `start` has this node's place only."""
-    (place,) = start.places
-    rank = place.ranks[local_rank]
-    return Assignment(
-        generation=start.generation,
-        rank=rank,
-        local_rank=local_rank,
-        node_rank=place.node_rank,
-        world_size=start.world_size,
-        local_world_size=len(place.ranks),
-        node_count=start.node_count,
-        master_address=start.master_address,
-        master_port=start.master_port,
-        restart_count=start.restart_count,
-        max_restarts=prepare.max_restarts,
-        checkpoint=start.checkpoint,
-        storage=prepare.storage,
-        experiment=prepare.experiment,
-        trial_id=prepare.trial_id,
-        trial_dir=prepare.trial_dir,
-        work_dir=prepare.work_dir,
-        staging_dir=str(session.staging(start.generation)),
-        temp_dir=str(session.temporary(start.generation)),
-        error_file=str(session.error_file(start.generation, rank)),
-        change_directory=prepare.change_directory,
-        all_metrics=start.all_metrics,
-        buffers=buffers.of_slot(local_rank),
-        snapshot_limit_bytes=buffers.limit_bytes,
-        snapshots=buffers.snapshots(start.checkpoint),
-        verified=verified,
-    )
+    def _assign(
+        self, order: PrepareRun, start: StartWorkers, local_rank: int, verified: list[VerifiedFile]
+    ) -> Assignment:
+        """The assignment of the worker with this local rank; `start` has this node's place only."""
+        (place,) = start.places
+        rank = place.ranks[local_rank]
+        return Assignment(
+            run=self._run,
+            generation=start.generation,
+            rank=rank,
+            local_rank=local_rank,
+            node_rank=place.node_rank,
+            world_size=start.world_size,
+            local_world_size=len(place.ranks),
+            node_count=start.node_count,
+            master_address=start.master_address,
+            master_port=start.master_port,
+            restart_count=start.restart_count,
+            max_restarts=order.max_restarts,
+            checkpoint=start.checkpoint,
+            storage=order.storage,
+            filesystem=order.filesystem,
+            config=order.config,
+            experiment=order.experiment,
+            trial_id=order.trial_id,
+            trial_dir=order.trial_dir,
+            work_dir=order.work_dir,
+            staging_dir=str(self._directory.staging(start.generation)),
+            temp_dir=str(self._directory.temporary(start.generation)),
+            error_file=str(self._directory.error_file(start.generation, rank)),
+            change_directory=order.change_directory,
+            all_metrics=start.all_metrics,
+            buffers=self._buffers.of_slot(local_rank),
+            snapshot_limit_bytes=self._buffers.limit_bytes,
+            snapshots=self._buffers.snapshots(start.checkpoint),
+            verified=verified,
+        )

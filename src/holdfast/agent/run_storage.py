@@ -18,12 +18,13 @@ from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import finish_uploads
 from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.parts import Parts, UploadAnswer
+from holdfast.agent.session_dir import RunDirectory
 from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.errors import CheckpointError
 from holdfast.runtime import current
 from holdfast.storage.store import OnBytes, Store
-from holdfast.wire.messages import Prepare, Upload
+from holdfast.wire.messages import PrepareRun, Upload
 
 __all__ = ["RunStorage"]
 
@@ -35,21 +36,20 @@ _LOGS_TIMEOUT_S = 30.0
 
 
 class RunStorage:
-    """Storage work of one agent. All methods are called from its event loop; what blocks runs in threads."""
+    """Storage work of one run on an agent. All methods are called from its event loop; what blocks runs in threads."""
 
-    def __init__(self, session: Path, buffers: Buffers, open_store: Callable[[Prepare], Store]) -> None:
-        """`session` is the agent's directory (see `session_dir`)."""
+    def __init__(self, directory: RunDirectory, buffers: Buffers, open_store: Callable[[PrepareRun], Store]) -> None:
         self._executor = current().make_executor(_THREADS, "holdfast-agent", _lower_priority)
         self._open = open_store
-        self._logs = session / "logs"
+        self._logs = directory.logs
         self.log_writer = LogWriter()
-        self._order: Prepare | None = None
+        self._order: PrepareRun | None = None
         self._mirror: ArtifactSync | None = None
         self._store: Store | None = None
         self._store_lock = threading.Lock()
-        self.parts = Parts(self._executor, buffers, session)
+        self.parts = Parts(self._executor, buffers, directory.session.path)
 
-    def prepare(self, order: Prepare) -> None:
+    def prepare(self, order: PrepareRun) -> None:
         """Use the storage that `order` names from here on."""
         work_dir = Path(order.work_dir)
         self._order = order
@@ -91,7 +91,7 @@ class RunStorage:
         self._executor.submit(self._sync)
 
     async def sync_artifacts_periodically(self) -> None:
-        """Store artifacts every `sync_period_s`, until another `Prepare` comes."""
+        """Store artifacts every `sync_period_s`, until another `PrepareRun` comes."""
         order, mirror = self._order, self._mirror
         assert order is not None and mirror is not None
         while order.sync_artifacts and self._order is order:

@@ -30,7 +30,7 @@ from holdfast.storage.files import has_shared_locks
 from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 
-__all__ = ["SessionDir", "remove_dangling_links", "sweep_dead"]
+__all__ = ["RunDirectory", "SessionDir", "remove_dangling_links", "sweep_dead"]
 
 _LOCK = ".lock"
 _ABANDONED_S = 7 * 86_400.0
@@ -55,17 +55,15 @@ class SessionDir:
         if lock is None:
             raise FileExistsError(f"Another agent {agent} lives on this node: give this one another --agent-id.")
         self._lock = lock
+        self._runs = 0
         shutil.rmtree(self.path, ignore_errors=True)
         make_private_directory(self.path / "tmp")
         self.temp_link = _make_link(self.path / "tmp")
 
-    def staging(self, generation: int) -> Path:
-        return self._made("staging", f"generation_{generation:06d}")
-
-    def temporary(self, generation: int) -> Path:
-        """The workers' TMPDIR: what a killed one leaves in it goes with its generation."""
-        path = self._made("tmp", f"{generation}")
-        return path if self.temp_link is None else self.temp_link / path.name
+    def run(self, run: str) -> RunDirectory:
+        """The directories of one run; nothing is made yet."""
+        self._runs += 1
+        return RunDirectory(self, run, self._runs)
 
     @property
     def leftovers(self) -> list[Path]:
@@ -82,14 +80,8 @@ class SessionDir:
             with suppress(OSError):
                 os.utime(self.temp_link, follow_symlinks=False)
 
-    def logs(self, generation: int) -> Path:
-        return self._made("logs", f"generation_{generation:06d}")
-
-    def error_file(self, generation: int, rank: int) -> Path:
-        return self._made("errors", f"generation_{generation:06d}") / f"rank_{rank}.json"
-
     def make_work_dir(self, path: Path) -> None:
-        """Make the directory that workers run in. It is the run's and stays: artifacts are stored from there."""
+        """Make the directory that workers of a run work in. It stays: artifacts are stored from there."""
         self._work_dirs.use(path)
 
     def remove(self) -> None:
@@ -101,8 +93,45 @@ class SessionDir:
         self.lock_path.unlink(missing_ok=True)
         os.close(self._lock)
 
-    def _made(self, *parts: str) -> Path:
-        return make_private_directory(self.path.joinpath(*parts))
+
+class RunDirectory:
+    """What one run has in the agent's directory: staged parts, temporary files, logs and error files."""
+
+    def __init__(self, session: SessionDir, run: str, number: int) -> None:
+        """`number` is a short name for the run."""
+        self.session = session
+        self.path = session.path / "runs" / run
+        self._temp_name = f"tmp/{number}"
+
+    def staging(self, generation: int) -> Path:
+        return self._made(self.path, "staging", f"generation_{generation:06d}")
+
+    def temporary(self, generation: int) -> Path:
+        """The workers' TMPDIR: what a killed one leaves in it goes with its generation."""
+        path = self._made(self.session.path, self._temp_name, f"{generation}")
+        link = self.session.temp_link
+        return path if link is None else link / path.relative_to(self.session.path / "tmp")
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def log_file(self, generation: int, rank: int) -> Path:
+        return self._made(self.logs, f"generation_{generation:06d}") / f"rank_{rank}.log"
+
+    def error_file(self, generation: int, rank: int) -> Path:
+        return self._made(self.path, "errors", f"generation_{generation:06d}") / f"rank_{rank}.json"
+
+    def make_work_dir(self, path: Path) -> None:
+        """Make the directory that workers work in."""
+        self.session.make_work_dir(path)
+
+    def remove(self) -> None:
+        for path in (self.path, self.session.path / self._temp_name):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _made(self, root: Path, *parts: str) -> Path:
+        return make_private_directory(root.joinpath(*parts))
 
 
 def sweep_dead(agents: Path) -> list[str]:

@@ -1,18 +1,19 @@
-"""The interface between an agent and what starts, watches and kills its workers' processes.
+"""The interface between a run host and what starts, watches and kills its workers' processes.
 
 Three ways: forked from a warm zygote or started cold (`zygote_client` does both), or run inside the calling process
-(`inline`, for local mode). `agent` and `generation` know only what is written here.
+(`inline`, for local mode). `run_host` and `worker_group` know only what is written here.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from holdfast.wire.messages import Prepare
+from holdfast.agent.function_memory import FunctionMemory
+from holdfast.wire.messages import PrepareRun
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import WorkerFds
 
-__all__ = ["Parent", "Spawner"]
+__all__ = ["Parent", "Spawner", "Spawners"]
 
 
 class Parent(Protocol):
@@ -34,11 +35,11 @@ class Parent(Protocol):
 
 
 class Spawner(Protocol):
-    """Starts and ends workers. Used from one event loop."""
+    """Starts and ends the workers of one run. Used from one event loop."""
 
-    async def prepare(self, prepare: Prepare, function_fd: int) -> str | None:
-        """Get ready for this job, replacing any earlier one; returns why workers will be started cold, or None.
-        The memory behind `function_fd` holds the pickled function; the descriptor stays the caller's, and open."""
+    async def prepare(self, function: FunctionMemory, order: PrepareRun) -> str | None:
+        """Get ready for this job, replacing any earlier one; returns why workers will be started cold, or None. The
+        memory of the function stays the caller's, and open."""
         ...
 
     async def ready(self) -> None:
@@ -50,13 +51,23 @@ class Spawner(Protocol):
         ...
 
     async def clear(self, generation: int) -> None:
-        """Kill every worker and all that they started; returns when nothing of them is left."""
+        """Kill every worker of the run and all that they started; returns when nothing of them is left."""
         ...
 
     def add_imports(self, modules: list[str]) -> None:
         """Workers imported these by themselves."""
         ...
 
+    def release(self) -> None:
+        """The run is over, and its workers are gone."""
+        ...
+
+
+class Spawners(Protocol):
+    """What the spawners of all runs of an agent share."""
+
+    def spawner(self, run: str, parent: Parent) -> Spawner: ...
+
     async def close(self) -> None:
-        """Kill everything at once. Closing twice is fine."""
+        """Kill all workers of all runs at once. Closing twice is fine."""
         ...

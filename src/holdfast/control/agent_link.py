@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import msgspec
 
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
 
-__all__ = ["FUNCTION_PIECE_BYTES", "AgentLink"]
+__all__ = ["FUNCTION_PIECE_BYTES", "AgentLink", "Preparation"]
 
 FUNCTION_PIECE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What an agent is sent before it can start workers of a run."""
+
+    function: m.PrepareFunction
+    run: m.PrepareRun
 
 
 class AgentLink:
@@ -23,18 +32,28 @@ class AgentLink:
         self.gone = asyncio.Event()
         self.unanswered_pings = 0
         """Sent since this agent last sent anything."""
+        self._functions: set[str] = set()
+        """The keys of the functions that it was sent."""
 
-    def send(self, message: m.ControllerMessage) -> None:
-        self._channel.send_nowait(message)
+    def send(self, message: m.ControllerMessage, run: str = "") -> None:
+        """Queue a message of a run, or of the connection itself."""
+        self._channel.send_nowait(message, run)
 
-    async def send_job(self, prepare: m.Prepare) -> None:
-        """Send `prepare`, its function in pieces, no faster than the agent takes them: pings go in between."""
-        function = memoryview(prepare.function)
+    async def prepare(self, run: str, preparation: Preparation) -> None:
+        """Prepare the agent for a run; a function that it has already is not sent again."""
+        if preparation.function.key not in self._functions:
+            self._functions.add(preparation.function.key)
+            await self._send_function(preparation.function)
+        self.send(preparation.run, run)
+
+    async def _send_function(self, order: m.PrepareFunction) -> None:
+        """Send a function in pieces, no faster than the agent takes them: pings go in between."""
+        function = memoryview(order.function)
         first = bytes(function[:FUNCTION_PIECE_BYTES])
-        await self._channel.send(msgspec.structs.replace(prepare, function=first))
+        await self._channel.send(msgspec.structs.replace(order, function=first))
         for start in range(FUNCTION_PIECE_BYTES, len(function), FUNCTION_PIECE_BYTES):
             piece = bytes(function[start : start + FUNCTION_PIECE_BYTES])
-            await self._channel.send(m.FunctionPiece(data=piece))
+            await self._channel.send(m.FunctionPiece(key=order.key, data=piece))
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -48,7 +48,8 @@ class AgentPool:
 
     async def serve(self, channel: Channel[m.AgentMessage]) -> None:
         """One agent's connection, from its `AgentJoined` to its end."""
-        joined = await channel.recv()
+        first = await channel.recv()
+        joined = None if first is None else first.message
         run = self._runs.get(channel.agent)
         if run is None or not isinstance(joined, e.AgentJoined) or joined.agent != channel.agent:
             return
@@ -57,12 +58,12 @@ class AgentPool:
         self.lose_agent(link.name, "it connected anew")
         self.links[link.name] = link
         run.joined(link, joined)
-        sending = asyncio.ensure_future(link.send_job(run.prepare))
+        sending = asyncio.ensure_future(link.prepare(run.id, run.preparation))
         try:
-            while (message := await channel.recv()) is not None and _is_of(link.name, message):
+            while (envelope := await channel.recv()) is not None and _is_of(link.name, envelope.message):
                 link.unanswered_pings = 0
-                if self.links.get(link.name) is link:
-                    run.receive(message)
+                if envelope.run == run.id and self.links.get(link.name) is link:
+                    run.receive(envelope.message)
             with suppress(TimeoutError):  # where the engine knows how it died, it says so soon
                 async with asyncio.timeout(_LAST_WORD_S):
                     await link.gone.wait()

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from holdfast.control.agent_link import Preparation
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.collectives import Answer
 from holdfast.control.liveness import LoopWatch
@@ -24,7 +25,6 @@ from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
 from holdfast.engines.local import LocalEngine
 from holdfast.runtime import current
 from holdfast.wire.channel import OnAgent, serve
-from holdfast.wire.messages import Prepare
 
 __all__ = ["Hub", "Listen", "Listener", "MakeEngine", "listen_on_loopback"]
 
@@ -83,7 +83,8 @@ class Hub:
 
     def enter(
         self,
-        prepare: Prepare,
+        run: str,
+        preparation: Preparation,
         workers_per_agent: int,
         post: Callable[[e.Event], None],
         publisher: Publisher,
@@ -96,7 +97,7 @@ class Hub:
             engine = make_engine(self._endpoint, self._agents.process_gone)
         else:
             engine = self._engine = self._engine or self._make_engine(self._endpoint, self._agents.process_gone)
-        return RunAgents(self._agents, engine, prepare, workers_per_agent, post, publisher, answer)
+        return RunAgents(self._agents, engine, run, preparation, workers_per_agent, post, publisher, answer)
 
     async def close(self) -> None:
         """The last guest has left."""

@@ -1,7 +1,8 @@
 """Pickling the job for the workers, within a limit; and naming what is too large, where it is.
 
-A function drags along what it captures: variables of the functions around it, globals of its script, default values,
-and its configuration. `setup` calls this before anything is started.
+A function drags along what it captures: variables of the functions around it, globals of its script, default values.
+Its configuration is pickled apart, so that runs that differ in nothing else share a zygote; a large one goes with the
+function, for a zygote opens that once for all workers. `setup` calls this before anything is started.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import io
 import linecache
 import os
 import pickle
+import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -23,11 +25,25 @@ from holdfast.errors import ConfigError
 from holdfast.linux.memory import available_bytes
 from holdfast.worker.job import Job
 
-__all__ = ["function_limit_bytes", "pickle_job"]
+__all__ = ["PickledJob", "function_limit_bytes", "pickle_job"]
 
 _LIMIT_VARIABLE = "HOLDFAST_FUNCTION_LIMIT_BYTES"
 _MEMORY_SHARE = 4
 """Of the memory that is free: the driver holds the pickle, the agent a copy, and the zygote the object itself."""
+
+_CONFIG_LIMIT_BYTES = 1024 * 1024
+"""A larger configuration goes with the function."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickledJob:
+    """A job as workers will get it."""
+
+    function: bytes
+    config: bytes | None
+    """None: it is in the function, or there is none."""
+    config_modules: list[str]
+    """What opening the configuration imports."""
 
 
 class _TooLarge(Exception):
@@ -67,12 +83,28 @@ def function_limit_bytes() -> int:
     return int(text)
 
 
-def pickle_job(job: Job) -> bytes:
+class _ConfigPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Notes the modules of what it pickles."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        owner = value if isinstance(value, type | FunctionType) else type(value)
+        self.modules.add(str(owner.__module__))
+        return super().reducer_override(value)
+
+
+def pickle_job(job: Job) -> PickledJob:
     """The job as workers will get it; `ConfigError` where it cannot be pickled or is too large."""
+    limit_bytes = function_limit_bytes()
     try:
-        pickled = _dump(job)
-        if sources := _sources(pickled):
-            pickled = _dump(replace(job, sources=sources))
+        config, modules = _pickle_config(job, min(limit_bytes, _CONFIG_LIMIT_BYTES))
+        alone = job if config is None else replace(job, config=None)
+        function = _dump(alone, limit_bytes)
+        if sources := _sources(function + (config or b"")):
+            function = _dump(replace(alone, sources=sources), limit_bytes)
     except _TooLarge:
         raise ConfigError(_describe_excess(job)) from None
     except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError) as error:
@@ -80,13 +112,26 @@ def pickle_job(job: Job) -> bytes:
             f"train_loop_per_worker or train_loop_config cannot be sent to the workers ({error}): "
             "open files, locks, connections and the like inside the function instead."
         ) from error
-    return pickled
+    return PickledJob(function, config, modules)
 
 
-def _dump(job: Job) -> bytes:
-    buffer = _LimitedBuffer(function_limit_bytes())
+def _dump(job: Job, limit_bytes: int) -> bytes:
+    buffer = _LimitedBuffer(limit_bytes)
     cloudpickle.dump(job, buffer, protocol=pickle.HIGHEST_PROTOCOL)
     return buffer.getvalue()
+
+
+def _pickle_config(job: Job, limit_bytes: int) -> tuple[bytes | None, list[str]]:
+    """The configuration, and the modules that opening it imports; None where it is large, or there is none."""
+    if job.config is None:
+        return None, []
+    buffer = _LimitedBuffer(limit_bytes)
+    pickler = _ConfigPickler(buffer)
+    try:
+        pickler.dump(job.config)
+    except _TooLarge:
+        return None, []
+    return buffer.getvalue(), sorted(pickler.modules & sys.modules.keys() - {"builtins", "__main__"})
 
 
 def _sources(pickled: bytes) -> dict[str, str]:

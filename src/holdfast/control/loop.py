@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.control.agent_link import Preparation
 from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.hub import Hub, MakeEngine
@@ -74,7 +75,7 @@ class ControllerSetup:
     """What every record of this run carries."""
     state: State
     began: e.ControllerBegan
-    prepare: m.Prepare
+    preparation: Preparation
     workers_per_agent: int
     fold_writer: FoldWriter
     observers: Sequence[Observer] = ()
@@ -101,7 +102,13 @@ class Controller:
             if isinstance(observer, CallbackObserver):
                 observer.on_error = lambda raised: self.post_threadsafe(e.CallbackFailed(raised=raised))
         self._agents = hub.enter(
-            plan.prepare, plan.workers_per_agent, self.post, self._publisher, self._answer, plan.make_engine
+            plan.run_id,
+            plan.preparation,
+            plan.workers_per_agent,
+            self.post,
+            self._publisher,
+            self._answer,
+            plan.make_engine,
         )
         self._blocking = BlockingCalls()
         self._persister = Persister(

@@ -174,7 +174,8 @@ class Persister:
         gone = asyncio.ensure_future(link.gone.wait())
         either: set[asyncio.Future[Any]] = {answer, gone}
         try:
-            link.send(
+            self._agents.send(
+                [agent],
                 Upload(
                     ticket=ticket,
                     rank=rank,
@@ -187,7 +188,7 @@ class Persister:
                         iteration=command.iteration,
                         metrics=command.metrics,
                     ),
-                )
+                ),
             )
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():

@@ -22,7 +22,7 @@ from holdfast.control.setup import (
     check_resume,
     engine_of_run,
     make_observers,
-    make_prepare,
+    make_preparation,
     make_setup,
     write_run_file,
 )
@@ -47,14 +47,14 @@ def run_training(request: TrainRequest) -> TrainOutcome:
         if request.verbose > 0:
             print_complete(sys.stdout, sys.stderr, request.name, store.uri, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
-    prepare = make_prepare(request)
+    preparation = make_preparation(request)
     write_run_file(request, store)
     lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE])
     driver_thread = DriverThread()
     try:
         make_engine = engine_of_run(request, driver_thread.put)
         views = partial(make_observers, request)
-        plan = make_setup(request, prepare, store, read_history(store), lease, views, make_engine)
+        plan = make_setup(request, preparation, store, read_history(store), lease, views, make_engine)
         status = _drive(plan, lease, driver_thread)
     finally:
         lease.release()

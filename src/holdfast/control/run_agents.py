@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.control.agent_link import AgentLink
+from holdfast.control.agent_link import AgentLink, Preparation
 from holdfast.control.collectives import Answer, Collectives
 from holdfast.control.publisher import Publisher
 from holdfast.core import commands as c
@@ -35,7 +35,8 @@ class RunAgents:
         self,
         pool: AgentPool,
         engine: Engine,
-        prepare: m.Prepare,
+        run: str,
+        preparation: Preparation,
         workers_per_agent: int,
         post: Callable[[e.Event], None],
         publisher: Publisher,
@@ -44,7 +45,9 @@ class RunAgents:
         self.links: dict[str, AgentLink] = {}
         self.on_upload: OnUpload | None = None
         """Told of the answers to `Upload`; the persister's."""
-        self.prepare = prepare
+        self.id = run
+        """The run's, under which its messages go."""
+        self.preparation = preparation
         self._pool = pool
         self._engine = engine
         self._workers_per_agent = workers_per_agent
@@ -75,7 +78,7 @@ class RunAgents:
         """Send one message to these agents; not to those that are lost, of which the core is about to be told."""
         for agent in agents:
             if (link := self.links.get(agent)) is not None:
-                link.send(message)
+                link.send(message, self.id)
 
     def start_workers(self, command: c.StartWorkers) -> None:
         """Send each agent the command with its own place."""
@@ -95,7 +98,8 @@ class RunAgents:
     async def close(self, flush_s: float) -> None:
         """End the run's agents; each may take `flush_s` to store logs and artifacts."""
         self._is_closing = True
-        self.send(list(self.links), m.Shutdown(flush_s=flush_s))
+        for link in self.links.values():
+            link.send(m.Shutdown(flush_s=flush_s))
         await self._engine.wait_ended(list(self._started), flush_s)
         self._pool.forget(self._started)
 
@@ -129,7 +133,7 @@ class RunAgents:
                 answer = self._collectives.arrive(message)
                 if answer is not None:
                     self.send(list(self.links), answer)
-            case m.Pong() | e.AgentJoined():
+            case m.Pong() | m.RunClosed() | e.AgentJoined():
                 return
             case _:
                 self._post(message)

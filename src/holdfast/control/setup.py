@@ -26,6 +26,7 @@ from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.manifest import Manifest, sealed
 from holdfast.checkpoint.process_identity import this_process
 from holdfast.checkpoint.timestamps import now_text
+from holdfast.control.agent_link import Preparation
 from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.fingerprint import SOURCE_CHANGED
 from holdfast.control.history import RUN_FILE, History, open_journal, run_id
@@ -53,7 +54,7 @@ from holdfast.storage.uri import join
 from holdfast.views.files.results import ResultFiles
 from holdfast.views.observer import Observer
 from holdfast.views.terminal.terminal import Terminal
-from holdfast.wire.messages import Prepare
+from holdfast.wire.messages import PrepareFunction, PrepareRun
 
 __all__ = [
     "MakeObservers",
@@ -61,7 +62,7 @@ __all__ = [
     "check_resume",
     "engine_of_run",
     "make_observers",
-    "make_prepare",
+    "make_preparation",
     "make_setup",
     "write_run_file",
 ]
@@ -74,7 +75,7 @@ MakeObservers = Callable[[Store, History, Lease], Sequence[Observer]]
 
 def make_setup(
     request: TrainRequest,
-    prepare: Prepare,
+    preparation: Preparation,
     store: Store,
     history: History,
     lease: Lease,
@@ -91,7 +92,7 @@ def make_setup(
         run_id=identity,
         state=State(_spec(request), history.durable),
         began=_begin(request, store, lease, history, changes),
-        prepare=prepare,
+        preparation=preparation,
         workers_per_agent=-(-request.max_workers // max(1, request.nodes)),
         make_engine=make_engine,
         observers=[*make_observers(store, history, lease), fold_writer],
@@ -207,29 +208,40 @@ def _begin(
     )
 
 
-def make_prepare(request: TrainRequest) -> Prepare:
-    """What agents are sent once; a function that cannot be sent is refused here."""
-    function = pickle_job(request.job)
-    if request.local_mode:
-        function = b""  # checked, but nobody will open it
-    return Prepare(
-        function=function,
-        function_size_bytes=len(function),
-        function_hash=blake3(function).hexdigest(),
-        storage=join(request.storage_path, request.name),
-        filesystem=None if request.filesystem is None else cloudpickle.dumps(request.filesystem),
-        experiment=request.name,
-        trial_id=request.name,
-        trial_dir=join(request.storage_path, request.name),
-        work_dir=str(_work_dir(request)),
-        sys_path=[entry or str(Path.cwd()) for entry in sys.path],
-        environment=dict(request.environment),
-        preload=list(request.preload),
-        change_directory=_wants_change_of_directory(),
-        sync_artifacts=request.sync_artifacts,
-        sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
-        sync_period_s=request.sync_period_s,
-        max_restarts=request.max_failures,
+def make_preparation(request: TrainRequest) -> Preparation:
+    """What agents are sent before they start workers; a function that cannot be sent is refused here."""
+    pickled = pickle_job(request.job)
+    function = b"" if request.local_mode else pickled.function  # checked, but nobody will open it
+    sys_path = [entry or str(Path.cwd()) for entry in sys.path]
+    environment, preload = dict(request.environment), list(request.preload)
+    digest = blake3(function).hexdigest()
+    key = blake3(msgspec.msgpack.encode([digest, sys_path, sorted(environment.items()), preload])).hexdigest()
+    return Preparation(
+        PrepareFunction(
+            key=key,
+            function=function,
+            size_bytes=len(function),
+            hash=digest,
+            sys_path=sys_path,
+            environment=environment,
+            preload=preload,
+        ),
+        PrepareRun(
+            function_key=key,
+            config=None if request.local_mode else pickled.config,
+            config_modules=pickled.config_modules,
+            storage=join(request.storage_path, request.name),
+            filesystem=None if request.filesystem is None else cloudpickle.dumps(request.filesystem),
+            experiment=request.name,
+            trial_id=request.name,
+            trial_dir=join(request.storage_path, request.name),
+            work_dir=str(_work_dir(request)),
+            change_directory=_wants_change_of_directory(),
+            sync_artifacts=request.sync_artifacts,
+            sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
+            sync_period_s=request.sync_period_s,
+            max_restarts=request.max_failures,
+        ),
     )
 
 

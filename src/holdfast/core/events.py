@@ -80,8 +80,6 @@ class AgentJoined(_Event, frozen=True, kw_only=True):
     slots: int
     address: str = ""
     """At which other nodes reach this one."""
-    master_port: int = 0
-    """A port on which the agent listens already, for rank 0 of the next generation."""
     pid: int = 0
 
 
@@ -90,6 +88,8 @@ class AgentPrepared(_Event, frozen=True, kw_only=True):
 
     agent: str
     cold_reason: str | None = None
+    master_port: int = 0
+    """A port on which the agent listens already, for rank 0 of the run's next generation."""
 
 
 class AgentLost(_Event, frozen=True, kw_only=True):

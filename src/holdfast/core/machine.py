@@ -86,7 +86,7 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             pending_checkpoints.reconcile(state, event, now, out)
             state.began = True
         case e.AgentJoined():
-            agent = AgentState(event.agent, event.host, event.slots, event.address, event.master_port)
+            agent = AgentState(event.agent, event.host, event.slots, event.address)
             state.agents[event.agent] = agent
             state.requested_slots = max(0, state.requested_slots - event.slots)
             state.failed_requests = 0
@@ -94,6 +94,7 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.AgentPrepared():
             if event.agent in state.agents:
                 state.agents[event.agent].prepared = True
+                state.agents[event.agent].master_port = event.master_port
         case e.AgentLost():
             _lose_agent(state, event, now, out)
         case e.AgentUnavailable():

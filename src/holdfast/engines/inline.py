@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection
 
 from holdfast.agent.agent import Agent
-from holdfast.agent.inline import InlineSpawner, RunInMain
+from holdfast.agent.inline import InlineSpawners, RunInMain
 from holdfast.agent.platform import Platform
 from holdfast.engines.engine import ControllerEndpoint, OnGone
 from holdfast.worker.job import Job
@@ -41,7 +41,7 @@ class InlineEngine:
         platform = Platform(
             self._endpoint.address,
             self._endpoint.token,
-            make_spawner=lambda parent, _: InlineSpawner(parent, self._job, self._run_in_main, self._torchrun),
+            spawners=InlineSpawners(self._job, self._run_in_main, self._torchrun),
         )
         task = self._tasks[agent] = asyncio.get_running_loop().create_task(Agent(agent, slots, platform).run())
         task.add_done_callback(lambda task: self._on_gone(agent, _why(task)))

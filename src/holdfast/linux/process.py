@@ -16,6 +16,7 @@ __all__ = [
     "change_death_signal",
     "children",
     "die_with_parent",
+    "environment_of",
     "is_exiting",
     "live_without_parent",
     "name_process",
@@ -87,6 +88,16 @@ def children(pid: int | None = None) -> list[int]:
             with suppress(FileNotFoundError, ProcessLookupError), open(f"{tasks}/{task}/children", "rb") as file:  # noqa: PTH123
                 found += map(int, file.read().split())
     return found
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none if it is gone or another user's."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in text.split(b"\0") if item)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
 def is_exiting(pid: int) -> bool:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 from holdfast.linux.process import children
 
-__all__ = ["end_children", "is_resource_tracker", "kill_children", "kill_descendants", "kill_group"]
+__all__ = ["end_children", "is_resource_tracker", "kill_all", "kill_children", "kill_descendants", "kill_group"]
 
 _TRACKERS_TIMEOUT_S = 1.0
 """How long a tracker may take; less than the time that the agent gives its zygote to end."""
@@ -63,7 +63,11 @@ def kill_children(spared: Collection[int] = ()) -> bool:
     """SIGKILL every child that is not in `spared`, resource trackers excepted while there are others. With only
     trackers left, wait for them for a bounded time, then kill them. False if there was no child left, not even a
     zombie."""
-    found = [pid for pid in children() if pid not in spared]
+    return kill_all([pid for pid in children() if pid not in spared])
+
+
+def kill_all(found: Sequence[int]) -> bool:
+    """As `kill_children`, for these children only."""
     others = [pid for pid in found if not is_resource_tracker(pid)]
     for pid in others:
         _kill(pid)
@@ -72,11 +76,13 @@ def kill_children(spared: Collection[int] = ()) -> bool:
     return bool(found)
 
 
-def end_children(spared: Collection[int] = ()) -> None:
-    """Kill and reap until only `spared` children are left: each death may turn grandchildren into children."""
-    while kill_children(spared):
+def end_children(is_spared: Callable[[int], bool]) -> None:
+    """Kill and reap until only children are left that are spared: each death may turn grandchildren into children."""
+    while found := [pid for pid in children() if not is_spared(pid)]:
+        kill_all(found)
+        others = [pid for pid in found if not is_resource_tracker(pid)]
         with suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+            os.waitpid((others or found)[0], 0)
 
 
 def _end_trackers(pids: Iterable[int]) -> None:

@@ -1,7 +1,7 @@
 """A connection between controller and agent, and how each end makes and authenticates it.
 
 The controller calls `serve`, the agent `connect`. A `Channel` decodes only the messages of its own direction. A peer
-that sends garbage, too much, another run's message, or nothing during the handshake loses its connection and is
+that sends garbage, too much, another agent's message, or nothing during the handshake loses its connection and is
 logged once; nobody else notices. `frames` splits the stream, `auth` authenticates the peer, `envelope` numbers the
 messages, `tls` encrypts them where they leave the machine: without TLS neither end uses an address that is not
 loopback, since the training function would cross the network in the clear, and could be replaced on its way.
@@ -76,20 +76,21 @@ class Channel(Generic[_In]):
         """This side's address on the connection: one at which the peer's network can reach this machine."""
         return str(self._writer.get_extra_info("sockname")[0])
 
-    def send_nowait(self, message: Any) -> None:
-        """Queue one message; all that one turn of the event loop queued goes out together. Dropped when closed."""
+    def send_nowait(self, message: Any, run: str = "") -> None:
+        """Queue one message of a run, or of the connection itself; all that one turn of the event loop queued goes out
+        together. Dropped when closed."""
         if self._closed:
             return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        enveloped = message if self._stamp is None else self._stamp.wrap(message)
+        enveloped = message if self._stamp is None else self._stamp.wrap(message, run)
         data = encode(enveloped, type(message).__name__)
         self._unsent.append(data)
         self._unsent_bytes += len(data)
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: Any, run: str = "") -> None:
         """Queue one message, and wait where the peer reads too slowly."""
-        self.send_nowait(message)
+        self.send_nowait(message, run)
         if self.backlog_bytes > _DRAIN_BYTES:
             await self.drain()
 
@@ -106,21 +107,28 @@ class Channel(Generic[_In]):
         """What was queued and the kernel has not taken yet: how far the peer lags."""
         return self._unsent_bytes + self._writer.transport.get_write_buffer_size()
 
-    async def recv(self) -> _In | None:
-        """The next message, or None when the connection is over: closed, cut, or given up for nonsense."""
+    async def recv(self) -> Envelope[_In] | None:
+        """The next message in its envelope, or None when the connection is over: closed, cut, or given up for
+        nonsense."""
+        envelope: Envelope[_In] | None = await self._recv()
+        return envelope
+
+    async def _recv(self) -> Any:
+        """As `recv`; during the handshake the message itself."""
         while not self._bodies:
             if not await self._fill():
                 return None
         try:
             found = self._decoder.decode(self._bodies.popleft())
-            message: _In = found if self._stamp is None else self._stamp.unwrap(found)
+            if self._stamp is not None:
+                self._stamp.check(found)
         except DECODE_ERRORS as error:
             self._give_up(f"It sent a message that is none of those expected ({error}).")
             return None
         except WireError as error:
             self._give_up(str(error))
             return None
-        return message
+        return found
 
     async def close(self) -> None:
         """Send what is queued, then end the connection. Closing twice is fine."""
@@ -238,7 +246,7 @@ class Server:
     async def _authenticate(self, channel: Channel[Any]) -> bool:
         challenge = auth.make_challenge()
         channel.send_nowait(challenge)
-        proof = await channel.recv()
+        proof = await channel._recv()
         if proof is None:
             return False
         verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint, self._run)
@@ -247,7 +255,7 @@ class Server:
             await channel.send(verdict)
             return False
         await channel.send(verdict)
-        channel._upgrade(_agent_messages, Stamp(self._run, proof.agent), self._limit_bytes)
+        channel._upgrade(_agent_messages, Stamp(proof.agent), self._limit_bytes)
         return True
 
 
@@ -271,8 +279,8 @@ async def serve(
 async def connect(
     address: str, token: str, tls_fingerprint: str | None = None, limit_bytes: int = MAX_FRAME_BYTES, *, agent: str
 ) -> Channel[ControllerMessage]:
-    """Connect to a controller at `host:port` as the agent of this name, and learn from it which run it drives. Raises
-    `WireError` with the one sentence that says why not."""
+    """Connect to a controller at `host:port` as the agent of this name. Raises `WireError` with one sentence on why
+    not."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise WireError(f"The controller's address {address!r} is not of the form host:port.")
@@ -283,7 +291,7 @@ async def connect(
             channel = Channel[Any](reader, writer, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
             try:
                 _check_fingerprint(writer, tls_fingerprint)
-                run = await _introduce(channel, token, tls_fingerprint or "", agent)
+                await _introduce(channel, token, tls_fingerprint or "", agent)
             except BaseException:
                 channel.abort()
                 raise
@@ -291,7 +299,7 @@ async def connect(
         raise WireError(f"The controller at {address} did not answer within {HANDSHAKE_TIMEOUT_S:g} s.") from None
     except (OSError, ssl.SSLError) as error:
         raise WireError(f"The controller at {address} cannot be reached: {error}.") from error
-    channel._upgrade(_controller_messages, Stamp(run, agent), limit_bytes)
+    channel._upgrade(_controller_messages, Stamp(agent), limit_bytes)
     return channel
 
 
@@ -342,18 +350,17 @@ def _check_fingerprint(writer: asyncio.StreamWriter, expected: str | None) -> No
         )
 
 
-async def _introduce(channel: Channel[Any], token: str, fingerprint: str, agent: str) -> str:
-    """Authenticate both ends; gives the run's id."""
-    challenge = await channel.recv()
+async def _introduce(channel: Channel[Any], token: str, fingerprint: str, agent: str) -> None:
+    """Authenticate both ends."""
+    challenge = await channel._recv()
     if not isinstance(challenge, auth.Challenge):
         raise WireError("The controller hung up before the handshake: it may want TLS, or be no controller at all.")
     proof = auth.prove(challenge, token, fingerprint, agent)
     await channel.send(proof)
-    answer = await channel.recv()
+    answer = await channel._recv()
     if isinstance(answer, auth.Rejected):
         raise WireError(answer.reason)
     if not isinstance(answer, auth.Accepted):
         raise WireError(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
     if not auth.check_accepted(challenge, proof, answer, token, fingerprint):
         raise WireError("The controller does not know this agent's token: it is not the run that was meant.")
-    return answer.run

@@ -1,8 +1,8 @@
 """What every frame between controller and agent carries around its message: the run, the agent, and a number.
 
 The connection stamps and checks it (`wire.channel`); nobody else makes one. The numbers of each direction count from 1
-for each connection, so a lost or repeated message is noticed where it arrives. Run and agent let one connection serve
-several runs, and let messages be told apart after a reconnect, without a change of the format.
+for each connection, so a lost or repeated message is noticed where it arrives. One connection serves any number of
+runs: the receiver routes each message by its run. Messages about the connection itself have the run "".
 """
 
 from __future__ import annotations
@@ -30,25 +30,20 @@ class Envelope(msgspec.Struct, Generic[_M], frozen=True, array_like=True):
 class Stamp:
     """Makes the envelopes of one side of a connection, and checks those of the other."""
 
-    def __init__(self, run: str, agent: str) -> None:
+    def __init__(self, agent: str) -> None:
         self.agent = agent
-        self._run = run
         self._sent = 0
         self._received = 0
 
-    def wrap(self, message: Any) -> Envelope[Any]:
+    def wrap(self, message: Any, run: str) -> Envelope[Any]:
         """The message in the next envelope."""
         self._sent += 1
-        return Envelope(self._run, self.agent, self._sent, message)
+        return Envelope(run, self.agent, self._sent, message)
 
-    def unwrap(self, envelope: Envelope[_M]) -> _M:
-        """The message of the other side's next envelope; `WireError` if this is another one."""
-        if envelope.run != self._run or envelope.agent != self.agent:
-            raise WireError(
-                f"It sent a message of run {envelope.run!r} and agent {envelope.agent!r} on the connection of "
-                f"run {self._run!r} and agent {self.agent!r}."
-            )
+    def check(self, envelope: Envelope[Any]) -> None:
+        """Raise `WireError` unless this is the other side's next envelope."""
+        if envelope.agent != self.agent:
+            raise WireError(f"It sent a message of agent {envelope.agent!r} on the connection of {self.agent!r}.")
         self._received += 1
         if envelope.sequence != self._received:
             raise WireError(f"It sent message {envelope.sequence} where message {self._received} comes next.")
-        return envelope.message

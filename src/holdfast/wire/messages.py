@@ -4,8 +4,8 @@ Two conversations: controller <-> agent over TCP (`wire.channel`), agent <-> wor
 decides upon, or has decided, is sent as the core's own structs: the events of `core.events` that happen on a node, and
 the commands of `core.commands` that are for agents. The structs of this module are the rest, which nothing is decided
 by: uploads, output, collectives, pings.
-Messages carry plain data only; the one exception is `Prepare.function`, a cloudpickle that an authenticated
-controller sends to its own agents and that only the zygote opens.
+Messages carry plain data only; the exceptions are cloudpickles that an authenticated controller sends to its own
+agents: `PrepareFunction.function`, which only the zygote opens, and a run's configuration, which only workers open.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from holdfast.core.failure_kind import FailureKind
 __all__ = [
     "PROTOCOL",
     "AgentMessage",
+    "CloseRun",
     "Collect",
     "Collected",
     "CollectiveKind",
@@ -45,7 +46,9 @@ __all__ = [
     "Note",
     "Ping",
     "Pong",
-    "Prepare",
+    "PrepareFunction",
+    "PrepareRun",
+    "RunClosed",
     "Shutdown",
     "Stacks",
     "ToWorker",
@@ -56,7 +59,7 @@ __all__ = [
     "WorkerReport",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of these messages; both sides of a connection must have the same."""
 
 
@@ -108,6 +111,10 @@ class Stacks(_Message, frozen=True, kw_only=True):
     text: str
 
 
+class RunClosed(_Message, frozen=True, kw_only=True):
+    """Nothing of the run is left on this node."""
+
+
 class Pong(_Message, frozen=True, kw_only=True):
     """The answer to `Ping`."""
 
@@ -134,15 +141,40 @@ class Collect(_Message, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- controller -> agent
 
 
-class Prepare(_Message, frozen=True, kw_only=True):
-    """Everything that does not change between generations."""
+class PrepareFunction(_Message, frozen=True, kw_only=True):
+    """What workers run, and the process that they are forked from. Of the connection: sent once, and kept by `key` for
+    every run that names it."""
 
+    key: str
+    """A hash of all of it: runs with the same one share a zygote."""
     function: bytes
-    """cloudpickle of the job (train function, configuration, framework setup): all of it, or its first piece."""
-    function_size_bytes: int | None = None
+    """cloudpickle of the job (train function, framework setup): all of it, or its first piece."""
+    size_bytes: int | None = None
     """Of the whole function; the other pieces follow as `FunctionPiece`. None: there are none."""
-    function_hash: str = ""
+    hash: str = ""
     """BLAKE3 of the whole function."""
+    sys_path: list[str]
+    environment: dict[str, str]
+    preload: list[str] = []
+    """Modules to import into the zygote besides those that the function needs."""
+    fork: bool = True
+
+
+class FunctionPiece(_Message, frozen=True, kw_only=True):
+    """The next piece of the function that `PrepareFunction` announced."""
+
+    key: str
+    data: bytes
+
+
+class PrepareRun(_Message, frozen=True, kw_only=True):
+    """Everything of a run that does not change between its generations; answered by `AgentPrepared`."""
+
+    function_key: str
+    config: bytes | None = None
+    """cloudpickle of `train_loop_config`, opened by each worker; None: it is in the function, or there is none."""
+    config_modules: list[str] = []
+    """What opening the configuration imports: a zygote that is started for this run imports it beforehand."""
     storage: str
     """URI of the run's directory."""
     filesystem: bytes | None = None
@@ -151,23 +183,20 @@ class Prepare(_Message, frozen=True, kw_only=True):
     trial_id: str
     trial_dir: str
     work_dir: str
-    sys_path: list[str]
-    environment: dict[str, str]
-    preload: list[str] = []
-    """Modules to import into the zygote besides those that the function needs."""
     change_directory: bool = True
     sync_artifacts: bool = False
     sync_artifacts_on_checkpoint: bool = True
     max_restarts: int = 0
     sync_period_s: float = 300.0
     """How often artifacts are stored between checkpoints."""
-    fork: bool = True
 
 
-class FunctionPiece(_Message, frozen=True, kw_only=True):
-    """The next piece of the function that `Prepare` announced."""
+class CloseRun(_Message, frozen=True, kw_only=True):
+    """Kill the run's workers and remove what the node holds of it; the agent and its other runs go on. Answered by
+    `RunClosed`."""
 
-    data: bytes
+    flush_s: float = 30.0
+    """How long the agent may take to bring the run's logs and artifacts to storage first."""
 
 
 class Upload(_Message, frozen=True, kw_only=True):
@@ -242,11 +271,14 @@ AgentMessage = (
     | Logs
     | Stacks
     | Collect
+    | RunClosed
     | Pong
 )
 ControllerMessage = (
-    Prepare
+    PrepareFunction
     | FunctionPiece
+    | PrepareRun
+    | CloseRun
     | StartWorkers
     | StopWorkers
     | Upload

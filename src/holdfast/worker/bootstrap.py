@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +28,6 @@ from holdfast.core.records import WorkerFailure
 from holdfast.errors import RunError, WireError
 from holdfast.linux.process import name_process, prefer_for_oom_kill
 from holdfast.wire import frames
-from holdfast.wire.messages import Prepare
 from holdfast.worker import session as sessions
 from holdfast.worker.environment import (
     NO_TERMINAL,
@@ -43,7 +42,7 @@ from holdfast.worker.environment import (
 from holdfast.worker.failure import damage_behind, failure_of
 from holdfast.worker.import_tracking import ImportTrackingSession
 from holdfast.worker.job import Assignment, Job
-from holdfast.worker.job_loader import Loaded
+from holdfast.worker.job_loader import Loaded, unpickling_failure
 from holdfast.worker.main_module import send_main_by_value
 from holdfast.worker.return_value import encode_value
 from holdfast.worker.stdio import WorkerFds, watch_for_crashes
@@ -82,11 +81,12 @@ def run_worker(
             known = fork_context.modules
             refresh_randomness()
             set_thread_counts(assignment, fork_context.openblas)
-        session = _make_session(loaded, assignment, connection, known)
-        if session is not None and not isinstance(loaded.job, WorkerFailure):
+        job = _with_config(loaded.job, assignment)
+        session = _make_session(job, assignment, connection, known)
+        if session is not None and not isinstance(job, WorkerFailure):
             send_main_by_value()
             refuse_breakpoints()
-            code = _run_job(loaded.job, session, connection, worker_fds.listen)
+            code = _run_job(job, session, connection, worker_fds.listen)
             _exit_like_python(code)
     except BaseException:  # noqa: BLE001  ours, or of something that runs at exit: the last words go to the log
         traceback.print_exc()
@@ -107,17 +107,17 @@ def _exit_like_python(code: int) -> None:
 
 def run_inline(
     job: Job,
-    prepare: Prepare,
+    environment: Mapping[str, str],
     assignment: Assignment,
     connection: socket.socket,
     listen_fd: int | None,
     torchrun: Torchrun | None = None,
 ) -> int:
     """Be the worker inside the calling process, for a debugger's sake, or as rank 0 of torchrun's processes."""
-    filesystem = _open_filesystem(prepare.filesystem)  # pickled by this very process
+    filesystem = _open_filesystem(assignment.filesystem)  # pickled by this very process
     if torchrun is None:
         session = ImportTrackingSession(None, connection, assignment, filesystem)
-        with _restored(session, prepare.environment):
+        with _restored(session, environment):
             set_environment(assignment)
             return _run_job(job, session, connection, listen_fd)
     if listen_fd is not None:
@@ -128,7 +128,7 @@ def run_inline(
         _send_failure(connection, assignment, failure_of(error, assignment.rank))
         return 1
     session = RankZeroSession(torchrun, connection, assignment, filesystem)
-    with _restored(session, prepare.environment):
+    with _restored(session, environment):
         return _run_job(torchrun.returning_together(job), session, connection, None)
 
 
@@ -266,17 +266,29 @@ def _finished(assignment: Assignment, value: Any) -> WorkerFinished:
     return WorkerFinished(**here, value_error=f"The return value is None: {why}; report large results as a checkpoint.")
 
 
+def _with_config(job: Job | WorkerFailure, assignment: Assignment) -> Job | WorkerFailure:
+    """The job with the run's configuration; or why that cannot be opened."""
+    if assignment.config is None or isinstance(job, WorkerFailure):
+        return job
+    import cloudpickle
+
+    try:
+        return replace(job, config=cloudpickle.loads(assignment.config))
+    except BaseException as error:  # noqa: BLE001  unpickling runs the user's code, which may raise or exit at will
+        return unpickling_failure(error, assignment.rank)
+
+
 def _make_session(
-    loaded: Loaded, assignment: Assignment, connection: socket.socket, known: Set[str] | None
+    job: Job | WorkerFailure, assignment: Assignment, connection: socket.socket, known: Set[str] | None
 ) -> ImportTrackingSession | None:
     """The session, or None when there can be none: the failure is sent then."""
     rank = assignment.rank
-    if isinstance(loaded.job, WorkerFailure):
-        failure = msgspec.structs.replace(loaded.job, rank=rank)
+    if isinstance(job, WorkerFailure):
+        failure = msgspec.structs.replace(job, rank=rank)
     else:
         try:
             enter_work_dir(assignment)
-            return ImportTrackingSession(known, connection, assignment, _open_filesystem(loaded.filesystem))
+            return ImportTrackingSession(known, connection, assignment, _open_filesystem(assignment.filesystem))
         except BaseException as error:  # noqa: BLE001  a filesystem's own code may raise anything
             failure = failure_of(error, rank)
     _send_failure(connection, assignment, failure)

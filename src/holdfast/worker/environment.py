@@ -22,6 +22,7 @@ from holdfast.worker.job import Assignment
 
 __all__ = [
     "NO_TERMINAL",
+    "RUN_VARIABLE",
     "SetThreads",
     "enter_work_dir",
     "find_openblas",
@@ -39,6 +40,8 @@ _OPENBLAS_SETTERS = (
     "openblas_set_num_threads",
 )
 
+RUN_VARIABLE = "HOLDFAST_RUN_ID"
+"""Which run a process belongs to that a worker started: children inherit it."""
 SetThreads = Callable[[int], object]
 NO_TERMINAL = (
     "a worker has no terminal; set ScalingConfig(num_workers=0), which runs the function in the driver's own process."
@@ -65,6 +68,7 @@ def set_environment(assignment: Assignment) -> None:
         TORCHELASTIC_RUN_ID=here.trial_id,
         TORCHELASTIC_ERROR_FILE=here.error_file,
         TORCHELASTIC_USE_AGENT_STORE="False",
+        **{RUN_VARIABLE: here.run},
         HOLDFAST_WORKER=here.trial_id,  # the same as TORCHELASTIC_RUN_ID: these variables are not torchrun's
     )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -18,8 +18,10 @@ __all__ = ["Assignment", "Framework", "Job"]
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's place in one generation, and where its things are."""
+    """One worker's place in one generation, its run's configuration, and where its things are."""
 
+    run: str = ""
+    """The run's id."""
     generation: int
     rank: int
     local_rank: int
@@ -51,6 +53,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """How large these buffers may be in all."""
     snapshots: list[Snapshot] = []
     """What lies in this node's memory of the `checkpoint` to resume from."""
+    config: bytes | None = None
+    """cloudpickle of the run's configuration; None: the job has it, or there is none."""
+    filesystem: bytes | None = None
+    """cloudpickle of the filesystem that the run's storage is opened with, where one was given."""
     verified: list[VerifiedFile] = []
     """The files of that checkpoint in storage, as the agent verified them a moment ago."""
 
@@ -70,7 +76,8 @@ class Framework(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The user's function with its configuration; travels as one cloudpickle, opened in the zygote only."""
+    """The user's function; travels as one cloudpickle, opened in the zygote only. Its configuration travels with it
+    only where it is large (`control.job_pickle`); otherwise with the assignment, so that runs share a zygote."""
 
     function: Callable[..., Any]
     config: dict[str, Any] | None

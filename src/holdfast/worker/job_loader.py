@@ -22,7 +22,7 @@ from holdfast.worker.failure import failure_of
 from holdfast.worker.job import Job
 from holdfast.worker.main_module import show_main
 
-__all__ = ["ANY_RANK", "Loaded", "import_quietly", "load_job", "set_up_imports"]
+__all__ = ["ANY_RANK", "Loaded", "import_quietly", "load_job", "set_up_imports", "unpickling_failure"]
 
 
 ANY_RANK = -1
@@ -31,10 +31,9 @@ ANY_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The job, or why there is none. `filesystem` stays closed: opening it may start threads."""
+    """The job, or why there is none."""
 
     job: Job | WorkerFailure
-    filesystem: bytes | None
 
 
 def set_up_imports(sys_path: Sequence[str], environment: dict[str, str]) -> None:
@@ -43,7 +42,7 @@ def set_up_imports(sys_path: Sequence[str], environment: dict[str, str]) -> None
     sys.path[:] = [*sys_path, *(entry for entry in sys.path if entry not in sys_path and entry != "")]
 
 
-def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
+def load_job(function_fd: int) -> Loaded:
     """Unpickle the job from the memory behind a descriptor. Whatever goes wrong is the answer, not an exception."""
     import cloudpickle
 
@@ -56,12 +55,15 @@ def load_job(function_fd: int, filesystem: bytes | None) -> Loaded:
             # Without a time, as IPython enters them: `linecache` then never looks for a file.
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         show_main(job)
-        return Loaded(job, filesystem)
-    except ModuleNotFoundError as error:
-        hint = ": import it in the function, or install it on the node"
-        return Loaded(failure_of(error, ANY_RANK, 1, hint), filesystem)
+        return Loaded(job)
     except BaseException as error:  # noqa: BLE001  unpickling runs the user's code, which may raise or exit at will
-        return Loaded(failure_of(error, ANY_RANK, 1), filesystem)
+        return Loaded(unpickling_failure(error, ANY_RANK))
+
+
+def unpickling_failure(error: BaseException, rank: int) -> WorkerFailure:
+    """The failure of a rank whose function or configuration could not be opened."""
+    missing = isinstance(error, ModuleNotFoundError)
+    return failure_of(error, rank, 1, ": import it in the function, or install it on the node" if missing else "")
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def main() -> NoReturn:
     orders = msgspec.msgpack.decode(Path(f"/proc/self/fd/{orders_fd}").read_bytes(), type=ColdStart)
     os.close(orders_fd)
     set_up_imports(orders.load.sys_path, orders.load.environment)
-    loaded = load_job(function_fd, orders.load.filesystem)
+    loaded = load_job(function_fd)
     os.close(function_fd)
     from holdfast.worker.bootstrap import run_worker
 

@@ -96,13 +96,6 @@ class ImportTrial:
             middle = len(batch) // 2
             self._untried.extend([batch[:middle], batch[middle:]])
 
-    def interrupted(self) -> None:
-        """The trial is about to be killed with its generation: its batch is tried again later."""
-        if self.trial_pid is not None:
-            self.trial_pid = None
-            self._untried.append(self._on_trial)
-            self._on_trial = []
-
 
 def _package(module: str) -> str:
     return module.partition(".")[0]

@@ -34,7 +34,6 @@ class Load(_Order, frozen=True, kw_only=True):
     """First, and once: what workers will run. Without `fork`, nothing is imported and workers are fresh processes.
     Beside it travels the descriptor of the memory that holds the pickled function."""
 
-    filesystem: bytes | None
     sys_path: list[str]
     environment: dict[str, str]
     preload: list[str]
@@ -53,8 +52,9 @@ class Fork(_Order, frozen=True, kw_only=True):
 
 
 class Kill(_Order, frozen=True, kw_only=True):
-    """End every worker and everything that they started; answered by `Cleared` when nothing is left."""
+    """End every worker of a run and everything that they started; answered by `Cleared` when nothing is left."""
 
+    run: str
     generation: int
 
 
@@ -75,6 +75,7 @@ class Warm(_Order, frozen=True, kw_only=True):
 
 
 class Forked(_Order, frozen=True, kw_only=True):
+    run: str
     generation: int
     rank: int
     pid: int
@@ -83,6 +84,7 @@ class Forked(_Order, frozen=True, kw_only=True):
 class Died(_Order, frozen=True, kw_only=True):
     """A worker is gone and reaped; `status` as of wait(2). `killed`: by this zygote, which was told to."""
 
+    run: str
     generation: int
     rank: int
     status: int
@@ -90,6 +92,7 @@ class Died(_Order, frozen=True, kw_only=True):
 
 
 class Cleared(_Order, frozen=True, kw_only=True):
+    run: str
     generation: int
 
 

@@ -83,7 +83,8 @@ class Zygote:
         self._load: Load | None = None
         self._function_fd = -1
         self._loaded: Loaded | None = None
-        self._clearing: int | None = None
+        self._clearing: dict[str, int] = {}
+        """The generation of each run whose workers are being killed."""
         self._next: NextZygote | None = None
         self._taking_over: socket.socket | None = None
         """In the next zygote only: its connection to the present one."""
@@ -159,9 +160,8 @@ class Zygote:
         elif isinstance(order, Fork):
             self._fork(order)
         elif isinstance(order, Kill):
-            self._children.kill_workers()
-            self._clearing = order.generation
-            self._import_trial.interrupted()
+            self._children.kill_workers(order.run)
+            self._clearing[order.run] = order.generation
             self._clear()
         elif isinstance(order, AddImports):
             self._import_trial.add(order.modules)
@@ -188,7 +188,7 @@ class Zygote:
                 if (reason := unsafe_reason(f"Importing {name}")) is not None:
                     break
             else:
-                self._loaded = load_job(self._function_fd, load.filesystem)
+                self._loaded = load_job(self._function_fd)
                 reason = unsafe_reason("Opening the training function")
         self._import_trial.trust(load.preload)
         self._prepare_to_fork()
@@ -205,7 +205,7 @@ class Zygote:
 
     @property
     def _has_imports_to_try(self) -> bool:
-        return self._clearing is None and self._can_hand_over and not self._import_trial.idle
+        return not self._clearing and self._can_hand_over and not self._import_trial.idle
 
     @property
     def _can_hand_over(self) -> bool:
@@ -264,7 +264,7 @@ class Zygote:
         """Let the next zygote take over, and end, if it is ready and nothing here is unfinished; whether that was
         tried."""
         unread = self._fds or self._splitter.pending_bytes
-        busy = self._children.workers or self._clearing is not None or self._dismissed or unread
+        busy = self._children.workers or self._clearing or self._dismissed or unread
         if busy or self._next is None or not self._next.is_ready:
             return False
         if self._next.hand_over(self._import_trial.untried):
@@ -320,10 +320,10 @@ class Zygote:
             redirect_output(worker_fds)
             self._forked = _ForkedWorker(self._loaded, here, worker_fds)
             return
-        self._children.workers[pid] = Child(here.generation, here.rank)
+        self._children.add(pid, Child(here.run, here.generation, here.rank))
         for fd in worker_fds.fds:
             os.close(fd)
-        self._send(Forked(generation=here.generation, rank=here.rank, pid=pid))
+        self._send(Forked(run=here.run, generation=here.generation, rank=here.rank, pid=pid))
 
     def _reset_child(self) -> None:
         """In a child: undo the zygote's signal handlers, and close its sockets."""
@@ -359,7 +359,9 @@ class Zygote:
         alarm.recv(4096)
         for pid, child, status, killed in self._children.reap():
             if child is not None:
-                self._send(Died(generation=child.generation, rank=child.rank, status=status, killed=killed))
+                self._send(
+                    Died(run=child.run, generation=child.generation, rank=child.rank, status=status, killed=killed)
+                )
             elif pid == self._import_trial.trial_pid:
                 self._import_trial.trial_ended(status)
             elif self._next is not None and pid == self._next.pid:
@@ -367,10 +369,13 @@ class Zygote:
         self._clear()
 
     def _clear(self) -> None:
-        spared = None if self._next is None else self._next.pid
-        if self._clearing is not None and not self._children.kill(spared):
-            generation, self._clearing = self._clearing, None
-            self._send(Cleared(generation=generation))
+        spared = [] if self._next is None else [self._next.pid]
+        if self._import_trial.trial_pid is not None:
+            spared.append(self._import_trial.trial_pid)
+        for run, generation in list(self._clearing.items()):
+            if not self._children.kill(run, spared):
+                del self._clearing[run]
+                self._send(Cleared(run=run, generation=generation))
 
     def _terminate(self) -> None:
         """By the kernel when the agent died, or by the agent itself; also in the midst of an import."""

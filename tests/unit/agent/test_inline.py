@@ -14,14 +14,14 @@ import pytest
 
 from holdfast import train
 from holdfast.agent.agent import Agent
-from holdfast.agent.inline import InlineSpawner
+from holdfast.agent.inline import InlineSpawners
 from holdfast.agent.platform import Platform
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.core.commands import Place, StartWorkers, StopWorkers
 from holdfast.core.events import AgentJoined, AgentPrepared, RankReported, WorkerExited, WorkerFinished, WorkersStopped
 from holdfast.wire.auth import make_token
 from holdfast.wire.channel import Channel, serve
-from holdfast.wire.messages import AgentMessage, Prepare, Shutdown
+from holdfast.wire.messages import AgentMessage, PrepareFunction, PrepareRun, Shutdown
 from holdfast.worker.job import Job
 
 
@@ -34,29 +34,28 @@ def _run_locally(
     """All messages of an embedded agent while it runs `function` in this thread."""
     said: list[AgentMessage] = []
     calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
-    prepare = Prepare(
-        function=b"",
+    prepare = PrepareRun(
+        function_key="f",
         storage=str(tmp_path / "run"),
         experiment="exp",
         trial_id="t",
         trial_dir=str(tmp_path / "run"),
         work_dir=str(tmp_path / "work"),
-        sys_path=[],
-        environment={},
     )
 
     async def controller(channel: Channel[AgentMessage]) -> None:
-        while (message := await channel.recv()) is not None:
+        while (envelope := await channel.recv()) is not None:
+            message = envelope.message
             said.append(message)
             if isinstance(message, AgentJoined):
-                port = message.master_port
-                channel.send_nowait(prepare)
+                channel.send_nowait(PrepareFunction(key="f", function=b"", sys_path=[], environment={}))
+                channel.send_nowait(prepare, "run-1")
             elif isinstance(message, AgentPrepared):
-                await channel.send(_start(port))
+                await channel.send(_start(message.master_port), "run-1")
                 if read_after is not None:
                     await asyncio.get_running_loop().run_in_executor(None, read_after.wait, 60)
             elif isinstance(message, RankReported) and stop_at_report:
-                channel.send_nowait(StopWorkers(generation=1))
+                channel.send_nowait(StopWorkers(generation=1), "run-1")
             elif isinstance(message, WorkerFinished | WorkerExited | WorkersStopped):
                 channel.send_nowait(Shutdown())
 
@@ -67,7 +66,7 @@ def _run_locally(
             f"127.0.0.1:{server.port}",
             token,
             root=tmp_path / "cache",
-            make_spawner=lambda parent, _: InlineSpawner(parent, Job(function, None, False, None), calls.put),
+            spawners=InlineSpawners(Job(function, None, False, None), calls.put),
         )
         try:
             await asyncio.wait_for(Agent("inline", 1, platform).run(), 60)

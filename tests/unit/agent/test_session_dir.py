@@ -39,13 +39,13 @@ def test_session_directories_of_other_machines_are_not_removed(machines: Machine
     """Process ids repeat between machines, and so do the names of their agents."""
     machines.become("first")
     theirs = SessionDir("local-4242-0", tmp_path)
-    (theirs.staging(1) / "weights").write_text("not uploaded yet")
+    (theirs.run("r").staging(1) / "weights").write_text("not uploaded yet")
     machines.unsee_lock(theirs)
     machines.become("second")
     mine = SessionDir("local-4242-0", tmp_path)
     assert mine.path != theirs.path
     assert sweep_dead(tmp_path / "agents") == []
-    assert (theirs.staging(1) / "weights").read_text() == "not uploaded yet"
+    assert (theirs.run("r").staging(1) / "weights").read_text() == "not uploaded yet"
     mine.remove()
     theirs.remove()
     assert list((tmp_path / "agents").iterdir()) == []
@@ -85,7 +85,8 @@ def test_session_directories_are_private(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         session = SessionDir("a1", tmp_path / "cache")
-        made = [session.staging(1), session.temporary(1), session.logs(1), session.error_file(1, 0).parent]
+        run = session.run("r")
+        made = [run.staging(1), run.temporary(1), run.log_file(1, 0).parent, run.error_file(1, 0).parent]
         folders = [tmp_path / "cache", *(path for path in (tmp_path / "cache").rglob("*") if path.is_dir())]
         assert len(folders) >= len(made) + 2
         assert {str(path): oct(path.stat().st_mode & 0o777) for path in folders if path.stat().st_mode & 0o077} == {}

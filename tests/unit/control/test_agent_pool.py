@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 
-from holdfast.control.agent_link import FUNCTION_PIECE_BYTES
+from holdfast.control.agent_link import FUNCTION_PIECE_BYTES, Preparation
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
@@ -15,18 +15,19 @@ from holdfast.core import events as e
 from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.core.events import Ticket
 from holdfast.wire.channel import Channel, connect, serve
-from holdfast.wire.messages import ControllerMessage, FunctionPiece, Prepare
+from holdfast.wire.messages import ControllerMessage, FunctionPiece, PrepareFunction, PrepareRun
 
 _TOKEN = "correct horse"
-_PREPARE = Prepare(
-    function=b"",
-    storage="/nowhere",
-    experiment="run",
-    trial_id="run",
-    trial_dir="/nowhere",
-    work_dir="/nowhere",
-    sys_path=[],
-    environment={},
+_PREPARATION = Preparation(
+    PrepareFunction(key="f", function=b"", sys_path=[], environment={}),
+    PrepareRun(
+        function_key="f",
+        storage="/nowhere",
+        experiment="run",
+        trial_id="run",
+        trial_dir="/nowhere",
+        work_dir="/nowhere",
+    ),
 )
 
 
@@ -48,7 +49,7 @@ class _Controller:
         self.served = asyncio.Queue[None]()
         self.pool = AgentPool()
         self.run = RunAgents(
-            self.pool, _NoEngine(), _PREPARE, 2, self.events.append, Publisher([]), lambda kind, data: data
+            self.pool, _NoEngine(), "run-1", _PREPARATION, 2, self.events.append, Publisher([]), lambda kind, data: data
         )
         self.run.request(2)
         (self.agent,) = self.pool._runs
@@ -62,8 +63,10 @@ class _Controller:
     async def join(self, address: str) -> Channel[ControllerMessage]:
         """Connect as the run's agent, and wait until the controller has answered."""
         channel = await connect(address, _TOKEN, agent=self.agent)
-        channel.send_nowait(e.AgentJoined(agent=self.agent, host="h", slots=2, address="127.0.0.1", master_port=1))
-        assert isinstance(await channel.recv(), Prepare)
+        channel.send_nowait(e.AgentJoined(agent=self.agent, host="h", slots=2, address="127.0.0.1"))
+        for kind in (PrepareFunction, PrepareRun):
+            envelope = await channel.recv()
+            assert envelope is not None and isinstance(envelope.message, kind)
         return channel
 
 
@@ -83,7 +86,8 @@ def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
 async def _is_reachable(controller: _Controller, agent: Channel[ControllerMessage]) -> bool:
     message = AnnounceCheckpoint(ticket=Ticket(1, 1), name=None)
     controller.run.send([controller.agent], message)
-    return await agent.recv() == message
+    envelope = await agent.recv()
+    return envelope is not None and (envelope.run, envelope.message) == ("run-1", message)
 
 
 def test_the_end_of_an_old_connection_does_not_evict_the_agent_that_has_connected_again() -> None:
@@ -133,19 +137,20 @@ def test_an_agent_whose_process_exited_is_lost_with_its_newest_connection() -> N
 def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
     """Its cost is linear: so many messages as it has pieces, and every byte once."""
     function = bytes(range(256)) * (FUNCTION_PIECE_BYTES * 11 // 2 // 256)
-    prepare = msgspec.structs.replace(_PREPARE, function=function, function_size_bytes=len(function))
+    order = msgspec.structs.replace(_PREPARATION.function, function=function, size_bytes=len(function))
 
     async def test(controller: _Controller, address: str) -> None:
-        controller.run.prepare = prepare
+        controller.run.preparation = Preparation(order, _PREPARATION.run)
         channel = await connect(address, _TOKEN, agent=controller.agent)
         channel.send_nowait(e.AgentJoined(agent=controller.agent, host="h", slots=2))
         first = await channel.recv()
-        assert isinstance(first, Prepare) and first.function_size_bytes == len(function)
-        pieces = [first.function]
+        assert first is not None and isinstance(first.message, PrepareFunction)
+        assert first.message.size_bytes == len(function)
+        pieces = [first.message.function]
         for _ in range(5):
             piece = await channel.recv()
-            assert isinstance(piece, FunctionPiece)
-            pieces.append(piece.data)
+            assert piece is not None and isinstance(piece.message, FunctionPiece)
+            pieces.append(piece.message.data)
         assert b"".join(pieces) == function
         await channel.close()
         await controller.served.get()
@@ -181,11 +186,18 @@ def test_an_agent_sends_to_its_own_run_only() -> None:
     async def test(controller: _Controller, address: str) -> None:
         others: list[e.Event] = []
         other = RunAgents(
-            controller.pool, _NoEngine(), _PREPARE, 2, others.append, Publisher([]), lambda kind, data: data
+            controller.pool,
+            _NoEngine(),
+            "run-2",
+            _PREPARATION,
+            2,
+            others.append,
+            Publisher([]),
+            lambda kind, data: data,
         )
         other.request(2)
         agent = await controller.join(address)
-        agent.send_nowait(e.AgentPrepared(agent=controller.agent))
+        agent.send_nowait(e.AgentPrepared(agent=controller.agent), "run-1")
         await agent.close()
         await controller.served.get()
         assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentPrepared, e.AgentLost]
@@ -198,7 +210,7 @@ def test_an_agent_that_sends_an_event_of_another_agent_is_lost() -> None:
     async def test(controller: _Controller, address: str) -> None:
         agent = await controller.join(address)
         agent.send_nowait(e.WorkersStopped(generation=1, agent="b"))
-        agent.send_nowait(e.AgentPrepared(agent=controller.agent))
+        agent.send_nowait(e.AgentPrepared(agent=controller.agent), "run-1")
         assert await agent.recv() is None
         await agent.close()
         await controller.served.get()

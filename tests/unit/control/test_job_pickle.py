@@ -31,12 +31,12 @@ def test_the_source_of_cells_travels_with_the_function(monkeypatch: pytest.Monke
     function = _enter_cell("<cell 1>", _CELL)
     _enter_cell("<cell 2>", "def loop():\n    password = 'of another cell'\n")
     pickled = pickle_job(Job(function=function, config=None, takes_config=False, framework=None))
-    assert b"of another cell" not in pickled
+    assert b"of another cell" not in pickled.function
     monkeypatch.setattr(linecache, "cache", {})
     fd = os.memfd_create("job")
     try:
-        os.write(fd, pickled)
-        job = load_job(fd, None).job
+        os.write(fd, pickled.function)
+        job = load_job(fd).job
     finally:
         os.close(fd)
     assert isinstance(job, Job)

@@ -1,0 +1,129 @@
+"""One agent, several runs: what one run does, or is done to it, changes no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from tests.faults.agent_harness import AgentHarness, job_of, run_async, started_agent, wait_gone
+from tests.faults.programs import processes
+
+from holdfast import train
+from holdfast.core.checkpoint_types import Draft
+from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.events import Ticket, WorkerExited, WorkerFinished
+from holdfast.wire.messages import CloseRun, RunClosed, Upload, Uploaded
+
+
+def _wait(config: dict[str, Any]) -> None:
+    import time
+
+    while True:
+        time.sleep(60)
+
+
+def _value(config: dict[str, Any]) -> Any:
+    return config["value"]
+
+
+def _report_value(config: dict[str, Any]) -> None:
+    directory = Path(config["from"])
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "value").write_text(config["value"])
+    train.report({}, checkpoint=train.Checkpoint.from_directory(directory))
+    _wait(config)
+
+
+def _config(**values: Any) -> bytes:
+    return cloudpickle.dumps(values)  # type: ignore[no-any-return]
+
+
+async def _start(harness: AgentHarness, run: str, job: bytes, **config: Any) -> int:
+    """Prepare a run and start its only worker; gives the worker's pid."""
+    await harness.prepare(job, run, config=_config(**config))
+    return (await harness.started(run=run))[0]
+
+
+def test_runs_with_one_function_share_a_zygote_and_get_their_own_configuration(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            job = job_of(_value, {})
+            for run in ("a", "b"):
+                await harness.prepare(job, run, config=_config(value=run))
+                zygote = harness.zygote()  # there is one only
+                await harness.started(run=run)
+                assert (await harness.expect(WorkerFinished, run=run)).value == run
+            assert harness.zygote() == zygote
+
+    run_async(test)
+
+
+def test_stopping_one_run_leaves_the_workers_of_another(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            job = job_of(_wait, {})
+            first, second = await _start(harness, "a", job), await _start(harness, "b", job)
+            await harness.stop(run="a")
+            await wait_gone(first)
+            assert second in processes.descendants(harness.process.pid)
+            os.kill(second, signal.SIGKILL)
+            failure = (await harness.expect(WorkerExited, run="b")).failure
+            assert failure.cause == "killed by SIGKILL"
+            assert not [one for one in harness.messages if isinstance(one, WorkerExited)]
+
+    run_async(test)
+
+
+def test_closing_one_run_leaves_nothing_of_it_and_all_of_another(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            job = job_of(_wait, {})
+            first, second = await _start(harness, "a", job), await _start(harness, "b", job)
+            harness.send(CloseRun(), "a")
+            await harness.expect(RunClosed, run="a")
+            await wait_gone(first)
+            (session,) = [path for path in harness.cache.glob("agents/*") if path.is_dir()]
+            assert [path.name for path in (session / "runs").iterdir()] == ["b"]
+            assert second in processes.descendants(harness.process.pid)
+            await harness.prepare(job, "a", config=_config())  # the same run may come again
+            assert (await harness.started(run="a"))[0] not in (first, second)
+
+    run_async(test)
+
+
+def test_checkpoints_of_the_same_name_and_ticket_in_two_runs_do_not_mix(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            job = job_of(_report_value, {})
+            for run in ("a", "b"):
+                await _start(harness, run, job, value=run, **{"from": str(tmp_path / f"state-{run}")})
+            await harness.expect_report(2)
+            draft = Draft(name="checkpoint_000000", index=0, epoch=1, token="t")
+            for run in ("a", "b"):
+                harness.send(Upload(ticket=Ticket(1, 1), rank=0, draft=draft), run)
+                await harness.expect(Uploaded, run=run)
+                harness.send(AnnounceCheckpoint(ticket=Ticket(1, 1), name=draft.name), run)
+            found = [harness.storage.with_name(run) / "checkpoint_000000" / "value" for run in ("a", "b")]
+            assert [path.read_text() for path in found] == ["a", "b"]
+
+    run_async(test)
+
+
+def test_the_death_of_a_zygote_fails_only_the_runs_that_use_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            first = await _start(harness, "a", job_of(_wait, {}))
+            zygote = harness.zygote()
+            await harness.prepare(job_of(_wait, {}), "b", config=_config(), environment={"OTHER": "yes"})
+            second = (await harness.started(run="b"))[0]
+            assert len(processes.children(harness.process.pid)) == 2
+            os.kill(zygote, signal.SIGKILL)
+            assert "zygote" in (await harness.expect(WorkerExited, run="a")).failure.cause
+            await wait_gone(first)
+            assert second in processes.descendants(harness.process.pid)
+            assert not [one for one in harness.messages if isinstance(one, WorkerExited)]
+
+    run_async(test)
