@@ -117,3 +117,12 @@ def test_nothing_is_decided_before_the_controller_has_begun(stop: bool) -> None:
         assert rig.feed(began(), 4.0) == ended
     else:
         assert [type(one) for one in rig.feed(began(), 4.0).commands] == [c.StartWorkers]
+
+
+def test_a_run_that_waits_for_its_turn_does_not_give_up() -> None:
+    rig = Rig(workers_min=2, agents_timeout_s=60.0)
+    rig.feed(began(), 0.0)
+    assert rig.deadline == 60.0
+    assert rig.feed(e.PlacesTaken(), 50.0) == NOTHING
+    assert rig.deadline == 110.0
+    assert rig.feed(e.TimePassed(), 60.0) == NOTHING

@@ -28,6 +28,7 @@ from holdfast.control.setup import make_setup, write_run_file
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.admission import Gang
 from holdfast.core.invariants import Monitor
 from holdfast.core.machine import Step
 from holdfast.core.state import Durable, fold
@@ -48,7 +49,13 @@ __all__ = ["Driver"]
 _PREPARATION = Preparation(
     PrepareFunction(key="f", function=b"", sys_path=[], environment={}),
     PrepareRun(
-        function_key="f", storage="memory://run", experiment="run", trial_id="run", trial_dir="run", work_dir="run"
+        function_key="f",
+        workers=16,
+        storage="memory://run",
+        experiment="run",
+        trial_id="run",
+        trial_dir="run",
+        work_dir="run",
     ),
 )
 _FOLD_BYTES = 2_000
@@ -131,7 +138,7 @@ class Driver:
             storage_patience_s=scenario.patience_s,
             beat_s=scenario.beat_s,
         )
-        plan.workers_per_agent = scenario.slots_per_node
+        plan.gang = Gang(run=plan.run_id, workers=scenario.spec.workers_max, workers_per_agent=scenario.slots_per_node)
         plan.make_publisher = partial(_SimulatedPublisher, self.process)
         plan.fold_writer.least_bytes = _FOLD_BYTES
         sim.checkers.began(self)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.sim.node import Node
 
+from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, OnGone
 
 if TYPE_CHECKING:
@@ -26,37 +28,58 @@ class SimulatedEngine:
         self._endpoint, self._on_gone = endpoint, on_gone
         self.nodes: dict[str, Node] = {}
         self._changed = asyncio.Event()
+        self._coming: set[str] = set()
+        """Agents that count: they are there, or are believed to come."""
+        self._numbers = itertools.count()
 
-    def start(self, agent: str, slots: int) -> None:
-        if not self._sim.is_quiet and self._sim.happens(self._sim.scenario.refusals):
-            self._sim.excuses.add("refusals")
-            if self._sim.happens(0.25):
-                raise OSError("no room")
-            self._driver.process.after(self._sim.delay_s(0.2), self._on_gone, agent, "no room")
-            return
-        node = self.nodes[agent] = self._sim.start_node(agent, self._driver, slots, self._endpoint)
-        node.process.on_death.append(lambda: self._driver.process.after(self._sim.delay_s(0.01), self._gone, node))
+    def want(self, gangs: Sequence[Gang]) -> None:
+        count = max((-(-gang.workers // (gang.workers_per_agent or gang.workers)) for gang in gangs), default=0)
+        while len(self._coming) < count:
+            self._start(f"node-{self._driver.process.pid}-{next(self._numbers)}")
+
+    def knows(self, agent: str) -> bool:
+        return agent in self.nodes
+
+    def abandon(self, agent: str) -> None:
+        self._coming.discard(agent)
 
     def kill(self, agent: str) -> None:
         if (node := self.nodes.get(agent)) is not None:
             node.process.kill()
 
-    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None:
+    async def close(self, flush_s: float) -> None:
         try:
             async with asyncio.timeout(flush_s + _GRACE_S):
-                await self._wait_gone(agents)
+                await self._wait_empty()
         except TimeoutError:
-            for agent in agents:
+            for agent in list(self.nodes):
                 self.kill(agent)
-            await self._wait_gone(agents)
+            await self._wait_empty()
 
-    async def _wait_gone(self, agents: Collection[str]) -> None:
-        while any(agent in self.nodes for agent in agents):
+    async def _wait_empty(self) -> None:
+        while self.nodes:
             self._changed.clear()
             await self._changed.wait()
 
+    def _start(self, agent: str) -> None:
+        if not self._sim.is_quiet and self._sim.happens(self._sim.scenario.refusals):
+            self._sim.excuses.add("refusals")
+            if self._sim.happens(0.25):
+                raise OSError("no room")
+            self._coming.add(agent)
+            self._driver.process.after(self._sim.delay_s(0.2), self._refuse, agent)
+            return
+        self._coming.add(agent)
+        node = self.nodes[agent] = self._sim.start_node(agent, self._driver, 0, self._endpoint)
+        node.process.on_death.append(lambda: self._driver.process.after(self._sim.delay_s(0.01), self._gone, node))
+
+    def _refuse(self, agent: str) -> None:
+        self._coming.discard(agent)
+        self._on_gone(agent, "no room")
+
     def _gone(self, node: Node) -> None:
         del self.nodes[node.name]
+        self._coming.discard(node.name)
         self._changed.set()
         if node.connection is None:
             self._sim.excuses.add("refusals")  # it never joined

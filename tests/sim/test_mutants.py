@@ -396,14 +396,11 @@ def commit_for_a_dead_controller_what_is_not_whole(patch: Patch) -> None:
 
 
 def forget_those_who_never_came(patch: Patch) -> None:
-    patch.setattr(RunAgents, "process_gone", lambda self, agent, why: None)
+    patch.setattr(RunAgents, "unavailable", lambda self, why: None)
 
 
 def lose_no_agent_that_is_silent(patch: Patch) -> None:
-    async def patient(self: AgentPool, *arguments: Any) -> None:
-        await asyncio.sleep(1e6)
-
-    patch.setattr(AgentPool, "watch", patient)
+    patch.setattr(AgentPool, "ping", lambda self, limit, silence_s: None)
 
 
 def _reserve_without_looking_at_the_fence(patch: Patch) -> None:

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.agent", description="The agent of one node.")
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="where the controller listens")
     parser.add_argument("--agent-id", required=True, help="a name for this agent, unlike any other's")
-    parser.add_argument("--slots", type=int, required=True, help="how many workers this node can hold")
+    parser.add_argument("--slots", type=int, required=True, help="how many workers this node can hold; 0: any number")
     parser.add_argument("--tls-fingerprint", help="SHA-256 of the controller's certificate; needed off loopback")
     parser.add_argument("--token-fd", type=int, help="an inherited descriptor to read the run's token from")
     parser.add_argument("--token-file", type=Path, help="a file with the run's token, of mode 0600")

@@ -155,7 +155,7 @@ class Agent:
                 self._platform,
                 self._session.run(run),
                 self._spawners,
-                self._slots,
+                order.workers,
                 self._address,
                 functools.partial(self._send, run=run),
                 self._backlog_bytes,

@@ -8,7 +8,6 @@ runs it on its own loop.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable
@@ -21,16 +20,17 @@ from holdfast.control.liveness import LoopWatch
 from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
-from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
+from holdfast.core.admission import Gang
+from holdfast.engines.engine import ControllerEndpoint, MakeEngine
 from holdfast.engines.local import LocalEngine
 from holdfast.runtime import current
-from holdfast.wire.channel import OnAgent, serve
+from holdfast.wire.channel import Channel, OnAgent, serve
+from holdfast.wire.messages import AgentMessage
 
-__all__ = ["Hub", "Listen", "Listener", "MakeEngine", "listen_on_loopback"]
+__all__ = ["Hub", "Listen", "Listener", "listen_on_loopback"]
 
-_log = logging.getLogger(__name__)
-
-MakeEngine = Callable[[ControllerEndpoint, OnGone], Engine]
+_FLUSH_S = 10.0
+"""How long agents may take to end. What belongs to runs is stored already."""
 
 
 class Listener(Protocol):
@@ -67,25 +67,21 @@ class Hub:
         self._listen = listen
         self._make_engine = make_engine
         self._agent_silence_s = agent_silence_s
-        self._agents = AgentPool()
-        self._engine: Engine | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._pools: list[AgentPool] = []
+        self._shared: AgentPool | None = None
+        self._pinging: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Listen for agents. Engines are made when the first run needs them."""
         token = secrets.token_urlsafe(32)
-        self._server = await self._listen(token, current().token_hex(4), self._agents.serve)
+        self._server = await self._listen(token, current().token_hex(4), self._serve)
         self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", token)
-        loop = asyncio.get_running_loop()
-        self._watch = LoopWatch(self._agent_silence_s, loop.time())
-        watching = self._agents.watch(self._agent_silence_s, self._watch.interval_s, self._look_for_stall)
-        self._watching = loop.create_task(watching)
+        self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def enter(
         self,
-        run: str,
+        gang: Gang,
         preparation: Preparation,
-        workers_per_agent: int,
         post: Callable[[e.Event], None],
         publisher: Publisher,
         answer: Answer,
@@ -94,19 +90,42 @@ class Hub:
         """A run becomes a guest: what it gets is its agents, and it leaves by closing them. `make_engine` is for runs
         whose workers only an engine of their own can start (local mode)."""
         if make_engine is not None:
-            engine = make_engine(self._endpoint, self._agents.process_gone)
+            pool = self._add_pool(make_engine, private=True)
         else:
-            engine = self._engine = self._engine or self._make_engine(self._endpoint, self._agents.process_gone)
-        return RunAgents(self._agents, engine, run, preparation, workers_per_agent, post, publisher, answer)
+            pool = self._shared = self._shared or self._add_pool(self._make_engine)
+        return RunAgents(pool, gang, preparation, post, publisher, answer)
 
     async def close(self) -> None:
-        """The last guest has left."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        """The last guest has left: end the agents."""
+        if self._shared is not None:
+            await self._shared.close(_FLUSH_S)
+        if self._pinging is not None:
+            self._pinging.cancel()
+            await asyncio.gather(self._pinging, return_exceptions=True)
         await self._server.close()
 
-    def _look_for_stall(self) -> None:
-        """After a gap of this process's own, the pings are counted anew."""
-        if self._watch.stalled_s(asyncio.get_running_loop().time()):
-            self._agents.forgive()
+    def _add_pool(self, make_engine: MakeEngine, *, private: bool = False) -> AgentPool:
+        pool = AgentPool(make_engine, self._endpoint, private=private)
+        self._pools = [*(one for one in self._pools if not one.is_closed), pool]
+        return pool
+
+    async def _serve(self, channel: Channel[AgentMessage]) -> None:
+        """An agent has connected."""
+        for pool in self._pools:
+            if pool.knows(channel.agent):
+                await pool.serve(channel)
+                return
+
+    async def _ping(self) -> None:
+        """Find agents that no longer answer. After a gap of this process's own, the pings are counted anew."""
+        loop = asyncio.get_running_loop()
+        watch = LoopWatch(self._agent_silence_s, loop.time())
+        limit = max(2, round(self._agent_silence_s / watch.interval_s))
+        while True:
+            await asyncio.sleep(watch.interval_s)
+            stood_still = watch.stalled_s(loop.time()) > 0
+            for pool in self._pools:
+                if stood_still:
+                    pool.forgive()
+                pool.ping(limit, self._agent_silence_s)
+                pool.tell_waiting()

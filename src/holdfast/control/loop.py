@@ -20,7 +20,7 @@ from typing import Any
 from holdfast.control.agent_link import Preparation
 from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.callbacks import CallbackObserver
-from holdfast.control.hub import Hub, MakeEngine
+from holdfast.control.hub import Hub
 from holdfast.control.lease import Lease
 from holdfast.control.liveness import LoopWatch
 from holdfast.control.persister import Persister
@@ -29,10 +29,12 @@ from holdfast.control.remover import Remover
 from holdfast.control.retry import retry_for
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.admission import Gang
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step, deadline, step
 from holdfast.core.records import AgentAdded, GenerationRunning, Record
 from holdfast.core.state import State
+from holdfast.engines.engine import MakeEngine
 from holdfast.errors import Fenced, StorageError
 from holdfast.journal.fold import FoldWriter
 from holdfast.journal.reader import JournalReader, Mark
@@ -76,7 +78,7 @@ class ControllerSetup:
     state: State
     began: e.ControllerBegan
     preparation: Preparation
-    workers_per_agent: int
+    gang: Gang
     fold_writer: FoldWriter
     observers: Sequence[Observer] = ()
     settings: Settings = field(default_factory=Settings)
@@ -102,9 +104,8 @@ class Controller:
             if isinstance(observer, CallbackObserver):
                 observer.on_error = lambda raised: self.post_threadsafe(e.CallbackFailed(raised=raised))
         self._agents = hub.enter(
-            plan.run_id,
+            plan.gang,
             plan.preparation,
-            plan.workers_per_agent,
             self.post,
             self._publisher,
             self._answer,
@@ -138,7 +139,7 @@ class Controller:
     def post(self, event: e.Event) -> None:
         """Queue an event; from the loop's own thread."""
         if isinstance(event, e.StopRequested) and self._status is not None:
-            self._agents.kill()  # asked again while agents still store their logs: enough of that
+            self._agents.hurry()  # asked again while agents still store their logs: enough of that
         self._events.append((event, self._now()))
         self._wake.set()
 
@@ -223,6 +224,8 @@ class Controller:
             # Without a journal nothing new may begin, but everything may still be brought to its end.
             if durable or isinstance(command, c.StopWorkers | c.EndRun):
                 self._do(command)
+        if self._state.generation is None and not self._state.pending:
+            self._agents.give_up_revoked()
 
     def _plan_flush(self, records: Sequence[Record]) -> None:
         """Decide when these records must be durable, should no command ask for it before."""

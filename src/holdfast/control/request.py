@@ -54,6 +54,9 @@ class TrainRequest:
     nodes: int
     """How many local agents stand in for nodes."""
 
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """What each worker takes of its agent: what the user asked for."""
+
     max_failures: int
     """-1 is unlimited."""
     progress_timeout_s: float | None

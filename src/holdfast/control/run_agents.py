@@ -1,12 +1,14 @@
 """One run's agents: what a controller asks of them, and what they send to it.
 
-`agent_pool` has the connections of all runs of the process; this is one run's part of it. What an agent sends is an
-event of the core, which is posted as it is, or an answer to an upload, output, or a collective, which goes to whoever
-handles that.
+`agent_pool` has the agents of all runs of the process; this is one run's part of it: the agents on which it was given
+places. What an agent sends is an event of the core, which is posted as it is, or an answer to an upload, output, or a
+collective, which goes to whoever handles that.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,8 @@ from holdfast.control.collectives import Answer, Collectives
 from holdfast.control.publisher import Publisher
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.engines.engine import Engine
+from holdfast.core.admission import Gang
+from holdfast.core.resources import Taken
 from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
@@ -25,19 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["OnUpload", "RunAgents"]
 
+_GRACE_S = 3.0
+"""How long an agent may take to end its part of a run, besides the time for storing logs and artifacts."""
+_log = logging.getLogger(__name__)
+
 OnUpload = Callable[[m.Uploaded | m.UploadFailed], None]
 
 
 class RunAgents:
-    """The agents of one run. Used from the hub's event loop only."""
+    """The agents on which one run has places. Used from the hub's event loop only."""
 
     def __init__(
         self,
         pool: AgentPool,
-        engine: Engine,
-        run: str,
+        gang: Gang,
         preparation: Preparation,
-        workers_per_agent: int,
         post: Callable[[e.Event], None],
         publisher: Publisher,
         answer: Answer,
@@ -45,34 +50,35 @@ class RunAgents:
         self.links: dict[str, AgentLink] = {}
         self.on_upload: OnUpload | None = None
         """Told of the answers to `Upload`; the persister's."""
-        self.id = run
-        """The run's, under which its messages go."""
-        self.preparation = preparation
+        self.gang = gang
         self._pool = pool
-        self._engine = engine
-        self._workers_per_agent = workers_per_agent
+        self._preparation = preparation
         self._post = post
         self._publisher = publisher
         self._collectives = Collectives(answer)
-        self._started: dict[str, int] = {}
-        """The slots of every agent that was started for this run."""
-        self._met: set[str] = set()
-        self._is_closing = False
+        self._wanted = 0
+        """Slots that the core asked for and has not got."""
+        self._slots: dict[str, int] = {}
+        self._prepared: dict[str, e.AgentPrepared] = {}
+        self._sending: dict[str, asyncio.Future[None]] = {}
+        self._revoked: set[str] = set()
+        self._giving_up: set[str] = set()
+        self._left = asyncio.Event()
+        """Set whenever an agent has let go of the run."""
+        self._hurried = False
+        pool.enter(self)
+
+    @property
+    def id(self) -> str:
+        """The run's, under which its messages go."""
+        return self.gang.run
 
     # ------------------------------------------------------------ what the controller asks
 
     def request(self, slots: int) -> None:
-        """Have agents with so many more slots in all; those that cannot be started are reported as such."""
-        while slots > 0:
-            share = min(slots, self._workers_per_agent)
-            slots -= share
-            agent = self._pool.add(self)
-            self._started[agent] = share
-            try:
-                self._engine.start(agent, share)
-            except OSError as error:
-                self._pool.forget([agent])
-                self._post(e.AgentUnavailable(slots=share, why=str(error)))
+        """Have places for so many more workers; where no agent can be started, that is reported."""
+        self._wanted += slots
+        self._pool.request(self)
 
     def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
         """Send one message to these agents; not to those that are lost, of which the core is about to be told."""
@@ -90,37 +96,77 @@ class RunAgents:
         """Send a command to the agents that it names."""
         self.send(command.agents, msgspec.structs.replace(command, agents=()))
 
-    def kill(self, *agents: str) -> None:
-        """Kill these agents, or all of the run's, whatever they are doing."""
-        for agent in agents or self._met:
-            self._engine.kill(agent)
+    def hurry(self) -> None:
+        """Wait no longer for agents that store logs and artifacts of the run: kill those that serve no other run."""
+        self._hurried = True
+        self._left.set()
+        for agent in self.links:
+            self._pool.kill(agent, self)
 
     async def close(self, flush_s: float) -> None:
-        """End the run's agents; each may take `flush_s` to store logs and artifacts."""
-        self._is_closing = True
-        for link in self.links.values():
-            link.send(m.Shutdown(flush_s=flush_s))
-        await self._engine.wait_ended(list(self._started), flush_s)
-        self._pool.forget(self._started)
+        """Have nothing of the run left on its agents; each may take `flush_s` to store its logs and artifacts."""
+        self._pool.withdraw(self)
+        self.send(list(self.links), m.CloseRun(flush_s=flush_s))
+        try:
+            async with asyncio.timeout(flush_s + _GRACE_S):
+                while self.links and not self._hurried:
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            for agent in list(self.links):
+                _log.warning("Agent %s did not end its part of the run in time.", agent)
+                self._pool.kill(agent, self)
+        for agent in list(self.links):
+            self._drop(agent)
+        await self._pool.leave(self, flush_s)
 
     # ------------------------------------------------------------ what the pool tells
 
-    def joined(self, link: AgentLink, event: e.AgentJoined) -> None:
-        self.links[link.name] = link
-        self._met.add(link.name)
-        self._post(event)
+    def granted(self, link: AgentLink, joined: e.AgentJoined, workers: Sequence[Taken]) -> None:
+        """The run has places for these workers on the agent, besides those that it may have there."""
+        agent = link.name
+        self.links[agent] = link
+        self._slots[agent] = self._slots.get(agent, 0) + len(workers)
+        self._wanted = max(0, self._wanted - len(workers))
+        self._post(msgspec.structs.replace(joined, slots=self._slots[agent]))
+        if agent not in self._sending:
+            self._sending[agent] = asyncio.ensure_future(link.prepare(self.id, self._preparation))
+        elif agent in self._prepared:
+            self._post(self._prepared[agent])
+
+    def revoke(self, agent: str) -> None:
+        """The run, which waits for more, has to give its places on this agent up, as soon as it needs nothing there."""
+        self._revoked.add(agent)
+        self._post(e.PlacesTaken())
+
+    def give_up_revoked(self) -> None:
+        """For the controller to call while no worker runs and no checkpoint is on its way."""
+        for agent in self._revoked - self._giving_up:
+            self._giving_up.add(agent)
+            self.send([agent], m.CloseRun(flush_s=_GRACE_S))
 
     def lost(self, agent: str, why: str) -> None:
-        del self.links[agent]
-        self._post(e.AgentLost(agent=agent, why=why))
+        """The agent is gone, whether or not the run has places there."""
+        if agent in self.links:
+            self._drop(agent)
+            self._post(e.AgentLost(agent=agent, why=why))
 
-    def process_gone(self, agent: str, why: str) -> None:
-        """The process of an agent has ended, and no connection of it is left."""
-        if agent not in self._met and not self._is_closing:
-            self._post(e.AgentUnavailable(slots=self._started[agent], why=why))
+    def must_wait(self) -> None:
+        """Other runs have the places."""
+        self._post(e.PlacesTaken())
 
-    def receive(self, message: m.AgentMessage) -> None:
-        """Handle one message of a connected agent."""
+    @property
+    def waits(self) -> bool:
+        """Whether the core has asked for places that it has not got."""
+        return self._wanted > 0
+
+    def unavailable(self, why: str) -> None:
+        """An agent could not be started, and the run waits for one."""
+        slots, self._wanted = self._wanted, 0
+        self._post(e.AgentUnavailable(slots=slots, why=why))
+
+    def receive(self, agent: str, message: m.AgentMessage) -> None:
+        """Handle one message of an agent on which the run has places."""
         match message:
             case m.Uploaded() | m.UploadFailed():
                 if self.on_upload is not None:
@@ -133,7 +179,27 @@ class RunAgents:
                 answer = self._collectives.arrive(message)
                 if answer is not None:
                     self.send(list(self.links), answer)
-            case m.Pong() | m.RunClosed() | e.AgentJoined():
+            case m.RunClosed():
+                self._closed(agent)
+            case m.Pong() | e.AgentJoined():
                 return
             case _:
+                if isinstance(message, e.AgentPrepared):
+                    self._prepared[agent] = message
                 self._post(message)
+
+    def _closed(self, agent: str) -> None:
+        was_revoked = agent in self._revoked
+        self._drop(agent)
+        if was_revoked:
+            self._post(e.AgentLost(agent=agent, why="its places were given to a run that came earlier"))
+        self._pool.release(self, agent)
+
+    def _drop(self, agent: str) -> None:
+        """The run has nothing on the agent any more."""
+        del self.links[agent], self._slots[agent]
+        self._sending.pop(agent).cancel()
+        self._prepared.pop(agent, None)
+        self._revoked.discard(agent)
+        self._giving_up.discard(agent)
+        self._left.set()

@@ -30,18 +30,18 @@ from holdfast.control.agent_link import Preparation
 from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.fingerprint import SOURCE_CHANGED
 from holdfast.control.history import RUN_FILE, History, open_journal, run_id
-from holdfast.control.hub import MakeEngine
 from holdfast.control.job_pickle import pickle_job
 from holdfast.control.lease import Lease
 from holdfast.control.loop import ControllerSetup, Settings
 from holdfast.control.request import TrainRequest
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core import events as e
+from holdfast.core.admission import Gang
 from holdfast.core.records import RunFinished
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
-from holdfast.engines.engine import ControllerEndpoint, Engine, OnGone
+from holdfast.engines.engine import ControllerEndpoint, Engine, MakeEngine, OnGone
 from holdfast.engines.inline import InlineEngine
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
@@ -93,7 +93,7 @@ def make_setup(
         state=State(_spec(request), history.durable),
         began=_begin(request, store, lease, history, changes),
         preparation=preparation,
-        workers_per_agent=-(-request.max_workers // max(1, request.nodes)),
+        gang=_gang(request, identity),
         make_engine=make_engine,
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
@@ -208,6 +208,15 @@ def _begin(
     )
 
 
+def _gang(request: TrainRequest, run: str) -> Gang:
+    return Gang(
+        run=run,
+        workers=request.max_workers,
+        resources=dict(request.resources),
+        workers_per_agent=-(-request.max_workers // max(1, request.nodes)),
+    )
+
+
 def make_preparation(request: TrainRequest) -> Preparation:
     """What agents are sent before they start workers; a function that cannot be sent is refused here."""
     pickled = pickle_job(request.job)
@@ -230,6 +239,7 @@ def make_preparation(request: TrainRequest) -> Preparation:
             function_key=key,
             config=None if request.local_mode else pickled.config,
             config_modules=pickled.config_modules,
+            workers=-(-request.max_workers // max(1, request.nodes)),
             storage=join(request.storage_path, request.name),
             filesystem=None if request.filesystem is None else cloudpickle.dumps(request.filesystem),
             experiment=request.name,

@@ -30,6 +30,7 @@ __all__ = [
     "DamageFound",
     "Event",
     "PinsFound",
+    "PlacesTaken",
     "RankReported",
     "StopRequested",
     "StorageLost",
@@ -104,6 +105,11 @@ class AgentUnavailable(_Event, frozen=True, kw_only=True):
 
     slots: int
     why: str
+
+
+class PlacesTaken(_Event, frozen=True, kw_only=True):
+    """There are agents that could hold the run's workers, but other runs have the places: this run waits for its
+    turn."""
 
 
 class WorkersStarted(_Event, frozen=True, kw_only=True):
@@ -260,6 +266,7 @@ Event = (
     | AgentPrepared
     | AgentLost
     | AgentUnavailable
+    | PlacesTaken
     | WorkersStarted
     | DamageFound
     | RankReported

@@ -99,6 +99,9 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             _lose_agent(state, event, now, out)
         case e.AgentUnavailable():
             placement.agent_unavailable(state, event, now)
+        case e.PlacesTaken():
+            if state.agents_wanted_since is not None:
+                state.agents_wanted_since = now  # its turn comes, however long the others take
         case e.CheckpointStored() | e.CheckpointFailed():
             lost = pending_checkpoints.finish_persisting(state, event, now, out)
             if (generation := _current(state, event.ticket.generation)) is not None:

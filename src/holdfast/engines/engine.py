@@ -1,15 +1,19 @@
 """The interface of engines. `local` starts agents on this machine; others will start them in a cluster.
 
-An engine does not talk to agents: it starts them, and they connect to the hub by themselves.
+An engine does not talk to agents: it starts them, and they connect to the hub by themselves. It is told the level, not
+the change: `want` says for which gangs there must be room now, and the engine compares that with what it has. That
+nothing has come yet is no failure; only an agent that ended, or could not be started, is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Engine", "ControllerEndpoint", "OnGone"]
+from holdfast.core.admission import Gang
+
+__all__ = ["ControllerEndpoint", "Engine", "MakeEngine", "OnGone"]
 
 OnGone = Callable[[str, str], None]
 """Called with (agent, why) when an agent's process has ended, on the hub's event loop."""
@@ -26,15 +30,27 @@ class ControllerEndpoint:
 class Engine(Protocol):
     """Starts agents. All methods are called on the hub's event loop and must not block it."""
 
-    def start(self, agent: str, slots: int) -> None:
-        """Begin to start an agent of this name with so many slots. Raises `OSError` if that cannot be done."""
+    def want(self, gangs: Sequence[Gang]) -> None:
+        """Have agents that could hold each of these gangs if it were alone; what is missing is begun to be started.
+        May be said again and again. Raises `OSError` if an agent cannot be started."""
+        ...
+
+    def knows(self, agent: str) -> bool:
+        """Whether this engine has started an agent of this name that has not ended."""
+        ...
+
+    def abandon(self, agent: str) -> None:
+        """The agent is lost, though its process may live on for a while: it does not count any more."""
         ...
 
     def kill(self, agent: str) -> None:
         """Kill an agent that no longer answers, and its descendants. Unknown names are ignored."""
         ...
 
-    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None:
-        """Wait until these agents have ended; each was told to take at most `flush_s`, and is killed if it takes much
-        longer. Unknown names are ignored."""
+    async def close(self, flush_s: float) -> None:
+        """Wait until all agents have ended; each was told to take at most `flush_s`, and is killed if it takes much
+        longer."""
         ...
+
+
+MakeEngine = Callable[[ControllerEndpoint, OnGone], Engine]

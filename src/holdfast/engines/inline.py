@@ -7,16 +7,21 @@ usual: the same controller, wire, commits and journal.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import itertools
+import os
+from collections.abc import Sequence
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawners, RunInMain
 from holdfast.agent.platform import Platform
+from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, OnGone
 from holdfast.worker.job import Job
 from holdfast.worker.torchrun import Torchrun
 
 __all__ = ["InlineEngine"]
+
+_numbers = itertools.count()
 
 
 class InlineEngine:
@@ -37,23 +42,37 @@ class InlineEngine:
         self._torchrun = torchrun
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, agent: str, slots: int) -> None:
-        platform = Platform(
-            self._endpoint.address,
-            self._endpoint.token,
-            spawners=InlineSpawners(self._job, self._run_in_main, self._torchrun),
-        )
-        task = self._tasks[agent] = asyncio.get_running_loop().create_task(Agent(agent, slots, platform).run())
-        task.add_done_callback(lambda task: self._on_gone(agent, _why(task)))
+    def want(self, gangs: Sequence[Gang]) -> None:
+        if gangs and not self._tasks:
+            self._start(f"inline-{os.getpid()}-{next(_numbers)}")
+
+    def knows(self, agent: str) -> bool:
+        return agent in self._tasks
+
+    def abandon(self, agent: str) -> None:
+        """There can be no other."""
 
     def kill(self, agent: str) -> None:
         if (task := self._tasks.get(agent)) is not None:
             task.cancel()
 
-    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None:
+    async def close(self, flush_s: float) -> None:
         """The agent ends by itself when the controller tells it to; it waits for the user's function."""
-        if tasks := [self._tasks[agent] for agent in agents if agent in self._tasks]:
-            await asyncio.wait(tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    def _start(self, agent: str) -> None:
+        platform = Platform(
+            self._endpoint.address,
+            self._endpoint.token,
+            spawners=InlineSpawners(self._job, self._run_in_main, self._torchrun),
+        )
+        task = self._tasks[agent] = asyncio.get_running_loop().create_task(Agent(agent, 1, platform).run())
+        task.add_done_callback(lambda task: self._ended(agent, task))
+
+    def _ended(self, agent: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[agent]
+        self._on_gone(agent, _why(task))
 
 
 def _why(task: asyncio.Task[None]) -> str:

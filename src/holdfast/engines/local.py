@@ -7,18 +7,21 @@ signal, and because its connection closes), and its death is noticed at once, th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, OnGone
 
 __all__ = ["LocalEngine"]
 
+_numbers = itertools.count()
 _GRACE_S = 3.0
 """How long an agent may take to end, besides the time for storing logs and artifacts."""
 
@@ -36,9 +39,23 @@ class LocalEngine:
         self._endpoint = endpoint
         self._on_gone = on_gone
         self._running: dict[str, _Process] = {}
+        self._abandoned: set[str] = set()
 
-    def start(self, agent: str, slots: int) -> None:
-        arguments = ["--connect", self._endpoint.address, "--agent-id", agent, "--slots", str(slots)]
+    def want(self, gangs: Sequence[Gang]) -> None:
+        """As many agents as the most spread gang needs: on one machine an agent holds any number of workers."""
+        count = max((-(-gang.workers // (gang.workers_per_agent or gang.workers)) for gang in gangs), default=0)
+        while len(self._running.keys() - self._abandoned) < count:
+            self._start(f"local-{os.getpid()}-{next(_numbers)}")
+
+    def knows(self, agent: str) -> bool:
+        return agent in self._running
+
+    def abandon(self, agent: str) -> None:
+        if agent in self._running:
+            self._abandoned.add(agent)
+
+    def _start(self, agent: str) -> None:
+        arguments = ["--connect", self._endpoint.address, "--agent-id", agent, "--slots", "0"]
         arguments += ["--parent-pid", str(os.getpid())]
         with _readable(self._endpoint.token) as token_fd:
             process = subprocess.Popen(
@@ -61,20 +78,21 @@ class LocalEngine:
         if found is not None:
             found.process.kill()
 
-    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None:
-        running = [self._running[agent] for agent in agents if agent in self._running]
+    async def close(self, flush_s: float) -> None:
+        running = list(self._running.values())
         try:
             async with asyncio.timeout(flush_s + _GRACE_S):
                 for one in running:
                     await one.ended.wait()
         except TimeoutError:
-            for agent in agents:
-                self.kill(agent)
+            for one in self._running.values():
+                one.process.kill()
             for one in running:
                 await one.ended.wait()
 
     def _process_exited(self, name: str) -> None:
         gone = self._running.pop(name)
+        self._abandoned.discard(name)
         asyncio.get_running_loop().remove_reader(gone.pidfd)
         os.close(gone.pidfd)
         code = gone.process.wait()

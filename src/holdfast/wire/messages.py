@@ -175,6 +175,8 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     """cloudpickle of `train_loop_config`, opened by each worker; None: it is in the function, or there is none."""
     config_modules: list[str] = []
     """What opening the configuration imports: a zygote that is started for this run imports it beforehand."""
+    workers: int = 1
+    """How many workers of the run this agent will have at most."""
     storage: str
     """URI of the run's directory."""
     filesystem: bytes | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -12,10 +12,12 @@ from holdfast.control.agent_pool import AgentPool
 from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
+from holdfast.core.admission import Gang
 from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.core.events import Ticket
+from holdfast.engines.engine import ControllerEndpoint
 from holdfast.wire.channel import Channel, connect, serve
-from holdfast.wire.messages import ControllerMessage, FunctionPiece, PrepareFunction, PrepareRun
+from holdfast.wire.messages import CloseRun, ControllerMessage, FunctionPiece, PrepareFunction, PrepareRun, RunClosed
 
 _TOKEN = "correct horse"
 _PREPARATION = Preparation(
@@ -34,25 +36,39 @@ _PREPARATION = Preparation(
 class _NoEngine:
     """Agents connect by themselves here."""
 
-    def start(self, agent: str, slots: int) -> None: ...
+    def __init__(self) -> None:
+        self.wanted: list[list[str]] = []
+        """The runs that there had to be room for, each time that something was wanted."""
+
+    def want(self, gangs: Sequence[Gang]) -> None:
+        self.wanted.append([gang.run for gang in gangs])
+
+    def knows(self, agent: str) -> bool:
+        return agent == "a"
+
+    def abandon(self, agent: str) -> None: ...
 
     def kill(self, agent: str) -> None: ...
 
-    async def wait_ended(self, agents: Collection[str], flush_s: float) -> None: ...
+    async def close(self, flush_s: float) -> None: ...
 
 
 class _Controller:
     """An agent pool behind a real server, and the events that it posted."""
 
+    agent = "a"
+
     def __init__(self) -> None:
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
-        self.pool = AgentPool()
-        self.run = RunAgents(
-            self.pool, _NoEngine(), "run-1", _PREPARATION, 2, self.events.append, Publisher([]), lambda kind, data: data
-        )
+        self.engine = _NoEngine()
+        self.pool = AgentPool(lambda endpoint, on_gone: self.engine, ControllerEndpoint("", ""))
+        self.run = self.enter("run-1", self.events)
         self.run.request(2)
-        (self.agent,) = self.pool._runs
+
+    def enter(self, run: str, events: list[e.Event], workers: int = 2) -> RunAgents:
+        gang = Gang(run=run, workers=workers)
+        return RunAgents(self.pool, gang, _PREPARATION, events.append, Publisher([]), lambda kind, data: data)
 
     async def serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
@@ -63,7 +79,7 @@ class _Controller:
     async def join(self, address: str) -> Channel[ControllerMessage]:
         """Connect as the run's agent, and wait until the controller has answered."""
         channel = await connect(address, _TOKEN, agent=self.agent)
-        channel.send_nowait(e.AgentJoined(agent=self.agent, host="h", slots=2, address="127.0.0.1"))
+        channel.send_nowait(e.AgentJoined(agent=self.agent, host="h", slots=4, address="127.0.0.1"))
         for kind in (PrepareFunction, PrepareRun):
             envelope = await channel.recv()
             assert envelope is not None and isinstance(envelope.message, kind)
@@ -125,7 +141,7 @@ def test_an_agent_may_reconnect_before_its_loss_is_reported() -> None:
 def test_an_agent_whose_process_exited_is_lost_with_its_newest_connection() -> None:
     async def test(controller: _Controller, address: str) -> None:
         agent = await controller.join(address)
-        controller.pool.process_gone(controller.agent, "its agent was killed by SIGKILL")
+        controller.pool._process_gone(controller.agent, "its agent was killed by SIGKILL")
         assert await agent.recv() is None
         await agent.close()
         await controller.served.get()
@@ -140,7 +156,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
     order = msgspec.structs.replace(_PREPARATION.function, function=function, size_bytes=len(function))
 
     async def test(controller: _Controller, address: str) -> None:
-        controller.run.preparation = Preparation(order, _PREPARATION.run)
+        controller.run._preparation = Preparation(order, _PREPARATION.run)
         channel = await connect(address, _TOKEN, agent=controller.agent)
         channel.send_nowait(e.AgentJoined(agent=controller.agent, host="h", slots=2))
         first = await channel.recv()
@@ -170,38 +186,58 @@ def test_an_agent_joins_under_its_authenticated_name_only() -> None:
     _run(test)
 
 
-def test_an_agent_that_no_run_was_to_have_is_refused() -> None:
+def test_two_runs_share_an_agent_and_each_gets_its_own_messages() -> None:
     async def test(controller: _Controller, address: str) -> None:
-        channel = await connect(address, _TOKEN, agent="stranger")
-        channel.send_nowait(e.AgentJoined(agent="stranger", host="h", slots=2))
-        assert await channel.recv() is None
-        await channel.close()
+        others: list[e.Event] = []
+        other = controller.enter("run-2", others)
+        agent = await controller.join(address)
+        other.request(2)
+        prepared = await agent.recv()  # the function is there already
+        assert prepared is not None and prepared.run == "run-2" and isinstance(prepared.message, PrepareRun)
+        agent.send_nowait(e.AgentPrepared(agent="a"), "run-1")
+        agent.send_nowait(e.AgentPrepared(agent="a"), "run-3")  # which nobody knows
+        await agent.close()
         await controller.served.get()
-        assert controller.events == []
+        assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentPrepared, e.AgentLost]
+        assert [type(event) for event in others] == [e.AgentJoined, e.AgentLost]
+        assert isinstance(others[0], e.AgentJoined) and others[0].slots == 2
 
     _run(test)
 
 
-def test_an_agent_sends_to_its_own_run_only() -> None:
+def test_a_run_that_ends_leaves_its_places_to_the_next() -> None:
     async def test(controller: _Controller, address: str) -> None:
         others: list[e.Event] = []
-        other = RunAgents(
-            controller.pool,
-            _NoEngine(),
-            "run-2",
-            _PREPARATION,
-            2,
-            others.append,
-            Publisher([]),
-            lambda kind, data: data,
-        )
-        other.request(2)
         agent = await controller.join(address)
-        agent.send_nowait(e.AgentPrepared(agent=controller.agent), "run-1")
+        other = controller.enter("run-2", others, workers=3)
+        other.request(3)
+        assert controller.engine.wanted[-1] == ["run-1", "run-2"]
+        controller.pool.tell_waiting()
+        assert others == [e.PlacesTaken()]
+        ending = asyncio.ensure_future(controller.run.close(10.0))
+        closing = await agent.recv()
+        assert closing is not None and (closing.run, closing.message) == ("run-1", CloseRun(flush_s=10.0))
+        assert not ending.done() and len(others) == 1
+        agent.send_nowait(RunClosed(), "run-1")
+        await ending
+        assert isinstance(others[1], e.AgentJoined) and others[1].slots == 3
         await agent.close()
         await controller.served.get()
-        assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentPrepared, e.AgentLost]
-        assert others == []
+
+    _run(test)
+
+
+def test_a_run_that_is_closed_hears_nothing_more() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address)
+        ending = asyncio.ensure_future(controller.run.close(10.0))
+        await agent.recv()
+        agent.send_nowait(RunClosed(), "run-1")
+        await ending
+        agent.send_nowait(e.AgentPrepared(agent="a"), "run-1")
+        await agent.close()
+        await controller.served.get()
+        assert [type(event) for event in controller.events] == [e.AgentJoined]
 
     _run(test)
 
