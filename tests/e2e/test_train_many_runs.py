@@ -15,7 +15,10 @@ from tests.e2e.small import make_trainer, save, value_of
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
+from holdfast.control.history import read_records
+from holdfast.core import records as r
 from holdfast.errors import TrainingFailedError
+from holdfast.storage.locate import open_store
 from holdfast.train import FailureConfig, Result
 from holdfast.train.interrupted import Interrupted
 
@@ -112,3 +115,55 @@ def test_a_signal_stops_all_runs_of_the_process(sandbox: Sandbox) -> None:
         with pytest.raises(Interrupted):
             other.result(60)
     assert _hub_threads() == []
+
+
+_KILLS = 3
+
+
+def _count(config: dict[str, Any]) -> int:
+    """Counts to eight, with a checkpoint at each second step; one run in ten is killed again and again."""
+    context = train.get_context()
+    number = int(context.get_experiment_name().removeprefix("run"))
+    checkpoint = train.get_checkpoint()
+    value = 0 if checkpoint is None else value_of(checkpoint)
+    assert value % 10 == 0 and value < 90, value
+    for step in range(value // 10 + 1, 9):
+        if step % 2 == 0:
+            save(10 * step, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
+        else:
+            train.report({"step": step, "run": number})
+        kills = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if number % 10 == 3 and kills < _KILLS and step == 2 * kills + 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def _many(sandbox: Sandbox, count: int) -> None:
+    agents: set[str] = set()
+    trainers = [
+        make_trainer(
+            sandbox, _count, config={}, name=f"run{n}", verbose=0, failure_config=FailureConfig(max_failures=-1)
+        )
+        for n in range(count)
+    ]
+    with ThreadPoolExecutor(count) as pool:
+        results = list(pool.map(lambda trainer: trainer.fit(), trainers))
+    for number, result in enumerate(results):
+        assert result.return_value == number
+        assert result.checkpoint is not None and value_of(result.checkpoint) == 80
+        assert [value_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [20, 40, 60, 80]
+        records = list(read_records(open_store(str(sandbox.storage)).sub(f"run{number}")))
+        starts = [record for record in records if isinstance(record, r.GenerationStarted)]
+        assert len(starts) == (1 + _KILLS if number % 10 == 3 else 1)
+        agents |= {agent for start in starts for agent in start.agents}
+    assert len(agents) == 1
+    assert _hub_threads() == []
+
+
+def test_twenty_runs_on_one_agent_end_as_each_would_alone(sandbox: Sandbox) -> None:
+    _many(sandbox, 20)
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_on_one_agent_end_as_each_would_alone(sandbox: Sandbox) -> None:
+    _many(sandbox, 200)

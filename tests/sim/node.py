@@ -198,6 +198,9 @@ class SimulatedPlatform(Platform):
         self.linger_s = node.linger_s
         self._node = node
 
+    def find_resources(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        return {}, ()
+
     async def connect(self, agent: str) -> Channel[m.ControllerMessage]:
         node = self._node
         await asyncio.sleep(node.sim.delay_s(0.3))

@@ -99,9 +99,16 @@ class Agent:
     async def _serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
             self._address = channel.local_host
+            resources, gpus = self._platform.find_resources()
             self._send(
                 AgentJoined(
-                    agent=self._id, host=self._host, slots=self._slots, address=self._address, pid=current().pid()
+                    agent=self._id,
+                    host=self._host,
+                    slots=self._slots,
+                    resources=resources,
+                    gpus=gpus,
+                    address=self._address,
+                    pid=current().pid(),
                 )
             )
             self._spawn(self._receive_all(channel))

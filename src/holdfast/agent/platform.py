@@ -23,6 +23,7 @@ from holdfast.agent.worker_process import WorkerProcess
 from holdfast.agent.zygote_client import Zygotes
 from holdfast.linux.memory import oom_kills
 from holdfast.linux.process import change_death_signal, live_without_parent
+from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
 from holdfast.storage.store import Store
 from holdfast.wire.channel import Channel, connect
 from holdfast.wire.messages import ControllerMessage, PrepareRun
@@ -96,10 +97,14 @@ class Platform:
         return SessionDir(agent, self._root)
 
     def make_buffers(self, slots: int) -> Buffers:
-        """The buffers of one run. All runs together have no more workers than slots, so each slot has its share."""
+        """The buffers of one run, of whose workers on this node each has its share."""
         if self._snapshot_limit_bytes is None:
             self._snapshot_limit_bytes = limit_from_environment()
         return Buffers(slots, self._snapshot_limit_bytes)
+
+    def find_resources(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """What this node has for workers, and the ids of its GPUs."""
+        return {"CPU": cpu_count(), "memory": memory_bytes()}, tuple(visible_gpus())
 
     def make_spawners(self, session: SessionDir) -> Spawners:
         if self._spawners is not None:

@@ -291,6 +291,7 @@ class RunHost:
             error_file=str(self._directory.error_file(start.generation, rank)),
             change_directory=order.change_directory,
             all_metrics=start.all_metrics,
+            gpus=place.gpus[local_rank] if place.gpus else None,
             buffers=self._buffers.of_slot(local_rank),
             snapshot_limit_bytes=self._buffers.limit_bytes,
             snapshots=self._buffers.snapshots(start.checkpoint),

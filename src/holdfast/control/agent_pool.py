@@ -173,7 +173,7 @@ class AgentPool:
 
 
 def _offer(joined: e.AgentJoined) -> Offer:
-    return Offer(slots=joined.slots or None)
+    return Offer(resources=joined.resources, gpus=joined.gpus, slots=joined.slots or None)
 
 
 def _is_of(agent: str, message: m.AgentMessage) -> bool:

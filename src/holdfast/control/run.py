@@ -19,6 +19,7 @@ from holdfast.control.loop import Controller, ControllerSetup
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.control.setup import (
     changes_of,
+    check_resources,
     check_resume,
     engine_of_run,
     make_observers,
@@ -39,6 +40,7 @@ __all__ = ["run_training"]
 
 def run_training(request: TrainRequest) -> TrainOutcome:
     """Run or continue a training run to its end; raises only what kept it from starting, or a lost lease."""
+    check_resources(request)
     store = open_store(request.storage_path, request.filesystem).sub(request.name)
     history = read_history(store)
     check_resume(request, store, history)

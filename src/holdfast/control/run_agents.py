@@ -58,7 +58,8 @@ class RunAgents:
         self._collectives = Collectives(answer)
         self._wanted = 0
         """Slots that the core asked for and has not got."""
-        self._slots: dict[str, int] = {}
+        self._taken: dict[str, tuple[Taken, ...]] = {}
+        """What each worker has on each agent."""
         self._prepared: dict[str, e.AgentPrepared] = {}
         self._sending: dict[str, asyncio.Future[None]] = {}
         self._revoked: set[str] = set()
@@ -90,6 +91,9 @@ class RunAgents:
         """Send each agent the command with its own place."""
         self._collectives.begin(command.generation, command.world_size)
         for place in command.places:
+            taken = self._taken.get(place.agent, ())[: len(place.ranks)]
+            if any(one.gpus for one in taken):
+                place = msgspec.structs.replace(place, gpus=tuple(one.gpus for one in taken))
             self.send([place.agent], msgspec.structs.replace(command, places=(place,)))
 
     def send_command(self, command: c.StopWorkers | c.AnnounceCheckpoint | c.AnnounceSettled) -> None:
@@ -126,9 +130,9 @@ class RunAgents:
         """The run has places for these workers on the agent, besides those that it may have there."""
         agent = link.name
         self.links[agent] = link
-        self._slots[agent] = self._slots.get(agent, 0) + len(workers)
+        self._taken[agent] = (*self._taken.get(agent, ()), *workers)
         self._wanted = max(0, self._wanted - len(workers))
-        self._post(msgspec.structs.replace(joined, slots=self._slots[agent]))
+        self._post(msgspec.structs.replace(joined, slots=len(self._taken[agent])))
         if agent not in self._sending:
             self._sending[agent] = asyncio.ensure_future(link.prepare(self.id, self._preparation))
         elif agent in self._prepared:
@@ -197,7 +201,7 @@ class RunAgents:
 
     def _drop(self, agent: str) -> None:
         """The run has nothing on the agent any more."""
-        del self.links[agent], self._slots[agent]
+        del self.links[agent], self._taken[agent]
         self._sending.pop(agent).cancel()
         self._prepared.pop(agent, None)
         self._revoked.discard(agent)

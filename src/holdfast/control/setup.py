@@ -36,8 +36,9 @@ from holdfast.control.loop import ControllerSetup, Settings
 from holdfast.control.request import TrainRequest
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core import events as e
-from holdfast.core.admission import Gang
+from holdfast.core.admission import Gang, capacity
 from holdfast.core.records import RunFinished
+from holdfast.core.resources import Offer
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
@@ -45,6 +46,7 @@ from holdfast.engines.engine import ControllerEndpoint, Engine, MakeEngine, OnGo
 from holdfast.engines.inline import InlineEngine
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
+from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
 from holdfast.printable import printable
 from holdfast.runtime import current
 from holdfast.storage.durability import volatile
@@ -59,6 +61,7 @@ from holdfast.wire.messages import PrepareFunction, PrepareRun
 __all__ = [
     "MakeObservers",
     "changes_of",
+    "check_resources",
     "check_resume",
     "engine_of_run",
     "make_observers",
@@ -205,6 +208,20 @@ def _begin(
         next_index=lease.floor,
         changes=tuple(changes[:_CHANGES_TOLD]),
         restart=request.resume == "restart",
+    )
+
+
+def check_resources(request: TrainRequest) -> None:
+    """Refuse what this machine can never give."""
+    gang = _gang(request, "")
+    here = Offer(resources={"CPU": cpu_count(), "memory": memory_bytes()}, gpus=tuple(visible_gpus()))
+    if request.local_mode or capacity(gang, [here] * max(1, request.nodes)) == gang.workers:
+        return
+    wanted = ", ".join(f"{amount:g} {name}" for name, amount in sorted(gang.resources.items()))
+    has = ", ".join(f"{amount:g} {name}" for name, amount in [*here.resources.items(), ("GPU", len(here.gpus))])
+    raise ConfigError(
+        f"ScalingConfig(num_workers={gang.workers}, resources_per_worker=...) asks for {wanted} for each worker, but "
+        f"this machine has {has}: ask for less, or leave resources_per_worker out."
     )
 
 

@@ -52,6 +52,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     node_rank: int
     ranks: tuple[int, ...]
+    gpus: tuple[tuple[str, ...], ...] = ()
+    """The ids of the GPUs of each of these ranks, where workers were given any."""
 
 
 class RequestAgents(_Command, frozen=True, kw_only=True):

@@ -74,11 +74,16 @@ class ControllerBegan(_Event, frozen=True, kw_only=True):
 
 
 class AgentJoined(_Event, frozen=True, kw_only=True):
-    """The first message of an agent: who it is, and how many workers it can hold."""
+    """The first message of an agent: who it is, and what it has for workers."""
 
     agent: str
     host: str
     slots: int
+    """How many workers it can hold; 0 in the message: any number. The core is told how many the run may place there."""
+    resources: dict[str, float] = {}
+    """CPU, memory (in bytes) and custom resources."""
+    gpus: tuple[str, ...] = ()
+    """The ids of its GPUs."""
     address: str = ""
     """At which other nodes reach this one."""
     pid: int = 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.control.request import RunContext, TrainRequest
 from holdfast.core.masking import masked
 from holdfast.errors import ConfigError
+from holdfast.linux.resources import visible_gpus
 from holdfast.train import checks
 from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import RunConfig, ScalingConfig
@@ -88,6 +89,7 @@ def build_request(
         max_workers=workers,
         local_mode=local_mode,
         nodes=1 if local_mode else _local_nodes(),
+        resources={} if local_mode else _resources(scaling),
         max_failures=run.failure_config.max_failures,
         progress_timeout_s=run.failure_config.progress_timeout_s,
         num_to_keep=run.checkpoint_config.num_to_keep,
@@ -135,11 +137,20 @@ def _environment(trainer: DataParallelTrainer) -> dict[str, str]:
     return variables | {"HOLDFAST_USE_GPU": "1"} if trainer.scaling_config.use_gpu else variables
 
 
+def _resources(scaling: ScalingConfig) -> dict[str, float]:
+    """What each worker takes of its machine. A CPU only where that was asked for: more workers than CPUs are common
+    where the function is tried out."""
+    asked = {name: float(amount) for name, amount in (scaling.resources_per_worker or {}).items() if amount}
+    if scaling.use_gpu:
+        asked.setdefault("GPU", 1.0)
+    return asked
+
+
 def _check_gpus(scaling: ScalingConfig, workers: int) -> None:
     if not scaling.use_gpu:
         return
     wanted = scaling.worker_resources.get("GPU", 1) * workers
-    there = _count_gpus()
+    there = len(visible_gpus())
     if there < wanted:
         raise ConfigError(
             f"ScalingConfig(use_gpu=True, num_workers={scaling.num_workers}) needs {wanted:g} GPU, but this machine "
@@ -167,18 +178,6 @@ def _torchrun(run: RunConfig) -> Torchrun:
             "torchrun that starts these processes again, so use its --max-restarts, and max_failures=0."
         )
     return Torchrun(os.environ)
-
-
-def _count_gpus() -> int:
-    """By the devices that the kernel shows, since asking CUDA would start it in the driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        named = [one for one in visible.split(",") if one.strip()]
-        return 0 if "-1" in named or not named else len(named)
-    nvidia = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
-    if nvidia:
-        return len(nvidia)
-    return len(list(Path("/dev/dri").glob("renderD*"))) if Path("/dev/kfd").exists() else 0
 
 
 def _local_nodes() -> int:

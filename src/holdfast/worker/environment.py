@@ -74,6 +74,8 @@ def set_environment(assignment: Assignment) -> None:
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if here.local_world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if here.gpus is not None:
+        os.environ.update(CUDA_VISIBLE_DEVICES=",".join(here.gpus), HOLDFAST_OWN_GPUS="1")
 
 
 def use_temp_dir(assignment: Assignment) -> None:

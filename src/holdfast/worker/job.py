@@ -45,6 +45,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Directory for temporary files, removed when the generation ends."""
     error_file: str
     change_directory: bool
+    gpus: tuple[str, ...] | None = None
+    """The ids of the GPUs that are this worker's; None: nobody said."""
     all_metrics: bool = False
     """Metrics are sent whatever the rank."""
     buffers: list[str] = []

@@ -23,6 +23,8 @@ def get_devices() -> list[torch.device]:
     if os.environ.get("HOLDFAST_USE_GPU") != "1" or not torch.cuda.is_available():
         return [torch.device("cpu")]
     there = torch.cuda.device_count()
+    if os.environ.get("HOLDFAST_OWN_GPUS") == "1":  # what this process sees is its own
+        return [torch.device("cuda", at) for at in range(there)]
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     each = max(1, there // workers)
