@@ -16,7 +16,7 @@ RAY := .venv-ray
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-as-user sim \
-	bench-store bench-train bench-checkpoint bench-journal bench-frameworks counts clean
+	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -110,6 +110,10 @@ bench-train: $(VENV)/.bench
 ## bench-checkpoint  stall and time to durable against torch, Ray Train and the machine, as ratios
 bench-checkpoint: $(VENV)/.bench
 	$(BIN)/python -m bench.checkpoint
+
+## bench-hub     one more run on a warm agent: time to its first line, memory while it waits
+bench-hub: $(VENV)/.dev
+	$(BIN)/python -m bench.hub
 
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev
