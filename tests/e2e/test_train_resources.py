@@ -5,6 +5,7 @@ No device is needed: GPUs are known by CUDA_VISIBLE_DEVICES, and nothing here us
 
 from __future__ import annotations
 
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_runs_that_need_all_cpus_run_one_after_the_other(sandbox: Sandbox) -> No
         (end,) = [one.at for one in records if isinstance(one, r.RunFinished)]
         spans.append((start, end))
     spans.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_each_worker_sees_its_own_gpus(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
