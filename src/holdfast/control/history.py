@@ -32,6 +32,10 @@ class History:
     """What a run's directory knows. `exists` is False where no controller ever took it on."""
 
     exists: bool
+    run: str = ""
+    """The id of the run, "" where it is not known."""
+    journal: JournalReader | None = None
+    """With `exists`."""
     summary: Summary = field(default_factory=Summary)
     damage: Sequence[str] = ()
     """One sentence for each thing in the journal that could not be read."""
@@ -52,7 +56,7 @@ def read_history(store: Store) -> History:
     summary, mark = (Summary(), START) if fold is None else (fold.summary, fold.mark)
     for _, line in reader.read(mark):
         summary.apply(line.record)
-    return History(True, summary, damage)
+    return History(True, run, reader, summary, damage)
 
 
 def read_records(store: Store, after: Mark = START, on_damage: OnDamage | None = None) -> Iterator[Record]:

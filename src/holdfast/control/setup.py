@@ -29,7 +29,7 @@ from holdfast.checkpoint.timestamps import now_text
 from holdfast.control.agent_link import Preparation
 from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.fingerprint import SOURCE_CHANGED
-from holdfast.control.history import RUN_FILE, History, open_journal, run_id
+from holdfast.control.history import RUN_FILE, History
 from holdfast.control.job_pickle import pickle_job
 from holdfast.control.lease import Lease
 from holdfast.control.loop import ControllerSetup, Settings
@@ -86,17 +86,16 @@ def make_setup(
     make_engine: MakeEngine | None = None,
 ) -> ControllerSetup:
     """Everything that `Controller` needs, once the lease is held."""
-    identity = run_id(store.get(RUN_FILE))
     changes = changes_of(request, history)
     _warn_of_changes(request, store, history, changes)
-    fold_writer = FoldWriter(store, lease.epoch, lease.id, identity, deepcopy(history.summary))
+    fold_writer = FoldWriter(store, lease.epoch, lease.id, history.run, deepcopy(history.summary))
     return ControllerSetup(
         store=store,
-        run_id=identity,
+        run_id=history.run,
         state=State(_spec(request), history.durable),
         began=_begin(request, store, lease, history, changes),
         preparation=preparation,
-        gang=_gang(request, identity),
+        gang=_gang(request, history.run),
         make_engine=make_engine,
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
@@ -297,6 +296,7 @@ def engine_of_run(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine |
 
 def make_observers(request: TrainRequest, store: Store, history: History, lease: Lease) -> list[Observer]:
     """The terminal, the result files, and the user's callbacks."""
+    assert history.journal is not None, "run.json is written before the lease is acquired"
     observers: list[Observer] = [
         Terminal(
             sys.stderr,
@@ -311,7 +311,7 @@ def make_observers(request: TrainRequest, store: Store, history: History, lease:
         ),
         ResultFiles(
             store,
-            open_journal(store)[0],
+            history.journal,
             epoch=lease.epoch,
             lease=lease.id,
             params=dict(request.params),
