@@ -37,6 +37,25 @@ def _report_value(config: dict[str, Any]) -> None:
     _wait(config)
 
 
+def _report_states(config: dict[str, Any]) -> None:
+    """Report a state, wait for a file, and report another."""
+    import time
+
+    import numpy
+
+    for last in (False, True):
+        while last and not Path(config["until"]).exists():
+            time.sleep(0.01)
+        train.report({}, checkpoint=train.Checkpoint.from_state({"weights": numpy.zeros(config["size_bytes"], "u1")}))
+    _wait(config)
+
+
+def _snapshot_bytes(agent: int) -> list[int]:
+    """The sizes of the snapshot buffers that an agent has, but for empty ones."""
+    fds = list(Path(f"/proc/{agent}/fd").iterdir())
+    return [fd.stat().st_size for fd in fds if "holdfast-snapshot" in str(fd.readlink()) and fd.stat().st_size]
+
+
 def _config(**values: Any) -> bytes:
     return cloudpickle.dumps(values)  # type: ignore[no-any-return]
 
@@ -107,6 +126,26 @@ def test_checkpoints_of_the_same_name_and_ticket_in_two_runs_do_not_mix(tmp_path
                 harness.send(AnnounceCheckpoint(ticket=Ticket(1, 1), name=draft.name), run)
             found = [harness.storage.with_name(run) / "checkpoint_000000" / "value" for run in ("a", "b")]
             assert [path.read_text() for path in found] == ["a", "b"]
+
+    run_async(test)
+
+
+def test_the_snapshots_of_all_runs_share_the_memory_limit_of_the_node(tmp_path: Path) -> None:
+    size_bytes = 1 << 20
+
+    async def test() -> None:
+        async with started_agent(tmp_path, HOLDFAST_SNAPSHOT_LIMIT_BYTES=str(size_bytes * 3 // 2)) as harness:
+            job = job_of(_report_states, {})
+            for count, run in enumerate(("a", "b"), 1):
+                await _start(harness, run, job, size_bytes=size_bytes, until=str(tmp_path / run))
+                await harness.expect_report(count)
+            assert len(_snapshot_bytes(harness.process.pid)) == 1  # the other run has written files
+            harness.send(CloseRun(), "a")
+            await harness.expect(RunClosed, run="a")
+            assert not _snapshot_bytes(harness.process.pid)
+            (tmp_path / "b").touch()
+            await harness.expect_report(3)
+            assert len(_snapshot_bytes(harness.process.pid)) == 1
 
     run_async(test)
 

@@ -19,7 +19,7 @@ from tests.sim.process import Process
 from tests.sim.worker import Connection, State, Worker
 
 from holdfast.agent.agent import Agent
-from holdfast.agent.buffers import Buffers
+from holdfast.agent.buffers import Buffers, SnapshotMemory
 from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.output import Forwarder
@@ -212,8 +212,11 @@ class SimulatedPlatform(Platform):
     def open_session(self, agent: str) -> SessionDir:
         return SimulatedSession(agent)
 
-    def make_buffers(self, slots: int) -> Buffers:
-        buffers = Buffers(slots, 0)
+    def open_snapshot_memory(self) -> SnapshotMemory:
+        return SnapshotMemory(0)
+
+    def make_buffers(self, slots: int, memory: SnapshotMemory) -> Buffers:
+        buffers = Buffers(slots, memory)
         self._node.add_buffers(buffers)
         return buffers
 

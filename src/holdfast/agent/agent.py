@@ -62,6 +62,7 @@ class Agent:
         self._draining = False
 
     async def run(self) -> None:
+        self._snapshot_memory = self._platform.open_snapshot_memory()
         self._session = self._platform.open_session(self._id)
         self._platform.sweep_cache()
         self._spawners = self._platform.make_spawners(self._session)
@@ -162,7 +163,7 @@ class Agent:
                 self._platform,
                 self._session.run(run),
                 self._spawners,
-                order.workers,
+                self._platform.make_buffers(order.workers, self._snapshot_memory),
                 self._address,
                 functools.partial(self._send, run=run),
                 self._backlog_bytes,

@@ -3,7 +3,8 @@
 Two buffers for each worker slot, made when workers are first assigned to it and kept, warm, across generations. The
 agent holds the only lasting reference: when it ends, however it ends, the kernel frees them. What a buffer holds is
 known by its seal (`worker.snapshot_buffer`); workers write (`worker.snapshot`), `parts` has the files uploaded from
-here, and workers of a later generation read them back (`worker.memory_checkpoint`).
+here, and workers of a later generation read them back (`worker.memory_checkpoint`). Each run has buffers of its own;
+the memory of all of them is limited in one place, `SnapshotMemory`: a worker asks before it makes a buffer larger.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.errors import CheckpointError, ConfigError
 from holdfast.linux.memory import available_bytes
 from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, prefault
 
-__all__ = ["Buffers", "limit_from_environment", "warm_up"]
+__all__ = ["Buffers", "SnapshotMemory", "limit_from_environment", "warm_up"]
 
 _BUFFERS_PER_SLOT = 2
 _LIMIT_VARIABLE = "HOLDFAST_SNAPSHOT_LIMIT_BYTES"
@@ -34,18 +35,37 @@ class _Buffer:
     snapshot: Snapshot | None = None
     name: str | None = None
     """The checkpoint that `snapshot` is a part of, once it is committed."""
+    reserved_bytes: int = 0
+    """How large it may be."""
+
+
+class SnapshotMemory:
+    """How much memory the snapshots of all runs on this node may take, and how much of it is reserved."""
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self.limit_bytes = limit_from_environment() if limit_bytes is None else limit_bytes
+        self.reserved_bytes = 0
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Reserve so much more, or, where it is negative, give it back; False if there is not enough."""
+        if size_bytes > 0 and self.reserved_bytes + size_bytes > self.limit_bytes:
+            return False
+        self.reserved_bytes += size_bytes
+        return True
 
 
 class Buffers:
-    """All buffers of one agent. Used from its event loop; the views that it gives out may be read in threads."""
+    """All buffers of one run on this node. Used from the agent's event loop; the views that it gives out may be read in
+    threads."""
 
-    def __init__(self, slots: int, limit_bytes: int | None = None) -> None:
-        if limit_bytes is None:
-            limit_bytes = limit_from_environment()
-        self.limit_bytes = limit_bytes // max(1, slots)
-        """How large the buffers of one slot may be in all."""
+    def __init__(self, slots: int, memory: SnapshotMemory) -> None:
+        self._memory = memory
+        self.limit_bytes = memory.limit_bytes // max(1, slots)
+        """How large the buffers of one slot may be in all, so that each of the run's workers gets the same."""
         self._slots: dict[int, list[str]] = {}
         self._buffers: dict[str, _Buffer] = {}
+        self._started_from: str | None = None
+        """The checkpoint that the workers started from, as long as there is no newer one."""
 
     def of_slot(self, slot: int) -> list[str]:
         """The paths of a slot's buffers, for the worker that is about to start there.
@@ -59,6 +79,32 @@ class Buffers:
             if self._buffers[path].ticket is not None:
                 paths[at] = self._make(slot)
         return list(paths)
+
+    def free_slots(self, count: int, checkpoint: str | None) -> None:
+        """The next workers have the first `count` slots: free the others, but for what is on its way to storage, and
+        for the checkpoint that those workers start from until there is a newer one."""
+        for slot in [slot for slot in self._slots if slot >= count]:
+            del self._slots[slot]
+        self._close_unused(checkpoint)
+
+    def reserve(self, slot: int, size_bytes: int, count: int) -> int:
+        """The worker of this slot wants `count` buffers of this size: how many it gets, which is all, one or none."""
+        buffers = [self._buffers[path] for path in self._slots[slot]]
+        if count >= len(buffers) and len(buffers) * size_bytes <= self.limit_bytes:
+            missing = [max(0, size_bytes - buffer.reserved_bytes) for buffer in buffers]
+            if self._memory.reserve(sum(missing)):
+                for buffer, more in zip(buffers, missing, strict=True):
+                    buffer.reserved_bytes += more
+                return len(buffers)
+        first, *others = buffers
+        returned = sum(buffer.reserved_bytes for buffer in others)
+        wanted = max(size_bytes, first.reserved_bytes)
+        if size_bytes > self.limit_bytes or not self._memory.reserve(wanted - first.reserved_bytes - returned):
+            return 0
+        first.reserved_bytes = wanted
+        for buffer in others:
+            buffer.reserved_bytes = 0
+        return 1
 
     def hold(self, ticket: Ticket, snapshot: Snapshot) -> None:
         """A worker reported a snapshot: it stays as it is until it is released."""
@@ -82,12 +128,12 @@ class Buffers:
 
     def release(self, ticket: Ticket, name: str | None) -> None:
         """The checkpoint of this ticket is committed under `name`, or (None) given up."""
-        current = {path for paths in self._slots.values() for path in paths}
-        for path, buffer in list(self._buffers.items()):
+        for buffer in self._buffers.values():
             if buffer.ticket == ticket:
                 buffer.ticket, buffer.name = None, name
-                if path not in current:
-                    self._close(path)
+        if name is not None:
+            self._started_from = None
+        self._close_unused(self._started_from)
 
     def snapshots(self, name: str | None) -> list[Snapshot]:
         """The snapshots of the committed checkpoint `name` that are intact in this node's memory."""
@@ -102,13 +148,11 @@ class Buffers:
         """The buffer beside this snapshot's, if the next one will go there and it is smaller: a descriptor, to be
         closed by `warm_up`, and the size."""
         size_bytes = self._buffers[snapshot.buffer].memory.size_bytes
-        if (HEADER_BYTES + size_bytes) * _BUFFERS_PER_SLOT > self.limit_bytes:
-            return None
         for paths in self._slots.values():
             for path in paths:
                 if snapshot.buffer in paths and path != snapshot.buffer:
                     beside = self._buffers[path]
-                    if beside.memory.size_bytes < size_bytes:
+                    if beside.memory.size_bytes < size_bytes <= beside.reserved_bytes - HEADER_BYTES:
                         return os.dup(beside.fd), HEADER_BYTES + size_bytes
         return None
 
@@ -123,8 +167,19 @@ class Buffers:
         self._buffers[path] = _Buffer(fd, SnapshotBuffer(fd, writable=False))
         return path
 
+    def _close_unused(self, checkpoint: str | None) -> None:
+        """Close the buffers that no slot has and nobody needs: neither uploaded, nor of this checkpoint."""
+        self._started_from = checkpoint
+        current = {path for paths in self._slots.values() for path in paths}
+        for path, buffer in list(self._buffers.items()):
+            needed = buffer.ticket is not None or (buffer.name is not None and buffer.name == checkpoint)
+            if path not in current and not needed:
+                self._close(path)
+
     def _close(self, path: str) -> None:
-        self._buffers.pop(path).memory.close()
+        buffer = self._buffers.pop(path)
+        buffer.memory.close()
+        self._memory.reserve(-buffer.reserved_bytes)
 
 
 def warm_up(fd: int, size_bytes: int) -> None:

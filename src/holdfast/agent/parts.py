@@ -81,6 +81,10 @@ class Parts:
                 self._executor.submit(warm_up, *cold)
         self._parts[ticket, rank] = _HeldPart(part)
 
+    def reserve_buffers(self, slot: int, size_bytes: int, count: int) -> int:
+        """A worker wants so many snapshot buffers of this size; gives how many it may have."""
+        return self._buffers.reserve(slot, size_bytes, count)
+
     @property
     def ordered(self) -> list[Ordered]:
         """The uploads that were ordered and must come to their end even if the controller dies."""

@@ -13,7 +13,7 @@ import socket
 import threading
 from pathlib import Path
 
-from holdfast.agent.buffers import Buffers, limit_from_environment
+from holdfast.agent.buffers import Buffers, SnapshotMemory
 from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.session_dir import SessionDir
@@ -87,7 +87,6 @@ class Platform:
         self._spawners = spawners
         self._own_process = own_process
         self.linger_s = linger_s()
-        self._snapshot_limit_bytes: int | None = None
 
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
         """Connect to the controller as the agent of this name."""
@@ -96,11 +95,13 @@ class Platform:
     def open_session(self, agent: str) -> SessionDir:
         return SessionDir(agent, self._root)
 
-    def make_buffers(self, slots: int) -> Buffers:
+    def open_snapshot_memory(self) -> SnapshotMemory:
+        """How much memory the snapshots of all runs may take on this node."""
+        return SnapshotMemory()
+
+    def make_buffers(self, slots: int, memory: SnapshotMemory) -> Buffers:
         """The buffers of one run, of whose workers on this node each has its share."""
-        if self._snapshot_limit_bytes is None:
-            self._snapshot_limit_bytes = limit_from_environment()
-        return Buffers(slots, self._snapshot_limit_bytes)
+        return Buffers(slots, memory)
 
     def find_resources(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """What this node has for workers, and the ids of its GPUs."""

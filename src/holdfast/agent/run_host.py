@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from holdfast.agent.buffers import Buffers
 from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.parts import UploadAnswer
 from holdfast.agent.platform import Platform
@@ -43,7 +44,7 @@ class RunHost:
         platform: Platform,
         directory: RunDirectory,
         spawners: Spawners,
-        slots: int,
+        buffers: Buffers,
         address: str,
         send: Callable[[AgentMessage], None],
         backlog_bytes: Callable[[], int],
@@ -60,7 +61,7 @@ class RunHost:
         self._send = send
         self._backlog_bytes = backlog_bytes
         self._on_error = on_error
-        self._buffers = platform.make_buffers(slots)
+        self._buffers = buffers
         self._storage = RunStorage(directory, self._buffers, platform.open_store)
         self._spawner = spawners.spawner(run, self)
         self._master_port = platform.open_master_port(address)
@@ -136,6 +137,7 @@ class RunHost:
                 self._storage.log_writer,
             )
             (place,) = command.places
+            self._buffers.free_slots(len(place.ranks), command.checkpoint)
             for local_rank, rank in enumerate(place.ranks):
                 listen_fd = self._master_port.hand_over(command.master_port) if rank == 0 else None
                 log_file = self._directory.log_file(command.generation, rank)

@@ -22,7 +22,17 @@ from holdfast.agent.worker_handle import WorkerHandle
 from holdfast.core.checkpoint_types import Report
 from holdfast.core.events import RankReported, WorkerExited, WorkerFinished, WorkersStarted
 from holdfast.core.records import WorkerFailure
-from holdfast.wire.messages import AgentMessage, Imported, Note, Stacks, ToWorker, WorkerMessage, WorkerReport
+from holdfast.wire.messages import (
+    AgentMessage,
+    BuffersReserved,
+    Imported,
+    Note,
+    ReserveBuffers,
+    Stacks,
+    ToWorker,
+    WorkerMessage,
+    WorkerReport,
+)
 from holdfast.worker.job import Assignment
 
 __all__ = ["WorkerGroup"]
@@ -54,6 +64,8 @@ class WorkerGroup:
         self._send = send
         self._forwarder = Forwarder(number, send, backlog_bytes)
         self._workers: dict[int, WorkerHandle] = {}
+        self._slots: dict[int, int] = {}
+        """The slot of each rank."""
         self._log_writer = log_writer
         self._reports: dict[int, list[Report]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -66,6 +78,7 @@ class WorkerGroup:
             assignment, log_file, listen_fd, self._received, self._forwarder, self._log_writer
         )
         self._workers[assignment.rank] = worker
+        self._slots[assignment.rank] = assignment.local_rank
         self._spawner.spawn(assignment, worker.worker_fds)
 
     # ------------------------------------------------------------------ processes
@@ -146,6 +159,9 @@ class WorkerGroup:
             self._spawner.add_imports(message.modules)
         elif isinstance(message, Note):
             worker.tell(message.text)
+        elif isinstance(message, ReserveBuffers):
+            count = self._parts.reserve_buffers(self._slots[worker.rank], message.size_bytes, message.count)
+            worker.send(BuffersReserved(count=count))
         elif isinstance(message, WorkerExited):
             self._send_failure(worker, message.failure)
         elif isinstance(message, WorkerReport):  # one that has returned is kept, whatever happened meanwhile

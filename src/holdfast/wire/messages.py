@@ -256,8 +256,27 @@ class WorkerReport(_Message, frozen=True, kw_only=True):
     """With `report.checkpoint`."""
 
 
-WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Note | Collect
-ToWorker = AnnounceCheckpoint | AnnounceSettled | Collected
+class ReserveBuffers(_Message, frozen=True, kw_only=True):
+    """The worker wants to make its snapshot buffers larger; answered by `BuffersReserved`."""
+
+    size_bytes: int
+    """Of each."""
+    count: int
+    """How many of them; the first one only is the next best."""
+
+
+# ---------------------------------------------------------------- agent -> worker only
+
+
+class BuffersReserved(_Message, frozen=True, kw_only=True):
+    """How many of the worker's snapshot buffers may now have the size that it asked for, the first one first. A buffer
+    beyond those must be released before another one grows."""
+
+    count: int
+
+
+WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Note | Collect | ReserveBuffers
+ToWorker = AnnounceCheckpoint | AnnounceSettled | Collected | BuffersReserved
 AgentMessage = (
     AgentJoined
     | AgentPrepared

@@ -20,7 +20,15 @@ from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled
 from holdfast.core.events import WorkerWaited
 from holdfast.errors import WireError
 from holdfast.wire.frames import receive, send
-from holdfast.wire.messages import Collect, Collected, CollectiveKind, ToWorker, WorkerMessage
+from holdfast.wire.messages import (
+    BuffersReserved,
+    Collect,
+    Collected,
+    CollectiveKind,
+    ReserveBuffers,
+    ToWorker,
+    WorkerMessage,
+)
 from holdfast.worker.job import Assignment
 
 __all__ = ["AgentConnection"]
@@ -40,6 +48,7 @@ class AgentConnection:
         """A thread of `report_sender` may send while the training function's thread waits for an answer."""
         self._sequence = 0
         self._collected: Collected | None = None
+        self._reserved: BuffersReserved | None = None
         self.newest = assignment.checkpoint
         """The newest committed checkpoint that this rank knows of."""
         self.pending: list[int] = []
@@ -118,6 +127,14 @@ class AgentConnection:
         answer, self._collected = self._collected, None
         return answer.data
 
+    def reserve_buffers(self, size_bytes: int, count: int) -> int:
+        """Ask the agent for so many snapshot buffers of this size: how many there may be."""
+        self._reserved = None
+        self.send(ReserveBuffers(size_bytes=size_bytes, count=count))
+        while self._reserved is None:
+            self._handle(self._receive())
+        return self._reserved.count
+
     def _has_arrived(self) -> bool:
         """Whether a read would not block: there are bytes, or the connection has ended."""
         try:
@@ -136,6 +153,9 @@ class AgentConnection:
         if isinstance(message, Collected):
             if message.generation == self._generation:
                 self._collected = message
+            return
+        if isinstance(message, BuffersReserved):
+            self._reserved = message
             return
         if isinstance(message, AnnounceSettled):
             if (message.generation, message.rank) == (self._generation, self._rank):

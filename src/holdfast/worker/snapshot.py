@@ -1,8 +1,9 @@
 """A state in the agent's memory: what `train.report(checkpoint=Checkpoint.from_state(...))` stalls for, one copy.
 
-The agent gives each worker two buffers (`snapshot_buffer`). A snapshot goes into one that is free while the other may
-still be on its way to storage; when both are, the worker waits. A state that has no room twice uses one of them, and
-one that has no room at all is written to the staging directory as files, which `session` does when `copy` returns None.
+The agent gives each worker two buffers (`snapshot_buffer`), and is asked before they become larger: their memory is
+limited for all workers of the node. A snapshot goes into one that is free while the other may still be on its way to
+storage; when both are, the worker waits. A state that has no room twice uses one of them, and one that has no room at
+all is written to the staging directory as files, which `session` does when `copy` returns None.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Snapshots:
         kept = {snapshot.buffer for snapshot in assignment.snapshots}
         self._places = [_Place(path, path in kept) for path in assignment.buffers]
         self._limit_bytes = assignment.snapshot_limit_bytes
+        self._reserved = (0, 0)
+        """How many of the buffers may have which size."""
         self._agent = agent
         self._said = False
 
@@ -61,7 +64,7 @@ class Snapshots:
         try:
             usable = self._usable(plan.size_bytes)
             if not usable:
-                return self._none(f"the agent gives each worker {self._limit_bytes >> 20} MiB of memory for that")
+                return self._none(self._why_none(plan.size_bytes))
             self._agent.wait_until(lambda: len(self._agent.pending) < IN_FLIGHT_MAX and any(map(self._is_free, usable)))
             place = min(filter(self._is_free, usable), key=self._worth)
             buffer = place.buffer
@@ -81,11 +84,17 @@ class Snapshots:
             place.close()
 
     def _usable(self, size_bytes: int) -> list[_Place]:
-        """The buffers that this size leaves within the limit."""
+        """The buffers that may have this size."""
         each = HEADER_BYTES + size_bytes
-        if each * len(self._places) <= self._limit_bytes:
+        count = min(len(self._places), self._limit_bytes // each)
+        if count == 0:
+            return []
+        if count > self._reserved[0] or each > self._reserved[1]:
+            self._reserved = (self._agent.reserve_buffers(each, count), each)
+            count = self._reserved[0]
+        if count == len(self._places):
             return self._places
-        if each > self._limit_bytes or not self._places:
+        if count == 0:
             return []
         first, *others = self._places
         held = [place for place in others if place.buffer.size_bytes]
@@ -103,6 +112,11 @@ class Snapshots:
         if place.keeps and not self._agent.committed:
             return 1
         return place.number if place.number and place.number == self._agent.committed else 0
+
+    def _why_none(self, size_bytes: int) -> str:
+        if HEADER_BYTES + size_bytes > self._limit_bytes:
+            return f"the agent gives each worker {self._limit_bytes >> 20} MiB of memory for that"
+        return "the snapshots of other runs and workers have the memory that this node has for that"
 
     def _none(self, why: str) -> Snapshot | None:
         """Say once why there is no snapshot."""

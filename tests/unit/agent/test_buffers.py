@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.buffers import Buffers, limit_from_environment, warm_up
+from holdfast.agent.buffers import Buffers, SnapshotMemory, limit_from_environment, warm_up
 from holdfast.core.checkpoint_types import MemoryFile, Snapshot
 from holdfast.core.events import Ticket
 from holdfast.errors import CheckpointError, ConfigError
@@ -19,7 +19,7 @@ from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, 
 @pytest.fixture
 def buffers() -> Iterator[Buffers]:
     before = _memory_fds()
-    made = Buffers(2, 1 << 20)
+    made = Buffers(2, SnapshotMemory(1 << 20))
     yield made
     made.close()
     assert _memory_fds() == before
@@ -102,6 +102,8 @@ def test_invalid_file_tables_are_refused(buffers: Buffers) -> None:
 def test_the_second_buffer_is_pre_faulted_if_there_is_room(buffers: Buffers) -> None:
     first, second = buffers.of_slot(0)
     snapshot = _write(first, b"x" * 100_000)
+    assert buffers.to_warm_up(snapshot) is None
+    assert buffers.reserve(0, HEADER_BYTES + 100_000, 2) == 2
     cold = buffers.to_warm_up(snapshot)
     assert cold is not None
     warm_up(*cold)
@@ -110,6 +112,54 @@ def test_the_second_buffer_is_pre_faulted_if_there_is_room(buffers: Buffers) -> 
     assert buffers.to_warm_up(snapshot) is None
     large = _write(buffers.of_slot(1)[0], b"x" * (1 << 19))
     assert buffers.to_warm_up(large) is None
+
+
+def test_the_buffers_of_all_runs_share_one_limit() -> None:
+    memory = SnapshotMemory(100)
+    first, second = Buffers(1, memory), Buffers(1, memory)
+    first.of_slot(0), second.of_slot(0)
+    assert first.reserve(0, 30, 2) == 2
+    assert first.reserve(0, 20, 2) == 2  # it has them already
+    assert second.reserve(0, 40, 2) == 1
+    assert memory.reserved_bytes == 100
+    assert second.reserve(0, 41, 2) == 0
+    assert first.reserve(0, 60, 2) == 1  # the second buffer is given back for it
+    assert memory.reserved_bytes == 100
+    first.close()
+    assert memory.reserved_bytes == 40
+    assert second.reserve(0, 50, 2) == 2
+    second.close()
+    assert memory.reserved_bytes == 0
+
+
+def test_a_worker_gets_no_more_than_its_share_of_the_limit() -> None:
+    memory = SnapshotMemory(100)
+    buffers = Buffers(2, memory)
+    buffers.of_slot(0)
+    assert [buffers.reserve(0, size, 2) for size in (51, 50, 25)] == [0, 1, 2]
+    buffers.close()
+
+
+def test_a_slot_that_is_not_used_any_more_gives_its_memory_back() -> None:
+    memory = SnapshotMemory(1 << 20)
+    buffers = Buffers(2, memory)
+    slots = [buffers.of_slot(0), buffers.of_slot(1)]
+    for slot in (0, 1):
+        assert buffers.reserve(slot, 10_000, 2) == 2
+    uploading, committed = _write(slots[1][0], b"weights"), _write(slots[1][1], b"weights")
+    buffers.hold(Ticket(1, 1), committed)
+    buffers.release(Ticket(1, 1), "checkpoint_000000")
+    buffers.hold(Ticket(1, 2), uploading)
+    buffers.free_slots(1, "checkpoint_000000")
+    assert memory.reserved_bytes == 40_000
+    assert buffers.is_intact(uploading) and buffers.snapshots("checkpoint_000000") == [committed]
+    buffers.release(Ticket(1, 2), None)
+    assert memory.reserved_bytes == 30_000
+    assert buffers.snapshots("checkpoint_000000") == [committed]
+    buffers.release(Ticket(2, 1), "checkpoint_000001")
+    assert memory.reserved_bytes == 20_000
+    buffers.close()
+    assert memory.reserved_bytes == 0
 
 
 def test_pre_faulting_does_not_change_contents() -> None:
@@ -147,7 +197,7 @@ def test_a_mapped_buffer_cannot_shrink() -> None:
 
 def test_snapshot_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "1000")
-    assert Buffers(4).limit_bytes == 250
+    assert Buffers(4, SnapshotMemory()).limit_bytes == 250
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES", "1 GiB")
     with pytest.raises(ConfigError, match="HOLDFAST_SNAPSHOT_LIMIT_BYTES"):
         limit_from_environment()

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast.agent.buffers import Buffers
+from holdfast.agent.buffers import Buffers, SnapshotMemory
 from holdfast.agent.parts import Parts
 from holdfast.core.checkpoint_types import Draft, ExistingPart, Report, StagedPart
 from holdfast.core.events import Ticket
@@ -28,7 +28,7 @@ def _part(staging: Path, number: int = 1) -> WorkerReport:
 
 def test_only_committed_abandoned_and_unreported_parts_are_removed(tmp_path: Path) -> None:
     executor = ThreadPoolExecutor(2)
-    parts = Parts(executor, Buffers(1))
+    parts = Parts(executor, Buffers(1, SnapshotMemory()))
     parts.add(1, 0, _part(tmp_path, 1))
     parts.add(1, 0, _part(tmp_path, 2))
     _part(tmp_path, 3)  # its worker was killed before it could report it
@@ -44,7 +44,7 @@ def test_an_upload_can_be_repeated_until_the_commit(tmp_path: Path) -> None:
 
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
-            parts = Parts(executor, Buffers(1))
+            parts = Parts(executor, Buffers(1, SnapshotMemory()))
             parts.add(1, 0, _part(tmp_path / "staging"))
             first = await parts.upload(ORDER, lambda: store, 2)
             second = await parts.upload(ORDER, lambda: store, 2)
@@ -62,7 +62,7 @@ def test_files_already_in_storage_are_hashed_but_not_uploaded(tmp_path: Path) ->
 
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
-            parts = Parts(executor, Buffers(1))
+            parts = Parts(executor, Buffers(1, SnapshotMemory()))
             report = Report(number=1, at=0.0, checkpoint=True)
             parts.add(1, 0, WorkerReport(report=report, part=ExistingPart(ORDER.draft.name)))
             answer = await parts.upload(ORDER, lambda: store, 2)
@@ -75,7 +75,7 @@ def test_files_already_in_storage_are_hashed_but_not_uploaded(tmp_path: Path) ->
 def test_upload_errors_that_may_pass_are_transient(tmp_path: Path) -> None:
     async def test() -> None:
         with ThreadPoolExecutor(2) as executor:
-            parts = Parts(executor, Buffers(1))
+            parts = Parts(executor, Buffers(1, SnapshotMemory()))
             parts.add(1, 0, _part(tmp_path))
             for error, transient in ((Unavailable("busy"), True), (OutOfSpace("full"), True), (OSError("odd"), False)):
 

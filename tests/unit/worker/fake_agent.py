@@ -13,7 +13,15 @@ import msgspec
 from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled
 from holdfast.core.events import Ticket, WorkerWaited
 from holdfast.wire import frames
-from holdfast.wire.messages import Collect, Collected, ToWorker, WorkerMessage, WorkerReport
+from holdfast.wire.messages import (
+    BuffersReserved,
+    Collect,
+    Collected,
+    ReserveBuffers,
+    ToWorker,
+    WorkerMessage,
+    WorkerReport,
+)
 from holdfast.worker.job import Assignment
 from holdfast.worker.session import Session
 
@@ -53,7 +61,8 @@ def make_assignment(**changes: Any) -> Assignment:
 class FakeAgent:
     """`announce_as` is the name that each reported checkpoint is committed under at once; without it nothing announces
     until `announce` is called. Collectives are answered at once with what was sent; who waits for all checkpoints is
-    told of `lagging` ranks, or when every checkpoint was announced."""
+    told of `lagging` ranks, or when every checkpoint was announced. Workers get as many buffers as they ask for, but no
+    more than `buffers_max`."""
 
     def __init__(
         self, *, announce_as: str | None = None, announces: bool = False, lagging: tuple[int, ...] = (), **changes: Any
@@ -65,6 +74,7 @@ class FakeAgent:
         self._announces = announces or announce_as is not None
         self._announce_as = announce_as
         self.lagging = lagging
+        self.buffers_max = 2
         self._lock = threading.Lock()
         self._pending: set[int] = set()
         self._question: int | None = None
@@ -129,4 +139,6 @@ class FakeAgent:
             if isinstance(message, Collect):
                 generation = self.assignment.generation
                 self.send(Collected(generation=generation, sequence=message.sequence, data=message.data))
+            if isinstance(message, ReserveBuffers):
+                self.send(BuffersReserved(count=min(message.count, self.buffers_max)))
             self.heard.put(message)

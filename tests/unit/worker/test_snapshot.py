@@ -21,7 +21,7 @@ from holdfast.core.events import WorkerWaited
 from holdfast.errors import CheckpointError, ConfigError, NotFound
 from holdfast.storage.locate import open_store
 from holdfast.train import CheckpointUploadMode
-from holdfast.wire.messages import WorkerReport
+from holdfast.wire.messages import ReserveBuffers, WorkerReport
 from holdfast.worker.snapshot_buffer import HEADER_BYTES, UNSEALED, SnapshotBuffer, make_memory
 
 ROOMY = 1 << 30
@@ -184,6 +184,35 @@ def test_without_memory_for_a_buffer_the_state_is_written_as_files(
     assert [path.name for path in staged] == ["g3-r0-n1", "g3-r0-n2"]
     assert step_of(Checkpoint.from_directory(staged[1]).load_state()) == 2
     assert [text for text in caplog.messages if "HOLDFAST_SNAPSHOT_LIMIT_BYTES" in text] == caplog.messages[:1]
+
+
+def test_memory_that_other_runs_have_is_asked_for_again(
+    buffers: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "holdfast"),
+        FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, staging_dir=str(tmp_path), announce_as="c") as agent,
+    ):
+        parts = []
+        for step, buffers_max in enumerate((0, 1, 2, 2)):
+            agent.buffers_max = buffers_max
+            report(agent, step)
+            parts.append(agent.next().part)
+        assert isinstance(parts[0], StagedPart)
+        assert parts[1].buffer == buffers[0] and parts[2].buffer == buffers[1]
+        assert isinstance(parts[3], Snapshot)
+    assert "the snapshots of other runs and workers have the memory" in caplog.text
+
+
+def test_buffers_are_asked_for_once_while_the_size_stays(buffers: list[str]) -> None:
+    with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, announce_as="c") as agent:
+        for step in range(3):
+            report(agent, step)
+        agent.session.report({}, None, None, None)
+        heard: list[Any] = []
+        while not heard or not isinstance(heard[-1], WorkerReport) or heard[-1].report.number < 4:
+            heard.append(agent.heard.get(timeout=60))
+    assert len([one for one in heard if isinstance(one, ReserveBuffers)]) == 1
 
 
 def test_without_access_to_buffers_the_state_is_written_as_files(
