@@ -150,6 +150,40 @@ def test_the_snapshots_of_all_runs_share_the_memory_limit_of_the_node(tmp_path: 
     run_async(test)
 
 
+def test_a_function_that_arrives_damaged_fails_only_the_runs_that_use_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            job = job_of(_wait, {})
+            worker = await _start(harness, "a", job)
+            await harness.prepare(job, "b", config=_config(), hash="0" * 64)
+            for generation in (1, 2):
+                harness.start(generation, ranks=2, run="b")
+                for rank in (0, 1):
+                    exited = await harness.expect(WorkerExited, run="b", generation=generation)
+                    assert exited.failure.rank == rank and exited.failure.agent == "a1"
+                    assert "The training function arrived damaged" in exited.failure.cause
+                await harness.stop(generation, run="b")
+            assert worker in processes.descendants(harness.process.pid)
+            assert not [one for one in harness.messages if isinstance(one, WorkerExited)]
+            await harness.prepare(job, "b", config=_config())  # as it should be
+            assert (await harness.started(3, run="b"))[0]
+
+    run_async(test)
+
+
+def test_a_working_directory_that_cannot_be_made_fails_only_its_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            job = job_of(_wait, {})
+            worker = await _start(harness, "a", job)
+            await harness.prepare(job, "b", config=_config(), work_dir="/proc/none/work")
+            harness.start(run="b")
+            assert "/proc/none" in (await harness.expect(WorkerExited, run="b")).failure.cause
+            assert worker in processes.descendants(harness.process.pid)
+
+    run_async(test)
+
+
 def test_the_death_of_a_zygote_fails_only_the_runs_that_use_it(tmp_path: Path) -> None:
     async def test() -> None:
         async with started_agent(tmp_path) as harness:

@@ -62,15 +62,6 @@ def test_an_agent_puts_the_pieces_of_a_function_together(tmp_path: Path, fork: b
     run_async(test)
 
 
-def test_a_function_that_arrives_damaged_is_not_opened(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with started_agent(tmp_path) as harness:
-            harness.send_prepare(job_of(print), hash="0" * 64)
-            assert await harness.agent_ended() == 1
-
-    run_async(test)
-
-
 def _cases() -> dict[str, tuple[Any, dict[str, Any] | None, str]]:
     local_table = _TABLE.copy()
 

@@ -42,8 +42,12 @@ class FunctionMemory:
         if self.whole.done():
             return
         left = memoryview(piece)
-        while left:
-            left = left[os.write(self.fd, left) :]
+        try:
+            while left:
+                left = left[os.write(self.fd, left) :]
+        except OSError as error:
+            self._fail(f"This node has no memory for the training function and what it captures: {error.strerror}.")
+            return
         self._hasher.update(piece)
         self._received_bytes += len(piece)
         if self._received_bytes < self._size_bytes:

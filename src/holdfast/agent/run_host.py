@@ -19,11 +19,12 @@ from holdfast.agent.parts import UploadAnswer
 from holdfast.agent.platform import Platform
 from holdfast.agent.run_storage import RunStorage
 from holdfast.agent.session_dir import RunDirectory
-from holdfast.agent.spawner import Spawners
+from holdfast.agent.spawner import SpawnError, Spawners
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
-from holdfast.core.events import AgentPrepared, DamageFound, WorkersStopped
+from holdfast.core.events import AgentPrepared, DamageFound, WorkerExited, WorkersStopped
+from holdfast.core.records import WorkerFailure
 from holdfast.errors import Damaged, HoldfastError, NotCommitted
 from holdfast.wire.messages import AgentMessage, Collected, ControllerMessage, LogLine, Logs, PrepareRun, Upload
 from holdfast.worker.job import Assignment
@@ -67,6 +68,8 @@ class RunHost:
         self._master_port = platform.open_master_port(address)
         self._order: PrepareRun | None = None
         self._prepared: asyncio.Task[None] | None = None
+        self._unprepared: HoldfastError | OSError | None = None
+        """Why the run cannot be prepared: told as the failure of every worker that is to be started."""
         self._workers: WorkerGroup | None = None
         self._starting: tuple[int, asyncio.Task[None]] | None = None
         self._lifecycle = asyncio.Lock()
@@ -106,12 +109,19 @@ class RunHost:
     # ------------------------------------------------------------------ generations
 
     async def _prepare(self, order: PrepareRun, function: FunctionMemory) -> None:
-        await function.whole
-        async with self._lifecycle:
-            self._directory.make_work_dir(Path(order.work_dir))
-            self._storage.prepare(order)
-            self._spawn(self._storage.sync_artifacts_periodically())
-            cold_reason = await self._spawner.prepare(function, order)
+        self._unprepared = cold_reason = None
+        try:
+            await function.whole
+            async with self._lifecycle:
+                self._directory.make_work_dir(Path(order.work_dir))
+                self._storage.prepare(order)
+                self._spawn(self._storage.sync_artifacts_periodically())
+                cold_reason = await self._spawner.prepare(function, order)
+        except SpawnError as error:
+            _log.error("%s", error)  # `_start` tries again
+        except (HoldfastError, OSError) as error:
+            _log.error("%s", error)
+            self._unprepared = error
         port = self._master_port.number
         self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason, master_port=port))
 
@@ -122,10 +132,17 @@ class RunHost:
             )
             await asyncio.shield(self._prepared)
             await self._end_generation()
+            if self._unprepared is not None:
+                self._fail_workers(command, self._unprepared)
+                return
             verified = await self._verify(command)
             if verified is None:
                 return
-            await self._spawner.ready()
+            try:
+                await self._spawner.ready()
+            except SpawnError as error:
+                self._fail_workers(command, error)
+                return
             self._workers = workers = WorkerGroup(
                 command.generation,
                 (self._agent, self._host),
@@ -143,6 +160,14 @@ class RunHost:
                 log_file = self._directory.log_file(command.generation, rank)
                 assignment = self._assign(self._order, command, local_rank, verified)
                 workers.spawn(assignment, log_file, listen_fd)
+
+    def _fail_workers(self, command: StartWorkers, error: Exception) -> None:
+        """No worker of this generation can be started here, for a reason that is the run's own."""
+        _log.error("%s", error)
+        cause = f"not started: {str(error).rstrip('.')}"
+        for rank in command.places[0].ranks:
+            failure = WorkerFailure(rank=rank, cause=cause, agent=self._agent, host=self._host)
+            self._send(WorkerExited(generation=command.generation, failure=failure))
 
     async def _verify(self, command: StartWorkers) -> list[VerifiedFile] | None:
         """Verify the checkpoint to start from; None if it is damaged, which the controller is told."""

@@ -9,11 +9,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.agent.function_memory import FunctionMemory
+from holdfast.errors import HoldfastError
 from holdfast.wire.messages import PrepareRun
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import WorkerFds
 
-__all__ = ["Parent", "Spawner", "Spawners"]
+__all__ = ["Parent", "SpawnError", "Spawner", "Spawners"]
+
+
+class SpawnError(HoldfastError):
+    """No worker can be started for this run."""
 
 
 class Parent(Protocol):
@@ -43,7 +48,8 @@ class Spawner(Protocol):
         ...
 
     async def ready(self) -> None:
-        """Returns when `spawn` can start workers without a wait."""
+        """Returns when `spawn` can start workers without a wait; raises `SpawnError` if it cannot start any. After a
+        `prepare` that raised that, it tries again."""
         ...
 
     def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:

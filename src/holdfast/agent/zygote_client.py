@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.output import Lines
-from holdfast.agent.spawner import Parent
+from holdfast.agent.spawner import Parent, SpawnError
 from holdfast.linux.exit_status import exit_status_of
 from holdfast.linux.process_killing import end_children
 from holdfast.wire.frames import Splitter, encode
@@ -147,7 +147,7 @@ class _Zygote:
                 if reason is None:
                     return
                 if not self._load.fork:
-                    raise RuntimeError(f"No worker can be started on this node: {reason}")
+                    raise SpawnError(f"No worker can be started on this node: {reason}")
                 self.cold_reason = reason
                 self.spawner_output(f"Workers are started cold from now on: {reason}.")
                 self._load = msgspec.structs.replace(self._load, fork=False)

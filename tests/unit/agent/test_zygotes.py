@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
 from holdfast.agent import zygote_client
 from holdfast.agent.function_memory import FunctionMemory
+from holdfast.agent.spawner import SpawnError
 from holdfast.agent.zygote_client import Zygotes, ZygoteSpawner
 from holdfast.wire.messages import PrepareFunction, PrepareRun
 
@@ -57,6 +59,21 @@ def test_unused_zygotes_are_bounded_and_used_ones_stay(monkeypatch: pytest.Monke
         await _processes(zygotes, 1)
         await zygotes.close()
         assert not zygotes.processes
+
+    asyncio.run(test())
+
+
+def test_a_zygote_that_cannot_run_is_an_error_of_those_who_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        zygotes = Zygotes([], adopts_orphans=False)
+        used = await _prepare(zygotes, "used", "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/bin/false")
+            with pytest.raises(SpawnError, match="No worker can be started on this node: the zygote"):
+                await _prepare(zygotes, "bad", "b")
+        await used.ready()
+        assert len(zygotes.processes) == 1
+        await zygotes.close()
 
     asyncio.run(test())
 
