@@ -13,6 +13,7 @@ from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, visible
 from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.deletion import delete_all, delete_voided
+from holdfast.checkpoint.epochs import list_epochs
 from holdfast.checkpoint.process_identity import describe, this_process
 from holdfast.checkpoint.reservation import Reservation, read_reservation, write_tombstone, writer_is_gone
 from holdfast.checkpoint.timestamps import now_text
@@ -122,7 +123,12 @@ def _create(store: Store, draft: Draft) -> bool:
         created_at=now_text(),
         writer=this_process(),
     )
-    return create_once(store, layout.key_of(draft.name, layout.RESERVED), msgspec.json.encode(reservation))
+    created = create_once(store, layout.key_of(draft.name, layout.RESERVED), msgspec.json.encode(reservation))
+    if created and not store.exclusive and max(list_epochs(store), default=0) > draft.epoch:
+        # The claim may have been there when the newer controller chose its floor, above this index, and the reservation
+        # not yet when it voided drafts.
+        raise Fenced(f"{store.uri}: a newer controller took the run over while a checkpoint was begun.")
+    return created
 
 
 def _only_ours(store: Store, name: str) -> bool:

@@ -451,6 +451,20 @@ def test_a_claim_of_a_dead_writer_does_not_block_a_reservation(
     assert not any(layout.CLAIM_PREFIX in entry.key for entry in store.list("a"))
 
 
+def test_a_writer_that_is_overtaken_between_its_claim_and_its_reservation_is_fenced(tmp_path: Path) -> None:
+    """Its claim counted when the newer controller chose the floor, and its reservation came after drafts were voided:
+    what it commits would count, and its reports would not."""
+
+    class Overtaken(FarStore):
+        def create(self, key: str, data: bytes) -> None:
+            if key.endswith(f"/{layout.RESERVED}"):
+                super().create(epoch_key(2), b"{}")
+            super().create(key, data)
+
+    with pytest.raises(Fenced, match="took the run over while a checkpoint was begun"):
+        reserve(Overtaken(tmp_path / "run", exclusive=False), epoch=1)
+
+
 def test_repair_removes_what_a_dead_writer_only_claimed(tmp_path: Path) -> None:
     store = FarStore(tmp_path / "run", exclusive=False)
     gone = msgspec.structs.replace(this_process(), started_ticks=1)
