@@ -35,6 +35,26 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.parametrize(
+    ("root", "text"),
+    [
+        ("/proc/none/run", "/proc/none/run does not exist: check the path."),
+        ("/dev/null/run", "/dev/null/run lies below a file, not a directory: choose another path."),
+    ],
+    ids=["cannot be made", "below a file"],
+)
+def test_a_root_that_cannot_be_used_is_named_as_the_user_did(root: str, text: str) -> None:
+    with pytest.raises(StorageError) as raised:
+        _ = PosixStore(Path(root)).exclusive
+    assert str(raised.value) == text
+
+
+def test_a_root_that_takes_no_files_is_named_without_the_probe(read_only: Path) -> None:
+    with pytest.raises(AccessDenied) as raised:
+        _ = PosixStore(read_only).exclusive
+    assert str(raised.value).startswith(f"{read_only} is on a read-only filesystem")
+
+
 def _files(root: Path) -> list[str]:
     return sorted(path.name for path in root.rglob("*") if path.is_file())
 

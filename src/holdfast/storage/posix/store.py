@@ -235,6 +235,10 @@ class PosixStore:
             view._in_directory(path, lambda directory: view._create(directory, path, b"second"))
         except AlreadyExists:
             return True
+        except StorageError as error:
+            if isinstance(error.__cause__, OSError):  # the user knows the root, and not the file of this probe
+                raise translate(error.__cause__, self._root) from error.__cause__
+            raise
         finally:
             with suppress(OSError):
                 path.unlink()
