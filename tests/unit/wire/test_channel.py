@@ -300,7 +300,7 @@ def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does
             )
         assert agent.backlog_bytes > 10_000_000
         reading.set()
-        assert (await ended).rank == 199
+        assert (await ended).message.rank == 199
         await agent.drain()
         assert agent.backlog_bytes < 1_000_000
         await agent.close()
