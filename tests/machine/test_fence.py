@@ -31,13 +31,21 @@ def failing() -> Rig:
     return rig
 
 
+def catching_up() -> Rig:
+    """One rank raised after a report that the other is about to make."""
+    rig = running(workers=2, max_failures=1)
+    rig.feed(report(1, 4.5, rank=1), 4.5)
+    rig.feed(exited(died(1, "raised ValueError: bad", error_type="ValueError", error="bad")), 5.0)
+    return rig
+
+
 def stopping() -> Rig:
     rig = running()
     rig.feed(e.StopRequested(why="Ctrl+C"), 5.0)
     return rig
 
 
-@pytest.mark.parametrize("state", [idle, running, uploading, failing, stopping])
+@pytest.mark.parametrize("state", [idle, running, uploading, failing, catching_up, stopping])
 def test_a_fenced_controller_decides_nothing_more(state: object) -> None:
     assert callable(state)
     rig = state()

@@ -69,7 +69,7 @@ def _check_generation(state: State, generation: Generation) -> None:
     _require(generation.number == state.durable.generation, f"generation {generation.number} is not the newest")
     if generation.stop_reason is not None:
         _require(generation.stop_reason.kind is not StopKind.FAILURE or bool(failed), "a failure is nobody's")
-        told = generation.stop_sent or machine.catch_up_deadline(state, generation) is not None
+        told = state.ended or generation.stop_sent or machine.catch_up_deadline(state, generation) is not None
         _require(told, "a generation that ends was not told to stop")
         _require(bool(generation.alive) or state.ended, "a generation of which nothing is alive is still there")
     loading = generation.checkpoint is not None and min(generation.counts.values()) == 0
