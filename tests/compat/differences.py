@@ -7,7 +7,6 @@ from __future__ import annotations
 
 __all__ = ["BEHAVIOUR", "MISSING", "OTHER_DEFAULTS", "OURS"]
 
-_VALIDATION = "asynchronous validation is not there yet; score checkpoints in the training function"
 _TUNE = "a part of Ray Tune; Ray Train refuses it as well"
 _RAY_DATA = "a part of Ray Data"
 
@@ -18,11 +17,6 @@ MISSING = {
     "train.RunConfig.storage_context": "internal to Ray; in a worker there is `get_context().get_storage()`",
     "train.ScalingConfig.from_placement_group_factory": _TUNE,
     "train.TrainContext.get_trial_resources": _TUNE,
-    "train.ValidationConfig": _VALIDATION,
-    "train.ValidationFn": _VALIDATION,
-    "train.ValidationTaskConfig": _VALIDATION,
-    "train.report(validation)": _VALIDATION,
-    "train.torch.TorchTrainer(validation_config)": _VALIDATION,
     "train.torch.TorchCheckpoint.get_preprocessor": _RAY_DATA,
     "train.torch.TorchCheckpoint.set_preprocessor": _RAY_DATA,
 }
@@ -84,6 +78,11 @@ BEHAVIOUR = (
     ("NaN or missing scores", 'best with `"min"`', "worst in both orders"),
     ("A finished run, called again with the same script", "trains again", "returns its result at once"),
     ("A relative `storage_path`", "an error", "a path"),
+    (
+        "A validation function",
+        "a Ray task, with `ray_remote_kwargs`",
+        "one worker of its own on the same machine; `ray_remote_kwargs` are ignored with a warning",
+    ),
     ("`num_workers=0`", "stores nothing", "stores as usual"),
     ("`ray.init(...)`", "starts or joins a cluster", "accepted; only `runtime_env` with `env_vars` has an effect"),
     (

@@ -9,7 +9,6 @@ from tests.compat.surface import compare
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
-_VALIDATION = "comes with asynchronous validation"
 _PREPROCESSOR = "a part of Ray Data"
 _FILENAME = "None stands for Ray's default"
 
@@ -23,11 +22,8 @@ MODULES = {
 MISSING = {
     "train.xgboost.XGBoostCheckpoint.get_preprocessor": _PREPROCESSOR,
     "train.xgboost.XGBoostCheckpoint.set_preprocessor": _PREPROCESSOR,
-    "train.xgboost.XGBoostTrainer(validation_config)": _VALIDATION,
     "train.lightgbm.LightGBMCheckpoint.get_preprocessor": _PREPROCESSOR,
     "train.lightgbm.LightGBMCheckpoint.set_preprocessor": _PREPROCESSOR,
-    "train.lightgbm.LightGBMTrainer(validation_config)": _VALIDATION,
-    "train.v2.jax.JaxTrainer(validation_config)": _VALIDATION,
 }
 OTHER_DEFAULTS = {
     "train.xgboost.RayTrainReportCallback(filename)": _FILENAME,

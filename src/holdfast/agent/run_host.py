@@ -317,6 +317,7 @@ class RunHost:
             temp_dir=str(self._directory.temporary(start.generation)),
             error_file=str(self._directory.error_file(start.generation, rank)),
             change_directory=order.change_directory,
+            has_validation=start.has_validation,
             all_metrics=start.all_metrics,
             gpus=place.gpus[local_rank] if place.gpus else None,
             buffers=self._buffers.of_slot(local_rank),

@@ -27,6 +27,7 @@ from holdfast.control.persister import Persister
 from holdfast.control.publisher import Publisher, ReadBack
 from holdfast.control.remover import Remover
 from holdfast.control.retry import retry_for
+from holdfast.control.validation import PrepareValidation, ValidationRunner
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
@@ -84,6 +85,8 @@ class ControllerSetup:
     settings: Settings = field(default_factory=Settings)
     make_engine: MakeEngine | None = None
     """For a run that needs an engine of its own: local mode."""
+    prepare_validation: PrepareValidation | None = None
+    """What an agent is sent that validates a checkpoint, where there is a function for that."""
     make_publisher: Callable[[Sequence[Observer], ReadBack], Publisher] = Publisher
 
 
@@ -120,6 +123,9 @@ class Controller:
             self._blocking,
             refuse_conflicts=plan.settings.refuse_conflicts,
         )
+        self._validation: ValidationRunner | None = None
+        if plan.prepare_validation is not None:
+            self._validation = ValidationRunner(hub, plan.run_id, plan.prepare_validation, self._publisher)
         self._remover = Remover(plan.store, lease.check, self._blocking)
         self._tasks: set[asyncio.Task[None]] = set()
         self._status: c.RunStatus | None = None
@@ -284,6 +290,9 @@ class Controller:
                 self._spawn(self._post_outcome(self._remover.find_pins(command)))
             case c.DeleteCheckpoint():
                 self._spawn(self._post_outcome(self._remover.remove(command)))
+            case c.RunValidation():
+                assert self._validation is not None
+                self._spawn(self._post_outcome(self._validation.run(command)))
             case c.FinishCallbacks(generation=generation):
                 self._spawn(self._finish_callbacks(generation))
             case c.EndRun(status=status):

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from holdfast.control.fingerprint import Fingerprint
+from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.commands import RunStatus
 from holdfast.errors import HoldfastError
 from holdfast.storage.store import Store
 from holdfast.worker.job import Job
 from holdfast.worker.torchrun import Torchrun
 
-__all__ = ["RunContext", "TrainOutcome", "TrainRequest"]
+__all__ = ["RunContext", "TrainOutcome", "TrainRequest", "ValidationPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,17 @@ class RunContext:
     train_loop_config: dict[str, Any] | None
     scaling_config: Any
     run_config: Any
+
+
+class ValidationPlan(Protocol):
+    """How checkpoints are validated (`train.ValidationConfig`)."""
+
+    @property
+    def job(self) -> Job:
+        """Takes the `fn_kwargs` of a task as its configuration."""
+        ...
+
+    def timeout_s(self, task: ValidationTask) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +91,7 @@ class TrainRequest:
     """Objects with the hooks of `holdfast.train.UserCallback`."""
     run_context: RunContext
     """First argument of every hook."""
+    validation: ValidationPlan | None = None
 
     preload: tuple[str, ...]
     """Modules that the zygote imports before it forks the first worker."""

@@ -12,6 +12,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -33,10 +34,12 @@ from holdfast.control.history import RUN_FILE, History
 from holdfast.control.job_pickle import pickle_job
 from holdfast.control.lease import Lease
 from holdfast.control.loop import ControllerSetup, Settings
-from holdfast.control.request import TrainRequest
+from holdfast.control.request import TrainRequest, ValidationPlan
+from holdfast.control.validation import PrepareValidation
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core import events as e
 from holdfast.core.admission import Gang, capacity
+from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.records import RunFinished
 from holdfast.core.resources import Offer
 from holdfast.core.retention import RetentionRule
@@ -100,6 +103,9 @@ def make_setup(
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(request),
+        prepare_validation=_make_prepare_validation(request, request.validation)
+        if request.validation is not None
+        else None,
     )
 
 
@@ -168,6 +174,7 @@ def _spec(request: TrainRequest) -> RunSpec:
         backoff_base_s=float(os.environ.get("HOLDFAST_BACKOFF_S", "1")),
         target_overhead=request.target_overhead,
         has_callbacks=bool(request.callbacks),
+        has_validation=request.validation is not None,
         retention=RetentionRule(request.num_to_keep, request.score_attribute, request.score_order),
     )
 
@@ -269,6 +276,19 @@ def make_preparation(request: TrainRequest) -> Preparation:
             max_restarts=request.max_failures,
         ),
     )
+
+
+def _make_prepare_validation(request: TrainRequest, plan: ValidationPlan) -> PrepareValidation:
+    """What agents that validate are sent: another function, with everything else as for training. It is pickled once,
+    here; a function that cannot be sent is refused."""
+    made = make_preparation(replace(request, job=plan.job, local_mode=False, sync_artifacts=False))
+    run = msgspec.structs.replace(made.run, workers=1, work_dir=f"{made.run.work_dir}/validation")
+
+    def prepare(task: ValidationTask) -> tuple[Preparation, float | None]:
+        config = cloudpickle.dumps(task.fn_kwargs)
+        return replace(made, run=msgspec.structs.replace(run, config=config)), plan.timeout_s(task)
+
+    return prepare
 
 
 def _work_dir(request: TrainRequest) -> Path:

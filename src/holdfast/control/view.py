@@ -47,7 +47,11 @@ def read_run(store: Store) -> RunView:
     outcome, started = summary.durable.outcome, summary.started
     return RunView(
         metrics=summary.curve.last.metrics,
-        checkpoints=[one.stored for one in Catalog(store).committed() if one.index >= summary.durable.first_index],
+        checkpoints=[
+            summary.durable.with_validation(one.stored)
+            for one in Catalog(store).committed()
+            if one.index >= summary.durable.first_index
+        ],
         return_value=outcome.return_value if isinstance(outcome, r.RunFinished) else None,
         error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else None,
         params=_params(store),

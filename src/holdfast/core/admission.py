@@ -29,6 +29,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """What each worker takes."""
     workers_per_agent: int | None = None
     """So many workers at most are placed on one agent."""
+    slots_per_worker: int = 1
+    """0 for workers that an agent holds besides as many as it has slots for."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +63,8 @@ class _Request:
     @property
     def kind(self) -> object:
         """The same for gangs that ask for the same."""
-        return self.gang.workers, self.gang.workers_per_agent, frozenset(self.gang.resources.items())
+        gang = self.gang
+        return gang.workers, gang.workers_per_agent, gang.slots_per_worker, frozenset(gang.resources.items())
 
     @property
     def missing(self) -> int:
@@ -177,8 +180,8 @@ class Admission:
     ) -> None:
         given: list[Taken] = []
         for _ in range(count):
-            taken = left[agent].take(request.gang.resources)
-            again = self._free[agent].take(request.gang.resources)
+            taken = _take(left[agent], request.gang)
+            again = _take(self._free[agent], request.gang)
             assert taken is not None and taken == again, (request.gang, agent)
             given.append(taken)
         before = request.held.get(agent, ())
@@ -206,7 +209,7 @@ class Admission:
 
     def _suitable(self, gang: Gang) -> Iterable[str]:
         """The agents that could hold a worker of the gang if they were empty."""
-        return [agent for agent, offer in self._offers.items() if FreeResources(offer).take(gang.resources)]
+        return [agent for agent, offer in self._offers.items() if _take(FreeResources(offer), gang)]
 
 
 def _place(request: _Request, left: Mapping[str, FreeResources]) -> dict[str, int] | None:
@@ -228,9 +231,13 @@ def _fill(free: FreeResources, gang: Gang, most: int, there: int = 0) -> int:
     if gang.workers_per_agent is not None:
         most = min(most, gang.workers_per_agent - there)
     count = 0
-    while count < most and free.take(gang.resources) is not None:
+    while count < most and _take(free, gang) is not None:
         count += 1
     return count
+
+
+def _take(free: FreeResources, gang: Gang) -> Taken | None:
+    return free.take(gang.resources, gang.slots_per_worker)
 
 
 def capacity(gang: Gang, offers: Iterable[Offer]) -> int:

@@ -5,6 +5,7 @@ They are at the bottom so that manifest, wire and core use the same ones.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -17,9 +18,13 @@ __all__ = [
     "MemoryFile",
     "Part",
     "Report",
+    "RequestedValidation",
     "Snapshot",
     "StagedPart",
     "StoredCheckpoint",
+    "Validation",
+    "ValidationStatus",
+    "ValidationTask",
     "VerifiedFile",
 ]
 
@@ -127,6 +132,41 @@ Part = StagedPart | ExistingPart | Snapshot
 """One rank's files of a checkpoint, as the worker hands them to its agent."""
 
 
+class ValidationTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a checkpoint is to be validated, as `report(validation=...)` says."""
+
+    fn_kwargs: dict[str, Any] = {}
+    timeout_s: float | None = None
+    is_default: bool = False
+    """Nothing was said but that it is to be validated: the time limit is the trainer's."""
+
+
+class ValidationStatus(enum.StrEnum):
+    """How the validation of a checkpoint stands; the values are those of `ReportedCheckpointStatus`."""
+
+    PENDING = "PENDING_VALIDATION"
+    VALIDATED = "VALIDATED"
+    TIMEOUT = "VALIDATION_TIMEOUT"
+    FAILED = "VALIDATION_FAILED"
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The validation of one checkpoint: asked for, and what came of it."""
+
+    token: str
+    """The checkpoint's."""
+    task: ValidationTask
+    status: ValidationStatus = ValidationStatus.PENDING
+    metrics: dict[str, Any] = {}
+
+
+class RequestedValidation(msgspec.Struct, frozen=True, kw_only=True):
+    """A validation of a checkpoint that is not committed yet."""
+
+    generation: int
+    task: ValidationTask
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call of `train.report`. `number` counts this rank's calls in this generation from 1.
 
@@ -143,3 +183,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The paths of the files that this rank gives, where there are other ranks: they may give some of the same."""
     stall_s: float = 0.0
     """How long this call kept training waiting (copying, or waiting for an earlier upload)."""
+    validation: ValidationTask | None = None

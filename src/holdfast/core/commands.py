@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.checkpoint_types import Validation, ValidationTask
 from holdfast.core.events import Ticket
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Place",
     "RequestAgents",
     "RunStatus",
+    "RunValidation",
     "StartWorkers",
     "StopWorkers",
 ]
@@ -77,6 +79,8 @@ class StartWorkers(_Command, frozen=True, kw_only=True):
     master_address: str = ""
     """Where rank 0 listens."""
     master_port: int = 0
+    has_validation: bool = False
+    """There is a function that validates checkpoints."""
     all_metrics: bool = False
     """Every rank sends the metrics that it reports, not only rank 0."""
 
@@ -126,6 +130,8 @@ class AnnounceSettled(_Command, frozen=True, kw_only=True):
     """The ranks that have not reported so often: they may give another checkpoint."""
     settled: bool = False
     """All of them are committed or given up, and there will be no other."""
+    validations: dict[str, Validation] = {}
+    """Of the run's checkpoints that were to be validated, by name."""
     agents: tuple[str, ...] = ()
 
 
@@ -141,6 +147,14 @@ class DeleteCheckpoint(_Command, frozen=True, kw_only=True):
 
     name: str
     token: str
+
+
+class RunValidation(_Command, frozen=True, kw_only=True):
+    """Validate a committed checkpoint; answered by `ValidationFinished`."""
+
+    name: str
+    token: str
+    task: ValidationTask
 
 
 class FinishCallbacks(_Command, frozen=True, kw_only=True):
@@ -164,6 +178,7 @@ Command = (
     | AnnounceSettled
     | FindPins
     | DeleteCheckpoint
+    | RunValidation
     | FinishCallbacks
     | EndRun
 )

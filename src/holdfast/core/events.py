@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.checkpoint_types import Report, StoredCheckpoint
+from holdfast.core.checkpoint_types import Report, StoredCheckpoint, ValidationStatus
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import RaisedError, WorkerFailure
 
@@ -36,6 +36,7 @@ __all__ = [
     "StorageLost",
     "Ticket",
     "TimePassed",
+    "ValidationFinished",
     "WorkerExited",
     "WorkerFinished",
     "WorkerWaited",
@@ -153,6 +154,8 @@ class WorkerWaited(_Event, frozen=True, kw_only=True):
     until_report: int | None = None
     """It waits until every checkpoint up to this report of its own is committed or given up, whichever ranks gave it:
     how that stands is answered by `AnnounceSettled`."""
+    until_validated: bool = False
+    """And until none of the run's checkpoints waits for its validation."""
 
 
 class WorkerFinished(_Event, frozen=True, kw_only=True):
@@ -222,6 +225,16 @@ class CheckpointKept(_Event, frozen=True, kw_only=True):
     """Its manifest is gone, so that no reader finds it any more; files of it are left."""
 
 
+class ValidationFinished(_Event, frozen=True, kw_only=True):
+    """The validation of a checkpoint has ended: with metrics, or with what went wrong."""
+
+    name: str
+    token: str
+    status: ValidationStatus
+    metrics: dict[str, Any] = {}
+    error: str = ""
+
+
 class CallbackFailed(_Event, frozen=True, kw_only=True):
     """A callback of the user's raised: the run must end."""
 
@@ -284,6 +297,7 @@ Event = (
     | PinsFound
     | CheckpointRemoved
     | CheckpointKept
+    | ValidationFinished
     | CallbackFailed
     | CallbacksFinished
     | StorageLost

@@ -86,7 +86,8 @@ def _check_moves(state: State) -> None:
     if generation is None and not state.pending and not asked:
         _require(machine.deadline(state) is not None, "the run waits for nothing and will never go on")
     if generation is not None and generation.stop_reason is None and not state.pending and not asked:
-        done = len(generation.finished) == generation.world_size and not generation.finishing_callbacks
+        done = len(generation.finished) == generation.world_size
+        done = done and not generation.finishing_callbacks and state.validating is None
         _require(not done, "every rank has finished and the run goes on")
     first = min(state.pending.values(), key=lambda pending: pending.ticket, default=None)
     if first is not None and first.complete and not removal.holds_name(state, first.name):

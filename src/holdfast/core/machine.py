@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import pending_checkpoints, placement, removal
+from holdfast.core import pending_checkpoints, placement, removal, validation
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import root_cause
@@ -114,6 +114,8 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             removal.checkpoint_removed(state, event, now, out)
         case e.CheckpointKept():
             removal.checkpoint_kept(state, event, now, out)
+        case e.ValidationFinished():
+            validation.finish_validation(state, event, now, out)
         case e.CallbackFailed(raised=raised):
             if state.fatal is None:
                 why = f"the callback {raised.where} raised {raised.error_type}: {raised.error}"
@@ -163,7 +165,7 @@ def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
                 (generation.waiting.add if event.waiting else generation.waiting.discard)(event.rank)
                 generation.questions.pop(event.rank, None)
                 if event.until_report is not None:
-                    generation.questions[event.rank] = Question(event.until_report)
+                    generation.questions[event.rank] = Question(event.until_report, event.until_validated)
                 generation.saw_progress(now)  # its peers may have been waiting for it
         case e.WorkerFinished():
             if (generation := _current(state, event.generation)) is not None:
@@ -228,6 +230,7 @@ def _advance(state: State, now: float, out: Output) -> None:
             _close(state, generation, now, out)
     removal.apply_retention(state, now, out)
     pending_checkpoints.persist_next(state, now, out)
+    validation.validate_next(state, out)
     if state.generation is not None:
         pending_checkpoints.answer_questions(state, state.generation, out)
     if state.generation is None and not state.pending:
@@ -237,7 +240,9 @@ def _advance(state: State, now: float, out: Output) -> None:
 
 
 def _finish(state: State, generation: Generation, now: float, out: Output) -> None:
-    """Every rank has finished: end the run, once callbacks have had a chance to fail it."""
+    """Every rank has finished: end the run, once all is validated and callbacks have had a chance to fail it."""
+    if validation.are_due(state):
+        return
     if state.spec.has_callbacks and not generation.callbacks_finished:
         if not generation.finishing_callbacks:
             generation.finishing_callbacks = True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.core import removal
+from holdfast.core import removal, validation
 from holdfast.core.checkpoint_types import Report, StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.state import Generation, Pending, State
@@ -65,7 +65,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
         before = durable.checkpoints.get(stored.name)
         if before is None or (before.token and before.token != stored.token):
             out.record(_committed(stored, now))
-        durable.checkpoints[stored.name] = stored
+        durable.checkpoints[stored.name] = durable.with_validation(stored)
     # Retention removes first and writes that down afterwards; what it would have removed is not missed.
     expired = removal.to_remove(state, pins=set())
     for name in [name for name in durable.checkpoints if name not in known]:
@@ -122,6 +122,7 @@ def _add_part(state: State, generation: Generation, rank: int, item: Report, ite
     if pending is None:
         pending = state.pending[ticket] = Pending(ticket, iteration, now, generation.world_size)
     pending.parts[rank] = generation.agent_of(rank)
+    pending.validations[rank] = item.validation
     if item.file_names:
         pending.file_names[rank] = item.file_names
     if rank == 0:
@@ -196,6 +197,7 @@ def persist_next(state: State, now: float, out: Output) -> None:
     if pending.persisting or not pending.complete or removal.holds_name(state, pending.name):
         return
     pending.persisting = True
+    validation.record_request(state, pending, now, out)
     out.do(
         c.PersistCheckpoint(
             ticket=ticket,
@@ -290,6 +292,7 @@ def answer_questions(state: State, generation: Generation, out: Output) -> None:
         until = question.until_report
         is_lagging = behind is not None and behind < until
         is_settled = not is_lagging and (oldest is None or oldest > until)
+        is_settled = is_settled and not (question.until_validated and validation.are_due(state))
         if question.told_lagging is is_lagging and not is_settled:
             continue
         question.told_lagging = is_lagging
@@ -302,6 +305,7 @@ def answer_questions(state: State, generation: Generation, out: Output) -> None:
                 until_report=until,
                 lagging=generation.laggards(until) if is_lagging else (),
                 settled=is_settled,
+                validations=dict(state.durable.validations),
                 agents=(generation.agent_of(rank),),
             )
         )

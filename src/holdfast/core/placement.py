@@ -88,6 +88,7 @@ def start_generation(state: State, now: float, out: Output) -> None:
             restart_count=number - 1,
             master_address=first.address,
             master_port=first.master_port,
+            has_validation=state.spec.has_validation,
             all_metrics=state.spec.has_callbacks,
         )
     )

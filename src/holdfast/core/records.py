@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.checkpoint_types import ValidationStatus, ValidationTask
 from holdfast.core.failure_kind import FailureKind
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointCommitted",
     "CheckpointDamaged",
     "CheckpointDeleted",
+    "CheckpointValidated",
     "ControllerStarted",
     "GenerationEnded",
     "GenerationRunning",
@@ -33,6 +35,7 @@ __all__ = [
     "RunFinished",
     "RunInterrupted",
     "RunRestarted",
+    "ValidationRequested",
     "WorkerFailure",
 ]
 
@@ -172,6 +175,26 @@ class CheckpointCommitted(_Record, frozen=True, kw_only=True):
     token: str = ""
 
 
+class ValidationRequested(_Record, frozen=True, kw_only=True):
+    """The checkpoint of this iteration is to be validated once it is committed."""
+
+    at: float
+    generation: int
+    iteration: int
+    task: ValidationTask
+
+
+class CheckpointValidated(_Record, frozen=True, kw_only=True):
+    """The validation of a checkpoint has ended; the metrics that it gave count as the checkpoint's own."""
+
+    at: float
+    name: str
+    token: str
+    status: ValidationStatus
+    metrics: dict[str, Any] = {}
+    error: str = ""
+
+
 class CheckpointAbandoned(_Record, frozen=True, kw_only=True):
     """A reported checkpoint that will never be committed."""
 
@@ -259,6 +282,8 @@ Record = (
     | Reported
     | RanksReported
     | CheckpointCommitted
+    | ValidationRequested
+    | CheckpointValidated
     | CheckpointAbandoned
     | CheckpointDamaged
     | CheckpointDeleted

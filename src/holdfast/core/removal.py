@@ -14,6 +14,7 @@ from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.retention import to_delete
 from holdfast.core.state import Removal, State
+from holdfast.core.validation import due_names
 
 if TYPE_CHECKING:
     from holdfast.core.machine import Output
@@ -156,8 +157,10 @@ def deadlines(state: State) -> list[float]:
 
 
 def to_remove(state: State, pins: set[str]) -> list[str]:
-    """What the rule lets go of the checkpoints that the run knows, oldest first."""
-    return to_delete(state.durable.checkpoints.values(), state.spec.retention, pins)
+    """What the rule lets go of the checkpoints that the run knows, oldest first; nothing that is to be validated."""
+    found = to_delete(state.durable.checkpoints.values(), state.spec.retention, pins)
+    due = due_names(state) if found else ()
+    return [name for name in found if name not in due]
 
 
 def _removable(state: State) -> list[str]:

@@ -37,6 +37,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """The devices that the worker may see."""
     gpu_units: int = 0
     """Of each of them."""
+    slots: int = 1
 
 
 def to_units(amount: float) -> int:
@@ -68,15 +69,15 @@ class FreeResources:
         made._amounts, made._gpus, made._slots = dict(self._amounts), dict(self._gpus), self._slots
         return made
 
-    def take(self, wanted: Mapping[str, float]) -> Taken | None:
+    def take(self, wanted: Mapping[str, float], slots: int = 1) -> Taken | None:
         """Take what one worker wants; None, and nothing is taken, if there is not enough."""
         amounts = {name: to_units(amount) for name, amount in wanted.items() if amount and name != GPU}
         gpus, share = self._choose_gpus(to_units(wanted.get(GPU, 0)))
-        if gpus is None or self._slots == 0:
+        if gpus is None or (self._slots is not None and slots > self._slots):
             return None
         if any(units > self._amounts.get(name, 0) for name, units in amounts.items()):
             return None
-        taken = Taken(amounts=amounts, gpus=gpus, gpu_units=share)
+        taken = Taken(amounts=amounts, gpus=gpus, gpu_units=share, slots=slots)
         self._add(taken, -1)
         return taken
 
@@ -98,7 +99,7 @@ class FreeResources:
         for gpu in taken.gpus:
             self._gpus[gpu] += sign * taken.gpu_units
         if self._slots is not None:
-            self._slots += sign
+            self._slots += sign * taken.slots
 
     def _choose_gpus(self, units: int) -> tuple[tuple[str, ...] | None, int]:
         """Devices for so much, and how much of each is taken; None if there are none.

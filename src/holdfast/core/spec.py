@@ -29,6 +29,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How long after its last report a rank that raised an exception lets the other ranks make that report too."""
     lag_warning_s: float = 30.0
     """After how long ranks that have not reported are named when a checkpoint waits for them."""
+    has_validation: bool = False
+    """There is a function that validates checkpoints."""
     has_callbacks: bool = False
     """The user's callbacks are given what every rank reports, and the run finishes after they have returned."""
     retention: RetentionRule = RetentionRule()

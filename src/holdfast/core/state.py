@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
 from holdfast.core import records as r
 from holdfast.core.checkpoint_interval import CheckpointInterval
-from holdfast.core.checkpoint_types import StoredCheckpoint
+from holdfast.core.checkpoint_types import RequestedValidation, StoredCheckpoint, Validation, ValidationTask
 from holdfast.core.commands import Place
 from holdfast.core.events import Ticket
 from holdfast.core.failure_kind import FailureKind
@@ -45,6 +47,10 @@ class Durable:
     iteration: int = 0
     metrics: dict[str, Any] | None = None
     checkpoints: dict[str, StoredCheckpoint] = field(default_factory=dict)
+    validations: dict[str, Validation] = field(default_factory=dict)
+    """Of the checkpoints that were to be validated, by name."""
+    requested_validations: dict[int, RequestedValidation] = field(default_factory=dict)
+    """Of checkpoints that are not committed yet, by iteration."""
     next_index: int = 0
     first_index: int = 0
     """Checkpoints with a lower index are from before the last restart: kept, but not resumed from."""
@@ -66,6 +72,13 @@ class Durable:
     def resume_point(self) -> StoredCheckpoint | None:
         """The checkpoint from which the next generation starts; None: from the beginning."""
         return max(self._since_restart(), key=_order, default=None)
+
+    def with_validation(self, stored: StoredCheckpoint) -> StoredCheckpoint:
+        """The checkpoint with the metrics that its validation gave."""
+        validation = self.validations.get(stored.name)
+        if validation is None or validation.token != stored.token or not validation.metrics:
+            return stored
+        return msgspec.structs.replace(stored, metrics=stored.metrics | validation.metrics)
 
     def _since_restart(self) -> Iterator[StoredCheckpoint]:
         return (one for one in self.checkpoints.values() if one.index >= self.first_index)
@@ -113,6 +126,7 @@ class Question:
     """A rank asked to be told when every checkpoint up to this report is settled."""
 
     until_report: int
+    until_validated: bool = False
     told_lagging: bool | None = None
     """Whether the rank was told that others lag; None: it was told nothing yet."""
 
@@ -190,11 +204,17 @@ class Pending:
     name: str | None = None
     """The name that counts, once the checkpoint is complete; None: a numbered one."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    validations: dict[int, ValidationTask | None] = field(default_factory=dict)
+    """How each rank that gave a part wants it validated."""
     complete: bool = False
     persisting: bool = False
     warned: bool = False
     lost: str | None = None
     """Why it can never be complete: a part of it is gone. It ends with its generation."""
+
+    @property
+    def validation(self) -> ValidationTask | None:
+        return self.validations[min(self.validations)] if self.validations else None
 
 
 @dataclass(slots=True)
@@ -224,6 +244,8 @@ class State:
     failed_requests: int = 0
     generation: Generation | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
+    validating: tuple[str, str] | None = None
+    """Name and token of the checkpoint that is being validated."""
     removals: dict[str, Removal] = field(default_factory=dict)
     pins: set[str] = field(default_factory=set)
     """Pinned checkpoints, as storage had them when they were last looked up."""
@@ -279,8 +301,15 @@ def fold(durable: Durable, record: r.Record) -> None:
             )
             durable.next_index = max(durable.next_index, record.index + 1)
             durable.progressed = True
+            _fold_request(durable, record)
         case r.CheckpointDeleted() | r.CheckpointDamaged():
             durable.checkpoints.pop(record.name, None)
+            durable.validations.pop(record.name, None)
+        case r.ValidationRequested():
+            requested = RequestedValidation(generation=record.generation, task=record.task)
+            durable.requested_validations[record.iteration] = requested
+        case r.CheckpointValidated():
+            _fold_validated(durable, record)
         case r.GenerationEnded():
             _fold_end(durable, record)
         case r.RunFinished() | r.RunFailed() | r.RunInterrupted():
@@ -291,8 +320,28 @@ def fold(durable: Durable, record: r.Record) -> None:
                 _count_failure(durable, f"agent: {record.why}")
         case r.AgentAdded() | r.GenerationRunning() | r.RanksLagging() | r.RanksReported():
             return  # told for people's sake; nothing is decided by them
-        case r.CheckpointAbandoned() | r.RemovalFailed():
+        case r.CheckpointAbandoned():
+            durable.requested_validations.pop(record.iteration, None)
+        case r.RemovalFailed():
             return  # likewise
+
+
+def _fold_request(durable: Durable, record: r.CheckpointCommitted) -> None:
+    """A commit: if its validation was asked for, that is due now."""
+    requested = durable.requested_validations.pop(record.iteration, None)
+    if requested is not None and requested.generation == record.generation:
+        durable.validations[record.name] = Validation(token=record.token, task=requested.task)
+    elif (known := durable.validations.get(record.name)) is not None and known.token != record.token:
+        del durable.validations[record.name]  # of another checkpoint that had this name
+
+
+def _fold_validated(durable: Durable, record: r.CheckpointValidated) -> None:
+    known = durable.validations.get(record.name)
+    if known is not None and known.token == record.token:
+        found = msgspec.structs.replace(known, status=record.status, metrics=record.metrics)
+        durable.validations[record.name] = found
+        if (stored := durable.checkpoints.get(record.name)) is not None:
+            durable.checkpoints[record.name] = durable.with_validation(stored)
 
 
 def _fold_end(durable: Durable, record: r.GenerationEnded) -> None:

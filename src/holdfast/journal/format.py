@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.json_floats import tag_floats, untag_floats
-from holdfast.core.records import CheckpointCommitted, RanksReported, Record, Reported, RunFinished
+from holdfast.core.records import CheckpointCommitted, CheckpointValidated, RanksReported, Record, Reported, RunFinished
 
 __all__ = [
     "DIRECTORY",
@@ -89,7 +89,7 @@ _headers: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
 
 def encode_record(record: Record) -> bytes:
     """The record alone as JSON, without a newline."""
-    if isinstance(record, Reported | CheckpointCommitted):
+    if isinstance(record, Reported | CheckpointCommitted | CheckpointValidated):
         record = msgspec.structs.replace(record, metrics=tag_floats(record.metrics))
     elif isinstance(record, RanksReported):
         record = msgspec.structs.replace(record, metrics=tuple(map(tag_floats, record.metrics)))
@@ -121,7 +121,7 @@ def parse_line(line: bytes, *, old: bool = False) -> Line | None:
         crc = crc32(line)
     envelope = _envelopes.decode(line)
     record = _records.decode(line)
-    if isinstance(record, Reported | CheckpointCommitted):
+    if isinstance(record, Reported | CheckpointCommitted | CheckpointValidated):
         record = msgspec.structs.replace(record, metrics=untag_floats(record.metrics))
     elif isinstance(record, RanksReported):
         record = msgspec.structs.replace(record, metrics=tuple(map(untag_floats, record.metrics)))

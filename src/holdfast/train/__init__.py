@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from holdfast.train.preemption import PreemptionInfo as PreemptionInfo
     from holdfast.train.result import Result as Result
     from holdfast.train.trainer import DataParallelTrainer as DataParallelTrainer
+    from holdfast.train.validation import ValidationConfig as ValidationConfig
+    from holdfast.train.validation import ValidationFn as ValidationFn
+    from holdfast.train.validation import ValidationTaskConfig as ValidationTaskConfig
     from holdfast.worker.context import TrainContext as TrainContext
     from holdfast.worker.session import CheckpointConsistencyMode as CheckpointConsistencyMode
     from holdfast.worker.session import CheckpointUploadMode as CheckpointUploadMode
@@ -69,6 +72,9 @@ _HOMES = {
     "TrainContext": "holdfast.worker.context",
     "TrainingFailedError": "holdfast.errors",
     "UserCallback": "holdfast.train.callbacks",
+    "ValidationConfig": "holdfast.train.validation",
+    "ValidationFn": "holdfast.train.validation",
+    "ValidationTaskConfig": "holdfast.train.validation",
     "WorkerGroupError": "holdfast.errors",
     "get_all_reported_checkpoints": "holdfast.train.functions",
     "get_checkpoint": "holdfast.train.functions",
@@ -114,6 +120,9 @@ __all__ = [
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
+    "ValidationConfig",
+    "ValidationFn",
+    "ValidationTaskConfig",
     "WorkerGroupError",
     "backend",
     "collective",

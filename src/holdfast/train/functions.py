@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import ConfigError
 from holdfast.train.data import DatasetShard
 from holdfast.train.preemption import PreemptionInfo
+from holdfast.train.validation import ValidationTaskConfig, task_of
 from holdfast.train.worker_inputs import current_inputs
 from holdfast.worker.context import TrainContext
 from holdfast.worker.session import (
@@ -43,6 +44,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode | None = None,
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: UploadFunction | None = None,
+    validation: bool | ValidationTaskConfig = False,
 ) -> None:
     """Tell the run how it goes, and give it a checkpoint.
 
@@ -60,6 +62,8 @@ def report(
     `get_context().get_storage().build_checkpoint_path_from_name(name)`, and returns a `Checkpoint` of that place. It
     is called in here, or, with `ASYNC`, in a thread: reports made meanwhile wait behind it, and what it raises is
     raised by the next call.
+    `validation`: have the trainer's `ValidationConfig` score the checkpoint once it is committed, while training goes
+    on; a `ValidationTaskConfig` says how.
     """
     current("train.report()").report(
         metrics,
@@ -68,6 +72,7 @@ def report(
         checkpoint_upload_mode,
         delete_local_checkpoint_after_upload,
         checkpoint_upload_fn,
+        task_of(validation) if validation else None,
     )
 
 
@@ -97,15 +102,15 @@ def get_all_reported_checkpoints(
     """All committed checkpoints of the run with their metrics, oldest first.
 
     Waits until every checkpoint up to this rank's last report, whichever ranks gave it, is committed or given up, but
-    no longer than `timeout_s`: then it gives what there is. Nothing validates checkpoints yet, so both modes mean the
-    same.
+    no longer than `timeout_s`: then it gives what there is. With `VALIDATED` also until every validation that was asked
+    for has ended; `status` says how, and its metrics are among the checkpoint's.
     """
     if not isinstance(consistency_mode, CheckpointConsistencyMode):
         raise ConfigError(
             f"get_all_reported_checkpoints(consistency_mode) must be a CheckpointConsistencyMode, not "
             f"{consistency_mode!r}."
         )
-    return current("train.get_all_reported_checkpoints()").get_all_reported_checkpoints(timeout_s)
+    return current("train.get_all_reported_checkpoints()").get_all_reported_checkpoints(consistency_mode, timeout_s)
 
 
 def get_context() -> TrainContext:

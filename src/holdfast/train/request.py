@@ -104,6 +104,7 @@ def build_request(
         sync_artifacts_on_checkpoint=run.sync_config.sync_artifacts_on_checkpoint,
         callbacks=tuple(run.callbacks or ()),
         run_context=context,
+        validation=trainer.validation_config,
         preload=preload,
         fingerprint=fingerprint(trainer.train_loop_per_worker, config),
         params={"train_loop_config": masked("", plain_config or {})},

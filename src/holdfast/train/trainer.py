@@ -19,6 +19,7 @@ from holdfast.train.data import DataConfig, check_datasets
 from holdfast.train.interrupted import make_interrupted
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request, check_function
+from holdfast.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -35,6 +36,7 @@ class DataParallelTrainer:
 
     `datasets` are handed out by `holdfast.train.get_dataset_shard`, `metadata` by `TrainContext.get_metadata`.
     `resume_from_checkpoint` is what the run begins with while it has no checkpoint of its own.
+    `validation_config` scores checkpoints that are reported with `validation=True`, while training goes on.
     The function reports with `holdfast.train.report` and resumes from `holdfast.train.get_checkpoint()`. `fit()` with
     the same `RunConfig(storage_path, name)` continues where the last one ended, whatever ended it.
     """
@@ -51,6 +53,7 @@ class DataParallelTrainer:
         backend_config: BackendConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
@@ -61,6 +64,9 @@ class DataParallelTrainer:
         self.train_loop_config = train_loop_config
         self.scaling_config = _given("scaling_config", scaling_config, ScalingConfig)
         self.backend_config = check_backend_config(backend_config)
+        if validation_config is not None and not isinstance(validation_config, ValidationConfig):
+            raise ConfigError(f"validation_config must be a ValidationConfig, not {type(validation_config).__name__}.")
+        self.validation_config = validation_config
         self.metadata = metadata
         self.resume_from_checkpoint = resume_from_checkpoint
         self.run_config = _given("run_config", run_config, RunConfig)

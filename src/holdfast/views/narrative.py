@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import ValidationStatus
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.views.formatting import count_text, duration_text, list_text, ranks_text, size_text, utc_time
@@ -272,6 +273,10 @@ def _checkpoint(record: r.Record) -> str:
             return f"{record.name} is not used any more: {record.why.rstrip('.')}."
         case r.CheckpointDeleted():
             return f"{record.name} was let go, {_reason(record.why)}."
+        case r.CheckpointValidated(status=ValidationStatus.VALIDATED):
+            return f"{record.name} was validated."
+        case r.CheckpointValidated():
+            return f"The validation of {record.name} failed: {record.error.rstrip('.')}."
         case r.RemovalFailed():
             return f"{record.name} could not be let go, and is tried again later: {record.why.rstrip('.')}."
         case r.RanksLagging():

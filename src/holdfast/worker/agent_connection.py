@@ -84,14 +84,21 @@ class AgentConnection:
             return self.read_until(condition, timeout_s)
 
     @contextmanager
-    def waiting(self, until_report: int | None = None) -> Iterator[None]:
+    def waiting(self, until_report: int | None = None, until_validated: bool = False) -> Iterator[None]:
         """Let the controller know that this rank waits, and have it say in `standing` how all checkpoints up to a
         report stand."""
         self.standing = None
-        here = {"generation": self._generation, "rank": self._rank}
-        self.send(WorkerWaited(**here, waiting=True, until_report=until_report))
+        self.send(
+            WorkerWaited(
+                generation=self._generation,
+                rank=self._rank,
+                waiting=True,
+                until_report=until_report,
+                until_validated=until_validated,
+            )
+        )
         yield
-        self.send(WorkerWaited(**here, waiting=False))
+        self.send(WorkerWaited(generation=self._generation, rank=self._rank, waiting=False))
 
     def read_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Read the agent's messages until `condition` is true; False if it is not within `timeout_s`."""
@@ -99,6 +106,11 @@ class AgentConnection:
         while not condition() and self._arrives_before(deadline):
             self._handle(self._receive())
         return condition()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what this rank waits for is known to have come."""
+        return self.standing is not None and self.standing.settled
 
     @property
     def none_lags(self) -> bool:

@@ -47,6 +47,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     change_directory: bool
     gpus: tuple[str, ...] | None = None
     """The ids of the GPUs that are this worker's; None: nobody said."""
+    has_validation: bool = False
+    """There is a function that validates checkpoints."""
     all_metrics: bool = False
     """Metrics are sent whatever the rank."""
     buffers: list[str] = []

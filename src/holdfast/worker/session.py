@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.layout import check_name
-from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart
+from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart, Validation, ValidationTask
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.storage.uri import join
 from holdfast.wire.messages import CollectiveKind, Note, WorkerMessage, WorkerReport
@@ -35,6 +35,7 @@ from holdfast.worker.staging import stage, staged_files
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.checkpoint.manifest import Manifest
     from holdfast.checkpoint.state.handle import StateCheckpoint
     from holdfast.storage.store import Store
 
@@ -74,14 +75,14 @@ class CheckpointUploadMode(enum.Enum):
 
 
 class CheckpointConsistencyMode(enum.Enum):
-    """What `get_all_reported_checkpoints` waits for. Nothing validates checkpoints yet, so both wait for commits."""
+    """What `get_all_reported_checkpoints` waits for: commits, or the validations that were asked for as well."""
 
     COMMITTED = "COMMITTED"
     VALIDATED = "VALIDATED"
 
 
 class ReportedCheckpointStatus(enum.Enum):
-    """What has come of a reported checkpoint. Nothing validates checkpoints yet, so all are COMMITTED."""
+    """What has come of a reported checkpoint; COMMITTED where no validation was asked for."""
 
     COMMITTED = "COMMITTED"
     PENDING_VALIDATION = "PENDING_VALIDATION"
@@ -137,6 +138,7 @@ class Session:
         checkpoint_upload_mode: CheckpointUploadMode | None = None,
         delete_local_checkpoint_after_upload: bool | None = None,
         checkpoint_upload_fn: UploadFunction | None = None,
+        validation: ValidationTask | None = None,
     ) -> None:
         """See `holdfast.train.report`."""
         self._check_process()
@@ -144,6 +146,7 @@ class Session:
         plain = plain_metrics(metrics)
         if checkpoint_dir_name is not None:
             check_name(checkpoint_dir_name)
+        self._check_validation(validation, checkpoint)
         if checkpoint is None:
             with self._lock:
                 self._send_report(self._make_report(plain, checkpoint_dir_name))
@@ -156,12 +159,15 @@ class Session:
         with self._lock:
             if checkpoint_upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD:
                 in_background = checkpoint_upload_mode is CheckpointUploadMode.ASYNC
-                self._report_uploaded(plain, checkpoint, checkpoint_dir_name, move, checkpoint_upload_fn, in_background)
+                self._report_uploaded(
+                    plain, checkpoint, checkpoint_dir_name, move, checkpoint_upload_fn, in_background, validation
+                )
             else:
                 began = time.monotonic()
                 part = self._make_part(checkpoint, mode, move)
                 stall_s = time.monotonic() - began
-                self._send_report(self._make_report(plain, checkpoint_dir_name, part, stall_s))
+                report = self._make_report(plain, checkpoint_dir_name, part, stall_s, validation=validation)
+                self._send_report(report)
                 self._agent.pending.append(self._number)
             if mode is not CheckpointUploadMode.ASYNC:
                 self._wait_for_commit(self._number)
@@ -169,6 +175,17 @@ class Session:
     def _send_report(self, message: WorkerReport) -> None:
         self._reports.send(message)
         self._number = message.report.number
+
+    def _check_validation(self, validation: ValidationTask | None, checkpoint: Checkpoint | None) -> None:
+        if validation is None:
+            return
+        if checkpoint is None:
+            raise ConfigError("train.report(validation=...) needs a checkpoint: that is what is validated.")
+        if not self.assignment.has_validation:
+            raise ConfigError(
+                "train.report(validation=...): the trainer was given no function for it; write "
+                "TorchTrainer(..., validation_config=ValidationConfig(fn=...))."
+            )
 
     def _wait_for_commit(self, number: int) -> None:
         self._agent.wait_until(lambda: number not in self._agent.pending)
@@ -184,6 +201,7 @@ class Session:
         move: bool,
         upload: UploadFunction,
         in_background: bool,
+        validation: ValidationTask | None,
     ) -> None:
         """Report a checkpoint that the user's function stores, under a name on which all ranks agree without asking."""
         local = self._directory_to_stage(checkpoint, move) if move and not _is_state(checkpoint) else None
@@ -197,7 +215,7 @@ class Session:
             if local is not None:
                 shutil.rmtree(local)
             stall_s = 0.0 if in_background else time.monotonic() - began
-            return self._make_report(metrics, dir_name, part, stall_s, number)
+            return self._make_report(metrics, dir_name, part, stall_s, number, validation)
 
         if in_background:
             self._reports.send_uploaded(store, self._make_report(metrics, dir_name))
@@ -261,6 +279,7 @@ class Session:
         part: Part | None = None,
         stall_s: float = 0.0,
         number: int | None = None,
+        validation: ValidationTask | None = None,
     ) -> WorkerReport:
         """The next report, unless it has a number already."""
         existing = part.name if isinstance(part, ExistingPart) else None
@@ -273,6 +292,7 @@ class Session:
             adopt=existing is not None,
             file_names=_file_names(part) if self.assignment.world_size > 1 else (),
             stall_s=stall_s,
+            validation=validation,
         )
         return WorkerReport(report=report, part=part)
 
@@ -335,7 +355,11 @@ class Session:
         newest = agent.newest
         return self.initial_checkpoint if newest is None else self._handle(newest)
 
-    def get_all_reported_checkpoints(self, timeout_s: float | None = None) -> list[ReportedCheckpoint]:
+    def get_all_reported_checkpoints(
+        self,
+        mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+        timeout_s: float | None = None,
+    ) -> list[ReportedCheckpoint]:
         """Every committed checkpoint of the run that retention has left, oldest first; waits for those up to this
         rank's last report, whichever ranks gave them, and gives what there is if that takes longer than `timeout_s`."""
         self._check_process()
@@ -343,21 +367,28 @@ class Session:
         self._reports.finish()
         with self._lock:
             agent.drain()
-            if agent.settled < self._number:
-                with agent.waiting(self._number):
+            if agent.settled < self._number or self.assignment.has_validation:
+                with agent.waiting(self._number, mode is CheckpointConsistencyMode.VALIDATED):
                     is_patient = timeout_s is None or timeout_s > _LAG_WAIT_S
                     if is_patient and not self._wait_for_ranks(_LAG_WAIT_S):
                         warnings.warn(
                             f"train.get_all_reported_checkpoints() still waits: {self._laggards()}.", stacklevel=3
                         )
                     left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    agent.read_until(lambda: agent.settled >= self._number, left_s)
+                    agent.read_until(lambda: agent.is_settled, left_s)
         from holdfast.checkpoint.catalog import Catalog
 
-        return [
-            ReportedCheckpoint(self._handle(manifest.name), dict(manifest.metrics), ReportedCheckpointStatus.COMMITTED)
-            for manifest in Catalog(self._open_store()).committed()
-        ]
+        validations = agent.standing.validations if agent.standing is not None else {}
+        return [self._reported(manifest, validations) for manifest in Catalog(self._open_store()).committed()]
+
+    def _reported(self, manifest: Manifest, validations: Mapping[str, Validation]) -> ReportedCheckpoint:
+        validation = validations.get(manifest.name)
+        if validation is None or validation.token != manifest.token:
+            status, metrics = ReportedCheckpointStatus.COMMITTED, dict(manifest.metrics)
+        else:
+            status = ReportedCheckpointStatus(validation.status.value)
+            metrics = {**manifest.metrics, **validation.metrics}
+        return ReportedCheckpoint(self._handle(manifest.name), metrics, status)
 
     def _wait_for_ranks(self, timeout_s: float) -> bool:
         """Until every rank has reported as often as this one, or has finished; False if not all have in time. Waits for

@@ -66,8 +66,8 @@ class _Controller:
         self.run = self.enter("run-1", self.events)
         self.run.request(2)
 
-    def enter(self, run: str, events: list[e.Event], workers: int = 2) -> RunAgents:
-        gang = Gang(run=run, workers=workers)
+    def enter(self, run: str, events: list[e.Event], workers: int = 2, slots_per_worker: int = 1) -> RunAgents:
+        gang = Gang(run=run, workers=workers, slots_per_worker=slots_per_worker)
         return RunAgents(self.pool, gang, _PREPARATION, events.append, Publisher([]), lambda kind, data: data)
 
     async def serve(self, channel: Channel[ControllerMessage]) -> None:
@@ -251,5 +251,23 @@ def test_an_agent_that_sends_an_event_of_another_agent_is_lost() -> None:
         await agent.close()
         await controller.served.get()
         assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentLost]
+
+    _run(test)
+
+
+def test_a_worker_without_a_slot_goes_to_a_full_agent_and_no_other_agent_is_wanted() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address)
+        controller.enter("run-2", []).request(2)
+        waiting: list[e.Event] = []
+        controller.enter("run-3", waiting, workers=1).request(1)
+        wanted = list(controller.engine.wanted)
+        events: list[e.Event] = []
+        validation = controller.enter("run-1-validation", events, workers=1, slots_per_worker=0)
+        validation.request(1)
+        assert [type(event) for event in events] == [e.AgentJoined]
+        assert waiting == []
+        assert controller.engine.wanted == wanted
+        await agent.close()
 
     _run(test)

@@ -73,6 +73,18 @@ def test_a_gang_that_waits_for_gpus_does_not_hold_up_one_that_needs_none() -> No
     assert policy.ask(gang("half", 1, GPU=0.5)) == []
 
 
+def test_a_gang_that_takes_no_slots_waits_neither_for_those_who_have_them_nor_for_those_who_wait_for_them() -> None:
+    policy = admission(a=offer(slots=1))
+    policy.ask(gang("training", 1))
+    assert policy.ask(gang("next", 1)) == []
+    extra = Gang(run="validation", workers=1, slots_per_worker=0)
+    assert policy.ask(extra) == [grant("validation", "a", Taken(slots=0))]
+    policy.withdraw("validation")
+    assert policy.release("validation", "a") == []
+    policy.withdraw("training")
+    assert policy.release("training", "a") == [grant("next", "a", Taken())]
+
+
 def test_a_gang_that_fits_no_agent_blocks_nobody_until_one_joins_that_could_hold_it() -> None:
     policy = admission(a=offer(2))
     assert policy.ask(gang("large", 1, CPU=8)) == []

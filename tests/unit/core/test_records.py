@@ -19,6 +19,8 @@ KINDS = {
     "Reported": r.Reported,
     "RanksReported": r.RanksReported,
     "CheckpointCommitted": r.CheckpointCommitted,
+    "ValidationRequested": r.ValidationRequested,
+    "CheckpointValidated": r.CheckpointValidated,
     "CheckpointAbandoned": r.CheckpointAbandoned,
     "CheckpointDamaged": r.CheckpointDamaged,
     "CheckpointDeleted": r.CheckpointDeleted,

@@ -36,6 +36,15 @@ def test_workers_that_want_nothing_are_limited_by_slots_only() -> None:
     assert [free.take({}) for _ in range(3)] == [Taken(), Taken(), None]
 
 
+def test_a_worker_without_a_slot_fits_where_all_are_taken_and_gives_none_back() -> None:
+    free = FreeResources(Offer(slots=1))
+    assert free.take({}) == Taken()
+    extra = free.take({}, slots=0)
+    assert extra == Taken(slots=0)
+    free.give_back(extra)
+    assert free.take({}) is None
+
+
 def test_several_gpus_are_whole_devices() -> None:
     free = FreeResources(Offer(gpus=("0", "1", "2")))
     assert free.take({"GPU": 2}) == Taken(gpus=("0", "1"), gpu_units=10_000)

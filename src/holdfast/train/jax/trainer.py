@@ -11,6 +11,7 @@ from holdfast.train.jax.config import JaxConfig
 from holdfast.train.jax.distributed import JaxDistributed
 from holdfast.train.lazy_attributes import require
 from holdfast.train.trainer import DataParallelTrainer
+from holdfast.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from holdfast.train.data import DataConfig
@@ -34,6 +35,7 @@ class JaxTrainer(DataParallelTrainer):
         dataset_config: DataConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
+        validation_config: ValidationConfig | None = None,
     ) -> None:
         require("JaxTrainer", {"jax": "jax"})
         if jax_config is not None and not isinstance(jax_config, JaxConfig):
@@ -48,6 +50,7 @@ class JaxTrainer(DataParallelTrainer):
             backend_config=self.jax_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            validation_config=validation_config,
         )
 
     def _framework(self) -> Framework | None:

@@ -9,6 +9,7 @@ from holdfast.train.booster_trainer import BoosterTrainer
 from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.lightgbm.config import LightGBMConfig
 from holdfast.train.lightgbm.network import LightGBMNetwork
+from holdfast.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -36,6 +37,7 @@ class LightGBMTrainer(BoosterTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
         label_column: str | None = None,
@@ -51,6 +53,7 @@ class LightGBMTrainer(BoosterTrainer):
             run_config=run_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )

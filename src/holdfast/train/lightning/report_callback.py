@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import train
-from holdfast.errors import ConfigError
 from holdfast.train.lightning.strategies import pl
+from holdfast.train.validation import ValidationTaskConfig
 from holdfast.worker.session import CheckpointUploadMode
 
 __all__ = ["RayTrainReportCallback", "ReportCallback"]
@@ -19,18 +19,19 @@ class ReportCallback(pl.callbacks.Callback):  # type: ignore[misc]
     """At the end of each training epoch, reports the logged metrics, `epoch` and `step`, with a checkpoint that holds
     `checkpoint.ckpt`: `trainer.fit(model, ckpt_path=...)` goes on from it.
 
-    `checkpoint_upload_mode` is that of `train.report`.
+    `checkpoint_upload_mode` and `validation` are those of `train.report`.
     """
 
     CHECKPOINT_NAME = "checkpoint.ckpt"
 
     def __init__(
-        self, checkpoint_upload_mode: CheckpointUploadMode | None = None, validation: bool | object = False
+        self,
+        checkpoint_upload_mode: CheckpointUploadMode | None = None,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         super().__init__()
-        if validation:
-            raise ConfigError("ReportCallback(validation) is not supported yet: evaluate in the training function.")
         self.checkpoint_upload_mode = checkpoint_upload_mode
+        self.validation = validation
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning calls this on every rank."""
@@ -44,7 +45,9 @@ class ReportCallback(pl.callbacks.Callback):  # type: ignore[misc]
         trainer.save_checkpoint(directory / self.CHECKPOINT_NAME, weights_only=False)  # ends with a barrier
         gives = local_rank == 0 and any(directory.iterdir())
         checkpoint = train.Checkpoint.from_directory(directory) if gives else None
-        options: dict[str, Any] = {"delete_local_checkpoint_after_upload": True} if gives else {}
+        options: dict[str, Any] = {}
+        if gives:
+            options = {"delete_local_checkpoint_after_upload": True, "validation": self.validation}
         train.report(metrics, checkpoint, checkpoint_upload_mode=self.checkpoint_upload_mode, **options)
         if local_rank == 0 and not gives:
             shutil.rmtree(directory, ignore_errors=True)

@@ -12,6 +12,7 @@ from holdfast.train.request import is_one_of_torchrun
 from holdfast.train.torch.config import TorchConfig
 from holdfast.train.torch.group import TorchGroup
 from holdfast.train.trainer import DataParallelTrainer
+from holdfast.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -38,6 +39,7 @@ class TorchTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
@@ -53,6 +55,7 @@ class TorchTrainer(DataParallelTrainer):
             backend_config=self.torch_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.train.booster_trainer import BoosterTrainer
 from holdfast.train.config import RunConfig, ScalingConfig
+from holdfast.train.validation import ValidationConfig
 from holdfast.train.xgboost.collective import XGBoostCollective
 from holdfast.train.xgboost.config import XGBoostConfig
 
@@ -35,6 +36,7 @@ class XGBoostTrainer(BoosterTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | None = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
         label_column: str | None = None,
@@ -50,6 +52,7 @@ class XGBoostTrainer(BoosterTrainer):
             run_config=run_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            validation_config=validation_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )

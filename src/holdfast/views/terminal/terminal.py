@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import msgspec
 
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import ValidationStatus
 from holdfast.core.curve import Row
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
@@ -159,6 +160,9 @@ class Terminal:
                 where = place(self._uri, record.name)
                 text = f"WARNING: the checkpoint {where} is DAMAGED and is no longer used: {printable(record.why)}"
                 self._stream.line(text, f"{_BOLD};{_RED}")
+            case r.CheckpointValidated():
+                if record.status is not ValidationStatus.VALIDATED:
+                    self._warn(f"{record.name} was not validated: {record.error}")
             case r.RemovalFailed():
                 self._warn(f"{record.name} could not be removed, which is tried again later: {record.why}")
             case r.RanksLagging():
