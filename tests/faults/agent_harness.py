@@ -64,7 +64,7 @@ class AgentHarness:
         self.master_port = 0
 
     async def open(self, **environment: str) -> None:
-        self._server = await serve("127.0.0.1", 0, self._token, self._accept, run="run-1")
+        self._server = await serve("127.0.0.1", 0, self._token, self._accept)
         self.directory.mkdir(parents=True, exist_ok=True)
         arguments = ["--connect", f"127.0.0.1:{self._server.port}", "--agent-id", "a1", "--slots", "4"]
         token_file = self.directory / "token"

@@ -57,7 +57,7 @@ def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
             hello.set_result(found.message)
             await channel.recv()
 
-        server = await serve("127.0.0.1", 0, token, on_agent, run="run-1")
+        server = await serve("127.0.0.1", 0, token, on_agent)
         arguments = ["--connect", f"127.0.0.1:{server.port}"]
         environment = {"HOLDFAST_TOKEN": token} if way == "environment" else {}
         if way == "file":

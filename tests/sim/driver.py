@@ -147,8 +147,8 @@ class Driver:
     def _make_engine(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> SimulatedEngine:
         return SimulatedEngine(self, endpoint, on_gone)
 
-    async def _listen(self, token: str, run: str, on_agent: OnAgent) -> Listener:
-        return Listener(self.process, token, run, on_agent)
+    async def _listen(self, token: str, on_agent: OnAgent) -> Listener:
+        return Listener(self.process, token, on_agent)
 
     def _died(self) -> None:
         self.status = self.status or "killed"

@@ -32,8 +32,8 @@ __all__ = ["Connection", "Listener", "connect"]
 class Listener(Server):
     """The controller's real server, but for the socket."""
 
-    def __init__(self, process: Process, token: str, run: str, on_agent: OnAgent) -> None:
-        super().__init__(token, run, on_agent, None, MAX_FRAME_BYTES)
+    def __init__(self, process: Process, token: str, on_agent: OnAgent) -> None:
+        super().__init__(token, on_agent, None, MAX_FRAME_BYTES)
         self.process = process
         self._port = process.sim.add_listener(self)
 

@@ -23,7 +23,6 @@ from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, MakeEngine
 from holdfast.engines.local import LocalEngine
-from holdfast.runtime import current
 from holdfast.wire.channel import Channel, OnAgent, serve
 from holdfast.wire.messages import AgentMessage
 
@@ -42,12 +41,12 @@ class Listener(Protocol):
     async def close(self) -> None: ...
 
 
-Listen = Callable[[str, str, OnAgent], Awaitable[Listener]]
-"""From the token that agents must prove, the hub's id, and what is awaited for each agent, to a listener."""
+Listen = Callable[[str, OnAgent], Awaitable[Listener]]
+"""From the run secret that agents must prove to know, and what is awaited for each agent, to a listener."""
 
 
-async def listen_on_loopback(token: str, hub: str, on_agent: OnAgent) -> Listener:
-    return await serve("127.0.0.1", 0, token, on_agent, run=hub)
+async def listen_on_loopback(token: str, on_agent: OnAgent) -> Listener:
+    return await serve("127.0.0.1", 0, token, on_agent)
 
 
 class Hub:
@@ -74,7 +73,7 @@ class Hub:
     async def open(self) -> None:
         """Listen for agents. Engines are made when the first run needs them."""
         token = secrets.token_urlsafe(32)
-        self._server = await self._listen(token, current().token_hex(4), self._serve)
+        self._server = await self._listen(token, self._serve)
         self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", token)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 

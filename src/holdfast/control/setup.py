@@ -34,7 +34,7 @@ from holdfast.control.history import RUN_FILE, History
 from holdfast.control.job_pickle import pickle_job
 from holdfast.control.lease import Lease
 from holdfast.control.loop import ControllerSetup, Settings
-from holdfast.control.request import TrainRequest, ValidationPlan
+from holdfast.control.request import TrainRequest
 from holdfast.control.validation import PrepareValidation
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core import events as e
@@ -103,9 +103,7 @@ def make_setup(
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(request),
-        prepare_validation=_make_prepare_validation(request, request.validation)
-        if request.validation is not None
-        else None,
+        prepare_validation=_make_prepare_validation(request),
     )
 
 
@@ -278,9 +276,11 @@ def make_preparation(request: TrainRequest) -> Preparation:
     )
 
 
-def _make_prepare_validation(request: TrainRequest, plan: ValidationPlan) -> PrepareValidation:
+def _make_prepare_validation(request: TrainRequest) -> PrepareValidation | None:
     """What agents that validate are sent: another function, with everything else as for training. It is pickled once,
     here; a function that cannot be sent is refused."""
+    if (plan := request.validation) is None:
+        return None
     made = make_preparation(replace(request, job=plan.job, local_mode=False, sync_artifacts=False))
     run = msgspec.structs.replace(made.run, workers=1, work_dir=f"{made.run.work_dir}/validation")
 

@@ -2,7 +2,7 @@
 
     server -> client   Challenge(protocol, nonce)
     client -> server   Proof(protocol, nonce, agent, mac over both nonces and agent)
-    server -> client   Accepted(run, mac over both nonces and run) or Rejected(reason)
+    server -> client   Accepted(mac over both nonces and agent) or Rejected(reason)
 
 The secret itself never crosses the wire. Nonces are fresh on both sides, so a recorded proof is worth nothing;
 the MACs name the side that made them, so a proof cannot be mirrored; and with TLS they cover the certificate's
@@ -57,8 +57,6 @@ class Proof(_Handshake, frozen=True, kw_only=True):
 
 
 class Accepted(_Handshake, frozen=True, kw_only=True):
-    run: str
-    """The run's id."""
     mac: bytes
 
 
@@ -82,7 +80,7 @@ def prove(challenge: Challenge, token: str, fingerprint: str, agent: str) -> Pro
     return Proof(protocol=PROTOCOL, nonce=nonce, agent=agent, mac=mac)
 
 
-def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str, run: str) -> Accepted | Rejected:
+def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str) -> Accepted | Rejected:
     """The server's verdict. The protocol comes first: it needs no secret, and its reason is the more useful one."""
     if proof.protocol != PROTOCOL:
         return Rejected(
@@ -92,16 +90,16 @@ def check_proof(challenge: Challenge, proof: Proof, token: str, fingerprint: str
     expected = _mac(token, b"client", challenge.nonce, proof.nonce, fingerprint, proof.agent)
     if len(proof.nonce) != _NONCE_BYTES or not hmac.compare_digest(expected, proof.mac):
         return Rejected(reason="The agent's token is not this run's: start it with the token that the run gave out.")
-    return Accepted(run=run, mac=_mac(token, b"server", challenge.nonce, proof.nonce, fingerprint, run))
+    return Accepted(mac=_mac(token, b"server", challenge.nonce, proof.nonce, fingerprint, proof.agent))
 
 
 def check_accepted(challenge: Challenge, proof: Proof, accepted: Accepted, token: str, fingerprint: str) -> bool:
     """Whether the server knows the run secret too."""
-    expected = _mac(token, b"server", challenge.nonce, proof.nonce, fingerprint, accepted.run)
+    expected = _mac(token, b"server", challenge.nonce, proof.nonce, fingerprint, proof.agent)
     return hmac.compare_digest(expected, accepted.mac)
 
 
-def _mac(token: str, side: bytes, server_nonce: bytes, client_nonce: bytes, fingerprint: str, name: str) -> bytes:
-    parts = [b"holdfast", side, server_nonce, client_nonce, fingerprint.encode(), name.encode()]
+def _mac(token: str, side: bytes, server_nonce: bytes, client_nonce: bytes, fingerprint: str, agent: str) -> bytes:
+    parts = [b"holdfast", side, server_nonce, client_nonce, fingerprint.encode(), agent.encode()]
     text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(token.encode(), text, hashlib.sha256).digest()

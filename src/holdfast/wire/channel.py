@@ -188,11 +188,10 @@ OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 
 
 class Server:
-    """The controller's door: accepts agents until closed."""
+    """Accepts agents' connections until it is closed."""
 
-    def __init__(self, token: str, run: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
+    def __init__(self, token: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
         self._token = token
-        self._run = run
         self._on_agent = on_agent
         self._fingerprint = tls.fingerprint if tls else ""
         self._limit_bytes = limit_bytes
@@ -249,7 +248,7 @@ class Server:
         proof = await channel._recv()
         if proof is None:
             return False
-        verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint, self._run)
+        verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint)
         if isinstance(verdict, auth.Rejected):
             _log.warning("The agent at %s is refused: %s", channel.peer, verdict.reason)
             await channel.send(verdict)
@@ -266,12 +265,9 @@ async def serve(
     on_agent: OnAgent,
     tls: Identity | None = None,
     limit_bytes: int = MAX_FRAME_BYTES,
-    *,
-    run: str,
 ) -> Server:
-    """Listen for the agents of the run with the id `run`; `on_agent` is awaited for each that is authenticated, and its
-    connection ends with it."""
-    server = Server(token, run, on_agent, tls, limit_bytes)
+    """Listen for agents; `on_agent` is awaited for each that is authenticated, and its connection ends with it."""
+    server = Server(token, on_agent, tls, limit_bytes)
     await server._listen(host, port, server_context(tls) if tls else None)
     return server
 

@@ -61,7 +61,7 @@ def _run_locally(
 
     async def run() -> None:
         token = make_token()
-        server = await serve("127.0.0.1", 0, token, controller, run="run-1")
+        server = await serve("127.0.0.1", 0, token, controller)
         platform = Platform(
             f"127.0.0.1:{server.port}",
             token,

@@ -89,7 +89,7 @@ class _Controller:
 def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
     async def bounded() -> None:
         controller = _Controller()
-        server = await serve("127.0.0.1", 0, _TOKEN, controller.serve, run="run-1")  # type: ignore[arg-type]
+        server = await serve("127.0.0.1", 0, _TOKEN, controller.serve)  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(60):
                 await test(controller, f"127.0.0.1:{server.port}")

@@ -60,7 +60,7 @@ def test_messages_go_both_ways_and_close_ends_the_channel(with_tls: bool) -> Non
     async def test() -> None:
         identity = make_identity() if with_tls else None
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door, identity, run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, door, identity)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, identity.fingerprint if identity else None, agent="a")
         assert await _message(agent) == Ping()
         for generation in range(1000):
@@ -77,7 +77,7 @@ def test_messages_go_both_ways_and_close_ends_the_channel(with_tls: bool) -> Non
 def test_large_messages_pass_and_a_limit_closes(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door, limit_bytes=3_000_000, run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, door, limit_bytes=3_000_000)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         large = RankReported(generation=1, rank=0, reports=(Report(number=1, at=0.0, metrics={"x": "y" * 2_000_000}),))
         await agent.send(large)
@@ -107,7 +107,7 @@ def test_a_lost_repeated_or_foreign_message_closes_the_connection(
 ) -> None:
     async def test() -> None:
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door, run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, door)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         assert await _message(agent) == Ping()
         monkeypatch.setattr(Stamp, "wrap", lambda _, message, run: Envelope(run, name, sequence, message))
@@ -123,7 +123,7 @@ def test_a_lost_repeated_or_foreign_message_closes_the_connection(
 
 def test_a_wrong_token_is_refused_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
         with pytest.raises(WireError, match="token is not this run's"):
             await connect(f"127.0.0.1:{server.port}", "wrong", agent="a")
         await server.close()
@@ -134,7 +134,7 @@ def test_a_wrong_token_is_refused_in_one_sentence(caplog: pytest.LogCaptureFixtu
 
 def test_another_protocol_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
         honest = auth.prove
         monkeypatch.setattr(auth, "prove", lambda *a: msgspec.structs.replace(honest(*a), protocol=99))
         with pytest.raises(WireError, match="protocol 2 and the agent protocol 99"):
@@ -148,7 +148,7 @@ def test_a_controller_without_the_token_is_rejected() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode(auth.make_challenge()))
         await reader.readexactly(HEADER_BYTES)
-        writer.write(encode(auth.Accepted(run="run-1", mac=b"x" * 32)))
+        writer.write(encode(auth.Accepted(mac=b"x" * 32)))
         await writer.drain()
         writer.close()
 
@@ -164,7 +164,7 @@ def test_a_controller_without_the_token_is_rejected() -> None:
 
 def test_a_replayed_proof_is_refused() -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
         _, first, challenge = await raw_challenge(server.port)
         recorded = encode(auth.prove(challenge, TOKEN, "", "a"))
         first.write(recorded)
@@ -193,7 +193,7 @@ def test_a_replayed_proof_is_refused() -> None:
 def test_garbage_closes_that_connection_and_nothing_else(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door, run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, door)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         reader, stranger, _ = await raw_challenge(server.port)
         stranger.write(garbage)
@@ -212,7 +212,7 @@ def test_garbage_closes_that_connection_and_nothing_else(garbage: bytes, caplog:
 def test_a_message_of_the_wrong_direction_ends_the_channel() -> None:
     async def test() -> None:
         door = Door()
-        server = await serve("127.0.0.1", 0, TOKEN, door, run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, door)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         await agent.send(Shutdown())
         assert await door.got.get() is None
@@ -226,7 +226,7 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, caplog: 
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.05)
 
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
         reader, writer, _ = await raw_challenge(server.port)
         assert await reader.read() == b""
         writer.close()
@@ -255,7 +255,7 @@ def test_a_silent_controller_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_certificate_with_another_fingerprint_is_refused() -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), make_identity(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door(), make_identity())
         with pytest.raises(WireError, match="someone else answers"):
             await connect(f"127.0.0.1:{server.port}", TOKEN, make_identity().fingerprint, agent="a")
         await server.close()
@@ -266,8 +266,8 @@ def test_a_certificate_with_another_fingerprint_is_refused() -> None:
 def test_a_proof_made_for_another_certificate_does_not_count() -> None:
     challenge = auth.make_challenge()
     proof = auth.prove(challenge, TOKEN, "the attacker's certificate", "a")
-    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the controller's", "run-1"), auth.Rejected)
-    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the attacker's certificate", "run-1"), auth.Accepted)
+    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the controller's"), auth.Rejected)
+    assert isinstance(auth.check_proof(challenge, proof, TOKEN, "the attacker's certificate"), auth.Accepted)
 
 
 def test_connecting_to_a_closed_port_is_a_clear_error() -> None:
@@ -291,7 +291,7 @@ def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does
             await reading.wait()
             ended.set_result([await agent.recv() for _ in range(200)][-1])
 
-        server = await serve("127.0.0.1", 0, TOKEN, slow, run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, slow)
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         text = "x" * 100_000
         for number in range(200):
@@ -311,7 +311,7 @@ def test_the_backlog_grows_while_the_peer_does_not_read_and_empties_when_it_does
 
 def test_sending_on_a_closed_channel_is_ignored() -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
         agent = await connect(f"127.0.0.1:{server.port}", TOKEN, agent="a")
         await agent.close()
         await agent.send(Collected(generation=1, sequence=1))
@@ -331,8 +331,8 @@ def test_tokens_differ() -> None:
 def test_a_controller_does_not_listen_off_loopback_without_tls(host: str) -> None:
     async def test() -> None:
         with pytest.raises(WireError, match="without TLS"):
-            await serve(host, 0, TOKEN, Door(), run="run-1")
-        server = await serve(host, 0, TOKEN, Door(), make_identity(), run="run-1")
+            await serve(host, 0, TOKEN, Door())
+        server = await serve(host, 0, TOKEN, Door(), make_identity())
         await server.close()
 
     run(test)
@@ -354,7 +354,7 @@ def test_an_agent_does_not_dial_off_loopback_without_tls(address: str, monkeypat
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "[::ffff:127.0.0.1]"])
 def test_loopback_needs_no_tls(host: str) -> None:
     async def test() -> None:
-        server = await serve("127.8.9.1" if host == "127.8.9.1" else "127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.8.9.1" if host == "127.8.9.1" else "127.0.0.1", 0, TOKEN, Door())
         agent = await connect(f"{host}:{server.port}", TOKEN, agent="a")
         assert await _message(agent) == Ping()
         await agent.close()
@@ -368,7 +368,7 @@ def test_a_slow_handshake_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: py
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
         reader, writer, challenge = await raw_challenge(server.port)
         proof = encode(auth.prove(challenge, TOKEN, "", "a"))
         end = asyncio.ensure_future(reader.read())
@@ -388,7 +388,7 @@ def test_a_slow_handshake_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 def test_logged_input_of_strangers_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        server = await serve("127.0.0.1", 0, TOKEN, Door(), run="run-1")
+        server = await serve("127.0.0.1", 0, TOKEN, Door())
         reader, writer, _ = await raw_challenge(server.port)
         writer.write(encode({"type": "\x1b[2JProof"}))
         with suppress(ConnectionError):
