@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.machine.rig import NOTHING, checkpoint_of, persist, report, reported, running, stored
+from tests.machine.rig import checkpoint_of, persist, report, reported, running, stored
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -45,17 +45,28 @@ def test_training_continues_while_uploads_wait() -> None:
         assert rig.feed(report(number, now), now) == Step([reported(number, now)], [])
 
 
+LOST = e.StorageLost(error="no space left", kind=FailureKind.OUT_OF_SPACE)
+
+
 def test_a_journal_that_cannot_be_written_ends_the_run() -> None:
     rig = running()
-    asked = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
-    assert asked.commands == [persist(1, ((0, "a"),))]
-    given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=1, why="the journal could not be written")
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=None, agents=("a",))
-    lost = e.StorageLost(error="no space left", kind=FailureKind.OUT_OF_SPACE)
-    assert rig.feed(lost, 6.0) == Step([given_up], [STOP, announced])
-    assert rig.feed(checkpoint_of(1, stored(0, 1)), 6.1) == NOTHING
+    assert rig.feed(LOST, 6.0) == Step([], [STOP])
     late = rig.feed(report(2, 6.2, checkpoint=True), 6.2)
     assert [type(one) for one in late.commands] == [c.AnnounceCheckpoint]
     decided = rig.feed(STOPPED, 7.0)
     assert decided.records[-1] == r.RunFailed(at=7.0, error="no space left", error_type=FailureKind.OUT_OF_SPACE)
     assert decided.commands == [c.EndRun(status=c.RunStatus.FAILED)]
+
+
+def test_a_checkpoint_on_its_way_to_storage_keeps_its_parts_when_the_journal_is_lost() -> None:
+    rig = running()
+    asked = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
+    assert asked.commands == [persist(1, ((0, "a"),))]
+    rig.feed(report(2, 5.5, checkpoint=True), 5.5)
+    given_up = r.CheckpointAbandoned(at=6.0, generation=1, iteration=2, why="the journal could not be written")
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
+    assert rig.feed(LOST, 6.0) == Step([given_up], [STOP, announced])
+    assert rig.feed(STOPPED, 7.0).commands == []
+    decided = rig.feed(checkpoint_of(1, stored(0, 1)), 8.0)
+    assert isinstance(decided.records[0], r.CheckpointCommitted)
+    assert decided.commands[-1] == c.EndRun(status=c.RunStatus.FAILED)

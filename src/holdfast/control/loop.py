@@ -230,6 +230,8 @@ class Controller:
             # Without a journal nothing new may begin, but everything may still be brought to its end.
             if durable or isinstance(command, c.StopWorkers | c.EndRun):
                 self._do(command)
+            elif isinstance(command, c.PersistCheckpoint):
+                self.post(e.CheckpointFailed(ticket=command.ticket, error="the journal could not be written"))
         if self._state.generation is None and not self._state.pending:
             self._agents.give_up_revoked()
 
@@ -299,7 +301,13 @@ class Controller:
                 self._status = status
 
     async def _persist(self, command: c.PersistCheckpoint) -> None:
-        outcome = await self._persister.persist(command)
+        try:
+            outcome = await self._persister.persist(command)
+        except Exception as error:
+            # The core waits for the outcome of whatever it has persisted, even when all else is lost.
+            internal = f"internal error: {error!r}"
+            self.post(e.CheckpointFailed(ticket=command.ticket, error=internal, kind=FailureKind.RUN, fatal=True))
+            raise
         refused = isinstance(outcome, e.CheckpointFailed) and outcome.kind is FailureKind.FENCED
         if refused and (why := await self._fenced_by()) is not None:
             self.post(e.ControllerFenced(why=why))

@@ -185,9 +185,10 @@ def _name(generation: Generation, pending: Pending) -> str | None:
 def persist_next(state: State, now: float, out: Output) -> None:
     """Persist the oldest complete ticket, unless one is being persisted already.
 
-    Without a journal nothing new may begin. What is under way may still be committed: the next controller finds it."""
+    Without a journal nothing new may begin. What is under way is left to its own outcome, which the end of the run
+    waits for: the next controller finds its manifest."""
     if state.journal_lost:
-        for pending in list(state.pending.values()):
+        for pending in [pending for pending in state.pending.values() if not pending.persisting]:
             state.pending.pop(pending.ticket)
             _give_up(state, pending, "the journal could not be written", now, out)
     if not state.pending:
