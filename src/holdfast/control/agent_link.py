@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
 
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
+from holdfast.wire.frames import encode_body
 
-__all__ = ["FUNCTION_PIECE_BYTES", "AgentLink", "Preparation"]
+__all__ = ["FUNCTION_PIECE_BYTES", "AgentLink", "Preparation", "send_all"]
 
 FUNCTION_PIECE_BYTES = 1024 * 1024
 
@@ -35,7 +37,7 @@ class AgentLink:
         self._functions: set[str] = set()
         """The keys of the functions that it was sent."""
 
-    def send(self, message: m.ControllerMessage, run: str = "") -> None:
+    def send(self, message: m.ControllerMessage | msgspec.Raw, run: str = "") -> None:
         """Queue a message of a run, or of the connection itself."""
         self._channel.send_nowait(message, run)
 
@@ -58,3 +60,10 @@ class AgentLink:
     def abort(self) -> None:
         """End the connection at once."""
         self._channel.abort()
+
+
+def send_all(links: Collection[AgentLink], message: m.ControllerMessage, run: str = "") -> None:
+    """Queue one message for several agents; it is encoded once."""
+    sent = encode_body(message) if len(links) > 1 else message
+    for link in links:
+        link.send(sent, run)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-from holdfast.control.agent_link import AgentLink
+from holdfast.control.agent_link import AgentLink, send_all
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
 from holdfast.core.admission import Admission, Decision, Grant, Revoke, capacity
@@ -134,13 +134,12 @@ class AgentPool:
     def ping(self, limit: int, silence_s: float) -> None:
         """Send a ping to each agent; one that left `limit` of them unanswered (a stopped process, a dead network) is
         lost."""
-        for link in list(self.links.values()):
-            if link.unanswered_pings >= limit:
-                self.lose(link, f"it was silent for {silence_s:g} s: {limit} pings were not answered")
-                self._engine.kill(link.name)
-            else:
-                link.unanswered_pings += 1
-                link.send(m.Ping())
+        for link in [link for link in self.links.values() if link.unanswered_pings >= limit]:
+            self.lose(link, f"it was silent for {silence_s:g} s: {limit} pings were not answered")
+            self._engine.kill(link.name)
+        for link in self.links.values():
+            link.unanswered_pings += 1
+        send_all(self.links.values(), m.Ping())
 
     def tell_waiting(self) -> None:
         """Tell runs that wait only because others have the places that it is so: their patience is for agents."""
@@ -157,8 +156,7 @@ class AgentPool:
     async def close(self, flush_s: float) -> None:
         """End the agents; each may take `flush_s`."""
         self.is_closed = True
-        for link in self.links.values():
-            link.send(m.Shutdown(flush_s=flush_s))
+        send_all(self.links.values(), m.Shutdown(flush_s=flush_s))
         await self._engine.close(flush_s)
 
     def _process_gone(self, agent: str, why: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.control.agent_link import AgentLink, Preparation
+from holdfast.control.agent_link import AgentLink, Preparation, send_all
 from holdfast.control.collectives import Answer, Collectives
 from holdfast.control.publisher import Publisher
 from holdfast.core import commands as c
@@ -83,9 +83,7 @@ class RunAgents:
 
     def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
         """Send one message to these agents; not to those that are lost, of which the core is about to be told."""
-        for agent in agents:
-            if (link := self.links.get(agent)) is not None:
-                link.send(message, self.id)
+        send_all([self.links[agent] for agent in agents if agent in self.links], message, self.id)
 
     def start_workers(self, command: c.StartWorkers) -> None:
         """Send each agent the command with its own place."""

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import WireError
 
-__all__ = ["HEADER_BYTES", "MAX_FRAME_BYTES", "Decoder", "Splitter", "encode", "receive", "send"]
+__all__ = ["HEADER_BYTES", "MAX_FRAME_BYTES", "Decoder", "Splitter", "encode", "encode_body", "receive", "send"]
 
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = _LENGTH.size
@@ -41,13 +41,24 @@ def encode(message: Any, name: str | None = None) -> bytes:
     buffer = bytearray(HEADER_BYTES)
     _encoder.encode_into(message, buffer, HEADER_BYTES)
     size_bytes = len(buffer) - HEADER_BYTES
-    if size_bytes > MAX_FRAME_BYTES:
-        raise WireError(
-            f"A {name or type(message).__name__} of {size_bytes} bytes is more than the {MAX_FRAME_BYTES} that are"
-            " allowed: put large data into a checkpoint or into storage, not into metrics or a configuration."
-        )
+    _check_size(size_bytes, name or type(message).__name__)
     _LENGTH.pack_into(buffer, 0, size_bytes)
     return bytes(buffer)
+
+
+def encode_body(message: Any) -> msgspec.Raw:
+    """One message encoded for several receivers: `encode` copies it into each one's envelope."""
+    body = _encoder.encode(message)
+    _check_size(len(body), type(message).__name__)
+    return msgspec.Raw(body)
+
+
+def _check_size(size_bytes: int, name: str) -> None:
+    if size_bytes > MAX_FRAME_BYTES:
+        raise WireError(
+            f"A {name} of {size_bytes} bytes is more than the {MAX_FRAME_BYTES} that are"
+            " allowed: put large data into a checkpoint or into storage, not into metrics or a configuration."
+        )
 
 
 class Splitter:

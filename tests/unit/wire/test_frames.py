@@ -14,6 +14,7 @@ from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.core.events import Ticket
 from holdfast.errors import WireError
 from holdfast.wire import frames
+from holdfast.wire.envelope import Envelope
 from holdfast.wire.messages import Collected, ToWorker
 
 _decoder: frames.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -73,3 +74,17 @@ def test_the_splitter_works_wherever_the_stream_is_cut(bodies: list[bytes], cuts
         stream = stream[step:]
     assert out == bodies
     assert splitter.pending_bytes == 0
+
+
+def test_a_message_that_is_encoded_once_arrives_in_every_envelope_as_if_it_were_encoded_for_it() -> None:
+    message = Collected(generation=1, sequence=2, data={"loss": 0.5})
+    body = frames.encode_body(message)
+    for agent, sequence in (("a", 1), ("b", 300)):
+        expected = frames.encode(Envelope("run-1", agent, sequence, message))
+        assert frames.encode(Envelope("run-1", agent, sequence, body)) == expected
+
+
+def test_a_message_for_several_receivers_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
+    with pytest.raises(WireError, match=r"A Collected of \d+ bytes is more than the 100"):
+        frames.encode_body(Collected(generation=1, sequence=2, data="x" * 100))
