@@ -1,10 +1,11 @@
-"""A connection between controller and agent, and how each end makes and authenticates it.
+"""A connection between controller and agent, or control client, and how each end makes and authenticates it.
 
-The controller calls `serve`, the agent `connect`. A `Channel` decodes only the messages of its own direction. A peer
-that sends garbage, too much, another agent's message, or nothing during the handshake loses its connection and is
-logged once; nobody else notices. `frames` splits the stream, `auth` authenticates the peer, `envelope` numbers the
-messages, `tls` encrypts them where they leave the machine: without TLS neither end uses an address that is not
-loopback, since the training function would cross the network in the clear, and could be replaced on its way.
+The controller calls `serve`, an agent `connect`, a control client `connect_client`. A `Channel` decodes only the
+messages of its own direction. A peer that sends garbage, too much, another agent's message, or nothing during the
+handshake loses its connection and is logged once; nobody else notices. `frames` splits the stream, `auth` authenticates
+the peer, `envelope` numbers the messages, `tls` encrypts them where they leave the machine: without TLS neither end
+uses an address that is not loopback, since the training function would cross the network in the clear, and could be
+replaced on its way.
 """
 
 from __future__ import annotations
@@ -24,15 +25,28 @@ from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import WireError
 from holdfast.printable import printable
 from holdfast.wire import auth
+from holdfast.wire.auth import Role
+from holdfast.wire.control_messages import ControlReply, ControlRequest
 from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
 from holdfast.wire.tls import Identity, client_context, fingerprint_of, server_context
 
-__all__ = ["HANDSHAKE_TIMEOUT_S", "Channel", "OnAgent", "Server", "connect", "serve"]
+__all__ = [
+    "HANDSHAKE_TIMEOUT_S",
+    "Channel",
+    "OnAgent",
+    "OnClient",
+    "Server",
+    "connect",
+    "connect_client",
+    "serve",
+]
 
 HANDSHAKE_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
+MAX_REQUEST_BYTES = 64 * 1024
+"""Of a control client's messages."""
 _READ_BYTES = 256 * 1024
 _DRAIN_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
@@ -40,6 +54,8 @@ _log = logging.getLogger(__name__)
 _In = TypeVar("_In")
 _agent_messages: Decoder[Envelope[AgentMessage]] = msgspec.msgpack.Decoder(Envelope[AgentMessage])
 _controller_messages: Decoder[Envelope[ControllerMessage]] = msgspec.msgpack.Decoder(Envelope[ControllerMessage])
+_control_requests: Decoder[Envelope[ControlRequest]] = msgspec.msgpack.Decoder(Envelope[ControlRequest])
+_control_replies: Decoder[Envelope[ControlReply]] = msgspec.msgpack.Decoder(Envelope[ControlReply])
 _client_handshake: Decoder[auth.Proof] = msgspec.msgpack.Decoder(auth.Proof)
 _server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Rejected] = msgspec.msgpack.Decoder(
     auth.Challenge | auth.Accepted | auth.Rejected
@@ -186,13 +202,24 @@ class Channel(Generic[_In]):
 OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 """Serves one agent's connection, which ends when this returns."""
 
+OnClient = Callable[[Channel[ControlRequest]], Awaitable[None]]
+"""The same for a control client."""
+
 
 class Server:
-    """Accepts agents' connections until it is closed."""
+    """Accepts the connections of agents and control clients until it is closed."""
 
-    def __init__(self, token: str, on_agent: OnAgent, tls: Identity | None, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        token: str,
+        on_agent: OnAgent,
+        tls: Identity | None,
+        limit_bytes: int,
+        on_client: OnClient | None = None,
+    ) -> None:
         self._token = token
         self._on_agent = on_agent
+        self._on_client = on_client
         self._fingerprint = tls.fingerprint if tls else ""
         self._limit_bytes = limit_bytes
         self._listener: asyncio.Server | None = None
@@ -234,28 +261,36 @@ class Server:
         channel = Channel[Any](reader, writer, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                if not await self._authenticate(channel):
-                    return
-            await self._on_agent(channel)
+                role = await self._authenticate(channel)
+            if role is Role.AGENT:
+                await self._on_agent(channel)
+            elif role is Role.CONTROL and self._on_client is not None:
+                await self._on_client(channel)
         except TimeoutError:
             _log.warning("The connection of %s is closed: it kept silent during the handshake", channel.peer)
         finally:
             await channel.close()
 
-    async def _authenticate(self, channel: Channel[Any]) -> bool:
+    async def _authenticate(self, channel: Channel[Any]) -> Role | None:
+        """What the client has proved to be; None if it is refused."""
         challenge = auth.make_challenge()
         channel.send_nowait(challenge)
         proof = await channel._recv()
         if proof is None:
-            return False
+            return None
         verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint)
         if isinstance(verdict, auth.Rejected):
-            _log.warning("The agent at %s is refused: %s", channel.peer, verdict.reason)
+            _log.warning("The %s at %s is refused: %s", proof.role, channel.peer, verdict.reason)
             await channel.send(verdict)
-            return False
+            return None
         await channel.send(verdict)
-        channel._upgrade(_agent_messages, Stamp(proof.agent), self._limit_bytes)
-        return True
+        is_agent = proof.role is Role.AGENT
+        channel._upgrade(
+            _agent_messages if is_agent else _control_requests,
+            Stamp(proof.agent),
+            self._limit_bytes if is_agent else MAX_REQUEST_BYTES,
+        )
+        return Role(proof.role)
 
 
 async def serve(
@@ -265,9 +300,11 @@ async def serve(
     on_agent: OnAgent,
     tls: Identity | None = None,
     limit_bytes: int = MAX_FRAME_BYTES,
+    on_client: OnClient | None = None,
 ) -> Server:
-    """Listen for agents; `on_agent` is awaited for each that is authenticated, and its connection ends with it."""
-    server = Server(token, on_agent, tls, limit_bytes)
+    """Listen for agents and control clients; `on_agent` or `on_client` is awaited for each that is authenticated, and
+    its connection ends with it."""
+    server = Server(token, on_agent, tls, limit_bytes, on_client)
     await server._listen(host, port, server_context(tls) if tls else None)
     return server
 
@@ -277,6 +314,20 @@ async def connect(
 ) -> Channel[ControllerMessage]:
     """Connect to a controller at `host:port` as the agent of this name. Raises `WireError` with one sentence on why
     not."""
+    channel = await _connect(address, token, tls_fingerprint, Role.AGENT, agent)
+    channel._upgrade(_controller_messages, Stamp(agent), limit_bytes)
+    return channel
+
+
+async def connect_client(address: str, token: str, tls_fingerprint: str | None = None) -> Channel[ControlReply]:
+    """The same as a control client."""
+    channel = await _connect(address, token, tls_fingerprint, Role.CONTROL)
+    channel._upgrade(_control_replies, Stamp(""), MAX_FRAME_BYTES)
+    return channel
+
+
+async def _connect(address: str, token: str, tls_fingerprint: str | None, role: Role, agent: str = "") -> Channel[Any]:
+    """Connect, and authenticate both ends."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise WireError(f"The controller's address {address!r} is not of the form host:port.")
@@ -287,7 +338,7 @@ async def connect(
             channel = Channel[Any](reader, writer, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
             try:
                 _check_fingerprint(writer, tls_fingerprint)
-                await _introduce(channel, token, tls_fingerprint or "", agent)
+                await _introduce(channel, token, tls_fingerprint or "", agent, role)
             except BaseException:
                 channel.abort()
                 raise
@@ -295,7 +346,6 @@ async def connect(
         raise WireError(f"The controller at {address} did not answer within {HANDSHAKE_TIMEOUT_S:g} s.") from None
     except (OSError, ssl.SSLError) as error:
         raise WireError(f"The controller at {address} cannot be reached: {error}.") from error
-    channel._upgrade(_controller_messages, Stamp(agent), limit_bytes)
     return channel
 
 
@@ -346,12 +396,12 @@ def _check_fingerprint(writer: asyncio.StreamWriter, expected: str | None) -> No
         )
 
 
-async def _introduce(channel: Channel[Any], token: str, fingerprint: str, agent: str) -> None:
+async def _introduce(channel: Channel[Any], token: str, fingerprint: str, agent: str, role: Role = Role.AGENT) -> None:
     """Authenticate both ends."""
     challenge = await channel._recv()
     if not isinstance(challenge, auth.Challenge):
         raise WireError("The controller hung up before the handshake: it may want TLS, or be no controller at all.")
-    proof = auth.prove(challenge, token, fingerprint, agent)
+    proof = auth.prove(challenge, token, fingerprint, agent, role)
     await channel.send(proof)
     answer = await channel._recv()
     if isinstance(answer, auth.Rejected):
@@ -359,4 +409,4 @@ async def _introduce(channel: Channel[Any], token: str, fingerprint: str, agent:
     if not isinstance(answer, auth.Accepted):
         raise WireError(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
     if not auth.check_accepted(challenge, proof, answer, token, fingerprint):
-        raise WireError("The controller does not know this agent's token: it is not the run that was meant.")
+        raise WireError(f"The controller does not know this {role}'s token: it is not the run that was meant.")

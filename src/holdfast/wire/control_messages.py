@@ -1,0 +1,164 @@
+"""The control API: what a control client asks of a controller, and what it is answered.
+
+A control client is the command line, or any other program that knows the run secret. It connects
+to the controller's port with the handshake of agents (`auth`, role CONTROL), and sends requests; the envelope's run
+says which run each is about. Requests of one connection are answered one after the other, each with one reply, but
+`ReadLogs`, which is answered by any number of `LogLines` and one `LogsEnded`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from holdfast.core.agent_phase import AgentPhase
+from holdfast.wire.messages import LogLine
+
+__all__ = [
+    "AgentStatus",
+    "ControlReply",
+    "ControlRequest",
+    "Done",
+    "DrainNode",
+    "GetJoinString",
+    "GetStatus",
+    "LogLines",
+    "LogsEnded",
+    "ReadLogs",
+    "Refused",
+    "RunPhase",
+    "RunStatusReply",
+    "SetWorkers",
+    "StopRun",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Tagged by class name; unknown fields of a newer minor version are ignored."""
+
+
+# ---------------------------------------------------------------- client -> controller
+
+
+class GetStatus(_Message, frozen=True, kw_only=True):
+    """Answered by `RunStatusReply`."""
+
+
+class StopRun(_Message, frozen=True, kw_only=True):
+    """End the run as Ctrl+C does, and no other run of its driver; answered by `Done` before it has ended."""
+
+    force: bool = False
+    """Wait neither for workers nor for uploads, as the second Ctrl+C."""
+
+
+class DrainNode(_Message, frozen=True, kw_only=True):
+    """Take the run off a node; answered by `Done`, or `Refused` where the run has nothing there."""
+
+    node: str
+    """The name of an agent, or of a host: all its agents."""
+
+
+class SetWorkers(_Message, frozen=True, kw_only=True):
+    """Change the bounds of the number of workers; answered by `Done` or `Refused`."""
+
+    workers_min: int
+    workers_max: int
+
+
+class ReadLogs(_Message, frozen=True, kw_only=True):
+    """What workers have printed lately, and with `follow` what they print from now on until the run ends."""
+
+    rank: int | None = None
+    """Of this rank only."""
+    follow: bool = False
+
+
+class GetJoinString(_Message, frozen=True, kw_only=True):
+    """What an agent on another machine needs in order to join; answered by `Done` with that string."""
+
+
+# ---------------------------------------------------------------- controller -> client
+
+
+class Done(_Message, frozen=True, kw_only=True):
+    """What was asked for has been done, or begun: one sentence, or the string that was asked for."""
+
+    text: str
+
+
+class Refused(_Message, frozen=True, kw_only=True):
+    """What was asked for is not done: one sentence on why, and what to do."""
+
+    reason: str
+
+
+class RunPhase(enum.StrEnum):
+    """What a run does now."""
+
+    WAITING = "waiting"
+    """For agents, or for its turn."""
+    STARTING = "starting"
+    """Workers are being started."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class AgentStatus(_Message, frozen=True, kw_only=True):
+    """One agent of the driver."""
+
+    agent: str
+    host: str = ""
+    phase: AgentPhase
+    ranks: tuple[int, ...] = ()
+    """The run's workers there."""
+    why: str = ""
+    """Why it is draining."""
+
+
+class RunStatusReply(_Message, frozen=True, kw_only=True):
+    """How a run stands. Times are seconds since 1970."""
+
+    name: str
+    uri: str
+    phase: RunPhase
+    host: str
+    pid: int
+    """The driver's process."""
+    started_at: float
+    """When this driver took the run on."""
+    workers_min: int
+    workers_max: int
+    generation: int = 0
+    world_size: int = 0
+    """Of the generation that runs; 0 if none does."""
+    iteration: int = 0
+    metrics: dict[str, Any] = {}
+    """Of the last report."""
+    checkpoint: str = ""
+    """The newest committed one; "" if there is none."""
+    checkpoint_iteration: int = 0
+    failures: int = 0
+    max_failures: int = 0
+    waiting_for: str = ""
+    """What keeps the run from starting workers, in one phrase; "" if nothing does."""
+    agents: tuple[AgentStatus, ...] = ()
+
+
+class LogLines(_Message, frozen=True, kw_only=True):
+    """Lines that workers printed, in order of arrival."""
+
+    generation: int
+    lines: list[LogLine]
+    left_out: int = 0
+    """So many lines before these are missing here: the driver keeps only the last ones, or the client reads too slowly.
+    The log files in the run's directory have all."""
+
+
+class LogsEnded(_Message, frozen=True, kw_only=True):
+    """There is nothing more; with `follow` the run has ended."""
+
+
+ControlRequest = GetStatus | StopRun | DrainNode | SetWorkers | ReadLogs | GetJoinString
+ControlReply = Done | Refused | RunStatusReply | LogLines | LogsEnded
