@@ -60,7 +60,9 @@ def test_importing_the_api_is_nearly_free(tmp_path: Path) -> None:
         cost_s, modules = json.loads(done.stdout)
         return cost_s, {module.partition(".")[0] for module in modules}
 
-    ours, yardstick = zip(*((imported("holdfast.train"), imported("asyncio")) for _ in range(6)), strict=True)
+    ours, yardstick = zip(
+        *((imported("holdfast.train, holdfast.tune"), imported("asyncio")) for _ in range(6)), strict=True
+    )
     heavy = {"torch", "pyarrow", "ray", "rich", "optuna", "starlette", "uvicorn", "obstore", "numpy", "pandas"}
     assert not [roots & heavy for _, roots in ours if roots & heavy]
     assert min(cost_s for cost_s, _ in ours) < min(cost_s for cost_s, _ in yardstick)

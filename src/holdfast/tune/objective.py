@@ -1,0 +1,63 @@
+"""What is optimised: one metric and whether more or less of it is better. Schedulers, searchers and results share it.
+
+Scores are turned so that higher is better. Not-a-number ranks worst in both modes: a diverged trial never wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from holdfast.core.metrics import find_metric, flatten_metrics
+from holdfast.errors import ConfigError
+
+__all__ = ["Objective", "check_metric", "check_mode", "number"]
+
+
+class Objective(NamedTuple):
+    """A metric (nested ones are named `a/b`) and a mode, "min" or "max"."""
+
+    metric: str
+    mode: str
+
+    def score(self, result: Mapping[str, Any]) -> float | None:
+        """Higher is better; None where the result lacks the metric, minus infinity where it is not a number."""
+        value = find_metric(result, self.metric)
+        if value is None:
+            return None
+        return self.score_of(number(value, self.metric))
+
+    def score_of(self, value: float) -> float:
+        if math.isnan(value):
+            return -math.inf
+        return value if self.mode == "max" else -value
+
+    def require(self, result: Mapping[str, Any], trial_id: str) -> None:
+        """Raise, naming what was reported, if the result lacks the metric."""
+        if find_metric(result, self.metric) is None:
+            names = ", ".join(sorted(flatten_metrics(dict(result)))) or "nothing"
+            raise ConfigError(
+                f'Trial {trial_id} reported no metric "{self.metric}", by which trials are compared: report it, or '
+                f"name one of these in TuneConfig(metric=...): {names}."
+            )
+
+
+def number(value: Any, metric: str) -> float:
+    """A metric's value as a float; scalars of numpy and torch have one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f'The metric "{metric}" must be a number to be compared, but {value!r} was reported.'
+        ) from None
+
+
+def check_mode(what: str, mode: Any, *, optional: bool = False) -> None:
+    if mode not in ("min", "max") and not (optional and mode is None):
+        raise ConfigError(f'{what} must be "min" or "max", not {mode!r}.')
+
+
+def check_metric(what: str, metric: Any, *, optional: bool = False) -> None:
+    if not (isinstance(metric, str) and metric) and not (optional and metric is None):
+        raise ConfigError(f'{what} must be a metric\'s name, such as "loss", not {metric!r}.')

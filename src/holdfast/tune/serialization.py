@@ -1,0 +1,167 @@
+"""Search spaces, searchers, schedulers and stoppers as JSON, and back: by name and arguments, never by pickle.
+
+A `Component` remembers what it was constructed with. What JSON lacks is written as a dict with the key `$tune`. A
+function is stored as `module:qualname` if that leads back to it. What cannot be stored (a lambda, a function of the
+main script, any other object) becomes a note of what it was: `to_json` never fails, so that two spaces can always be
+compared, and `from_json` asks for it in one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.tune.search import sample
+
+__all__ = ["Component", "from_json", "is_stored_whole", "to_json"]
+
+_TAG = "$tune"
+_RETRY = "call Tuner(...) again with the same name and storage_path, where it is given, instead of Tuner.restore(...)"
+
+
+class Component:
+    """Base of what users construct and an experiment must construct again: keeps the arguments of the constructor."""
+
+    _constructed_with: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        made._constructed_with = (args, kwargs)
+        return made
+
+
+def to_json(value: Any) -> Any:
+    """The value in terms of JSON; `from_json` is the inverse."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+        case Mapping():
+            if all(isinstance(key, str) for key in value) and _TAG not in value:
+                return {key: to_json(item) for key, item in value.items()}
+            return {_TAG: "dict", "items": [[to_json(key), to_json(item)] for key, item in value.items()]}
+        case list():
+            return [to_json(item) for item in value]
+        case tuple():
+            return {_TAG: "tuple", "items": [to_json(item) for item in value]}
+        case timedelta():
+            return {_TAG: "timedelta", "seconds": value.total_seconds()}
+        case sample.Domain():
+            name, arguments = value.factory()
+            return {_TAG: "domain", "name": name, "arguments": {key: to_json(one) for key, one in arguments.items()}}
+        case Component():
+            return _component_to_json(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of numpy
+        return to_json(value.item())
+    if inspect.isroutine(value) or isinstance(value, type):
+        where = _importable_name(value)
+        if where is not None:
+            return {_TAG: "function", "name": where}
+        return {_TAG: "missing", "what": f"the function {getattr(value, '__qualname__', value)}"}
+    return {_TAG: "missing", "what": f"an object of {type(value).__module__}.{type(value).__qualname__}"}
+
+
+def from_json(value: Any, what: str, way_out: str = _RETRY) -> Any:
+    """The value that `to_json` was given. `what` is its name for the user, such as "param_space", and `way_out` what
+    they can do if something in it could not be stored."""
+    if isinstance(value, list):
+        return [from_json(item, what, way_out) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_TAG)
+    if kind is None:
+        return {key: from_json(item, what, way_out) for key, item in value.items()}
+    if kind == "missing":
+        raise ConfigError(f"The {what} of this experiment holds {value['what']}, which cannot be stored: {way_out}.")
+    if kind == "float":
+        return float(value["value"])
+    if kind == "timedelta":
+        return timedelta(seconds=value["seconds"])
+    if kind == "function":
+        return _import_function(value["name"], what, way_out)
+    items = [from_json(item, what, way_out) for item in value.get("items", ())]
+    if kind == "tuple":
+        return tuple(items)
+    if kind == "dict":
+        return dict(items)
+    keywords = {key: from_json(item, what, way_out) for key, item in value.get("keywords", {}).items()}
+    if kind == "component":
+        found = _import(value["name"], what, way_out)
+        if not (isinstance(found, type) and issubclass(found, Component)):
+            raise ConfigError(
+                f"{value['name']}, named by the {what} of this experiment, is no searcher, scheduler, "
+                f"stopper or callback: {way_out}."
+            )
+        return found(*items, **keywords)
+    if kind == "domain" and value["name"] in sample.FACTORIES:
+        arguments = {key: from_json(item, what, way_out) for key, item in value["arguments"].items()}
+        return sample.FACTORIES[value["name"]](**arguments)
+    raise ConfigError(f"The {what} of this experiment was written by another version of Holdfast ({kind}): {way_out}.")
+
+
+def is_stored_whole(value: Any) -> bool:
+    """Whether `from_json` can make from `to_json(value)` what it was."""
+    return _is_whole(to_json(value))
+
+
+def _is_whole(form: Any) -> bool:
+    if isinstance(form, list):
+        return all(map(_is_whole, form))
+    if isinstance(form, dict):
+        return form.get(_TAG) != "missing" and all(map(_is_whole, form.values()))
+    return True
+
+
+def _component_to_json(component: Component) -> Any:
+    name = _importable_name(type(component))
+    if name is None:
+        return {_TAG: "missing", "what": f"the class {type(component).__qualname__}"}
+    args, kwargs = component._constructed_with
+    return {
+        _TAG: "component",
+        "name": name,
+        "items": [to_json(one) for one in args],
+        "keywords": {key: to_json(one) for key, one in kwargs.items()},
+    }
+
+
+def _importable_name(value: Any) -> str | None:
+    """`module:qualname` if another process finds the same thing there."""
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not module or not qualname or module == "__main__":
+        return None
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{qualname}" if found is value else None
+
+
+def _import(name: str, what: str, way_out: str) -> Any:
+    module, _, qualname = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"The {what} of this experiment needs {name}, which cannot be imported ({error}): {way_out}."
+        ) from error
+    return found
+
+
+def _import_function(name: str, what: str, way_out: str) -> Any:
+    """Only functions and classes of projects: storage must not be able to name `os.system`."""
+    root = name.partition(":")[0].partition(".")[0]
+    if root in sys.stdlib_module_names:
+        raise ConfigError(f"The {what} of this experiment names {name}, which is no function of a project: {way_out}.")
+    found = _import(name, what, way_out)
+    if not inspect.isfunction(found) and not isinstance(found, type):
+        raise ConfigError(f"The {what} of this experiment names {name}, which is no function: {way_out}.")
+    return found
