@@ -7,6 +7,7 @@ with the command that replays the seed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,8 +24,9 @@ from holdfast.wire.messages import AgentMessage, UploadFailed
 from holdfast.worker.job import Assignment
 
 if TYPE_CHECKING:
-    from tests.sim.driver import Driver
+    from tests.sim.driver import Guest
     from tests.sim.node import Node
+    from tests.sim.run import Run
     from tests.sim.simulation import Simulation
 
 __all__ = ["Checkers", "Violation", "counted_failures", "reports_that_count"]
@@ -71,14 +73,14 @@ def _id(manifest: StoredManifest) -> tuple[str, str]:
 
 
 class Checkers:
-    """One simulation's watchmen."""
+    """One run's watchmen."""
 
-    def __init__(self, sim: Simulation) -> None:
-        self.sim = sim
-        self.run = StoredRun(sim.bucket)
+    def __init__(self, sim: Simulation, run: Run) -> None:
+        self.sim, self._owner, self.scenario = sim, run, run.scenario
+        self.run = StoredRun(sim.bucket, run.name)
         sums = [0]
-        for iteration in range(1, sim.scenario.iterations + 1):
-            sums.append(sums[-1] + gain(iteration))
+        for iteration in range(1, run.scenario.iterations + 1):
+            sums.append(sums[-1] + gain(iteration, run.number))
         self.sums = sums
         self.acknowledged: set[tuple[str, str]] = set()
         """(name, token) of checkpoints that a controller was told, or saw, to be committed, and that were not let go
@@ -87,15 +89,15 @@ class Checkers:
         """Those that retention has removed."""
         self._visible: list[StoredManifest] = []
         """What counted as committed after the last write."""
+        self._commanded: set[tuple[str, int, int, str]] = set()
+        """(driver's address, generation, rank, agent) of the workers that controllers of this run asked for."""
 
     def fail(self, sentence: str) -> NoReturn:
-        self.sim.violation = self.sim.violation or Violation(sentence)
-        self.sim.loop.stop()
-        raise self.sim.violation
+        self.sim.fail(f"{self._owner.name}: {sentence}" if self.sim.scenario.others else sentence)
 
-    def is_newest(self, driver: Driver) -> bool:
+    def is_newest(self, guest: Guest) -> bool:
         """Whether the decisions of this driver count."""
-        return driver.lease is not None and driver.epoch == max(self.run.epochs())
+        return guest.lease is not None and guest.epoch == max(self.run.epochs())
 
     # ------------------------------------------------------------ writes
 
@@ -120,7 +122,7 @@ class Checkers:
         wanted = {
             rank: (manifest.iteration, self.sums[manifest.iteration])
             for rank in range(manifest.world_size)
-            if self.sim.scenario.gives_part(rank, manifest.world_size)
+            if self.scenario.gives_part(rank, manifest.world_size)
         }
         if (found := self.run.states(manifest)) != wanted:
             self.fail(f"{manifest.name} was committed with {found} and not {wanted}")
@@ -146,21 +148,22 @@ class Checkers:
         excused."""
         name = manifest.name
         keys = self.sim.bucket.versions
+        epochs = f"{self._owner.name}/epochs"
         newest_epoch = max(self.run.epochs())
-        driver = self.sim.driver_of(process)
-        if driver is None:
+        guest = self.sim.guest_of(process, self._owner)
+        if guest is None:
             self.fail(f"{name} was deleted by {process.name}, which is no controller")
-        if driver.epoch < newest_epoch:
-            if not 0 < process.looked_at("run/epochs") < keys[f"run/epochs/{newest_epoch:06d}.json"]:
+        if guest.epoch < newest_epoch:
+            if not 0 < process.looked_at(epochs) < keys[f"{epochs}/{newest_epoch:06d}.json"]:
                 self.fail(f"{name} is deleted by {process.name}, which could know that it is fenced")
             self._let(manifest)
             return
         if name == visible[-1].name:
             self.fail(f"{name}, the newest committed checkpoint, is deleted")
-        pin = f"run/{name}/.pinned.json"
+        pin = f"{self._owner.name}/{name}/.pinned.json"
         if self.run.is_pinned(name) and not 0 < process.looked_at(pin) < keys[pin]:
             self.fail(f"{name} is deleted although it is pinned")
-        keep = self.sim.scenario.spec.retention.num_to_keep
+        keep = self.scenario.spec.retention.num_to_keep
         if keep is None or len(visible) <= keep:
             self.fail(f"{name} is deleted although only {len(visible)} checkpoints are there")
         self._let(manifest)
@@ -176,28 +179,28 @@ class Checkers:
 
     # ------------------------------------------------------------ a controller begins
 
-    def read_history(self, driver: Driver, durable: Durable) -> None:
+    def read_history(self, guest: Guest, durable: Durable) -> None:
         """A controller has read the journal, with the lease held: it has what the records say."""
         folded = Durable()
         for record in self.run.records():
             fold(folded, record)
-        if self.is_newest(driver) and durable != folded:
+        if self.is_newest(guest) and durable != folded:
             self.fail(f"the history that was read gives {durable} and not {folded}")
 
-    def began(self, driver: Driver) -> None:
+    def began(self, guest: Guest) -> None:
         """A controller has the run now: its journal tells all that led to the newest checkpoint."""
         self.nothing_lost()
         visible = self.run.visible()
-        if visible and self.is_newest(driver):
+        if visible and self.is_newest(guest):
             self.acknowledged |= {_id(one) for one in visible}
             self._reports_up_to(visible[-1])
 
     # ------------------------------------------------------------ steps
 
-    def stepped(self, driver: Driver, event: e.Event, decided: Step, folded: Durable) -> None:
+    def stepped(self, guest: Guest, event: e.Event, decided: Step, folded: Durable) -> None:
         """What the core believes is what the records say, but for what only storage can tell."""
-        assert driver.controller is not None
-        durable = driver.controller.durable
+        assert guest.controller is not None
+        durable = guest.controller.durable
         kept = durable.next_index
         durable.next_index = folded.next_index = max(kept, folded.next_index)
         if durable != folded:
@@ -218,13 +221,14 @@ class Checkers:
 
     # ------------------------------------------------------------ generations
 
-    def starting(self, driver: Driver, command: StartWorkers) -> None:
+    def starting(self, guest: Guest, command: StartWorkers) -> None:
         """One live generation, from the newest commit, within the budget, and written down first."""
         for place in command.places:
+            self._commanded |= {(guest.address, command.generation, rank, place.agent) for rank in place.ranks}
             node = self.sim.nodes[place.agent]
-            if alive := [worker.rank for worker in node.workers if worker.alive]:
+            if alive := [worker.rank for worker in node.workers if worker.alive and worker.run is self._owner]:
                 self.fail(f"generation {command.generation} starts while {node.name} runs ranks {alive} of an old one")
-        if not self.is_newest(driver):
+        if not self.is_newest(guest):
             return  # its decisions no longer count
         records = self.run.records()
         generations = [one.generation for one in records if isinstance(one, r.GenerationStarted)]
@@ -236,7 +240,7 @@ class Checkers:
         newest = visible[-1].name if visible else None
         if command.checkpoint != newest:
             self.fail(f"generation {command.generation} starts from {command.checkpoint} and not from {newest}")
-        budget, spent = self.sim.scenario.spec.max_failures, counted_failures(_until(records, command.generation))
+        budget, spent = self.scenario.spec.max_failures, counted_failures(_until(records, command.generation))
         if budget >= 0 and spent > budget:
             self.fail(f"generation {command.generation} starts after {spent} failures with a budget of {budget}")
 
@@ -247,8 +251,8 @@ class Checkers:
 
     def not_loaded(self, node: Node, order: StartWorkers, error: Exception) -> None:
         """Only a fenced controller's workers may find that their checkpoint is gone."""
-        driver = self.sim.driver_at(node.endpoint.address)
-        if driver.process.is_alive and self.is_newest(driver):
+        guest = self.sim.guest_at(node.endpoint.address, self._owner)
+        if guest.driver.process.is_alive and self.is_newest(guest):
             self.fail(f"a worker cannot resume from {order.checkpoint}: {error}")
 
     # ------------------------------------------------------------ agents
@@ -256,18 +260,29 @@ class Checkers:
     def spawned(self, node: Node, assignment: Assignment) -> None:
         """A worker is started: nothing of another generation lives there, and its own was not stopped."""
         mine = (assignment.generation, assignment.rank)
+        address = node.endpoint.address
         for worker in node.workers:
-            if worker.generation != mine[0] or worker.rank == mine[1]:
+            if worker.run is self._owner and (worker.generation != mine[0] or worker.rank == mine[1]):
                 self.fail(f"{node.name} starts {mine} while {worker.generation, worker.rank} lives")
-        if assignment.generation in node.stopped:
+        if (assignment.run, assignment.generation) in node.stopped:
             self.fail(f"{node.name} starts a worker of generation {mine[0]}, which it has told is stopped")
+        if (address, *mine, node.name) not in self._commanded:
+            self.fail(f"{node.name} starts {mine}, which no controller of the run has asked for")
+        if node.slots and len(node.workers) >= node.slots:
+            self.fail(f"{node.name} starts a worker beside {len(node.workers)} on {node.slots} slots")
+        for other in self.sim.nodes.values():
+            if other.endpoint.address == address and other.is_connected:
+                twins = [one for one in other.workers if one.run is self._owner and one.rank == mine[1] and one.alive]
+                if twins:
+                    self.fail(f"{node.name} starts {mine} while {other.name} runs {twins[0].generation, mine[1]}")
 
     def sent(self, node: Node, message: AgentMessage) -> None:
         """An agent sends this to its controller."""
         if isinstance(message, UploadFailed) and "gave this agent no checkpoint" in message.error:
             self.fail(f"{node.name} does not hold a part that a worker gave it: {message.error}")
         if isinstance(message, e.WorkersStopped):
-            left = [worker.rank for worker in node.workers if worker.generation <= message.generation]
+            own = [worker for worker in node.workers if worker.run is self._owner]
+            left = [worker.rank for worker in own if worker.generation <= message.generation]
             if left:
                 self.fail(f"{node.name} tells that generation {message.generation} is stopped, and ranks {left} live")
 
@@ -278,7 +293,7 @@ class Checkers:
         troubled = scenario.storage_trouble or scenario.storage_fatal or self.sim.excuses & {"outage", "storage"}
         if lost_at is None or troubled or self.sim.loop.time() - lost_at > node.linger_s:
             return
-        for one in node.ordered:
+        for one in node.ordered(self._owner):
             order = one.order
             if self.run.is_open(order.draft.name, order.draft.token) and not self.run.has_part(
                 order.draft.name, order.draft.token, order.rank
@@ -287,41 +302,63 @@ class Checkers:
 
     # ------------------------------------------------------------ the end
 
-    def ended(self, driver: Driver) -> None:
+    def ended(self, guest: Guest) -> None:
         """The last word of a run that is over."""
         self.nothing_lost()
+        self._only_own_files()
         records = self.run.records()
-        if driver.status == "failed":
-            self._justly_failed(driver, records)
-        if driver.status == "finished":
+        if guest.status == "failed":
+            self._justly_failed(guest, records)
+        if guest.status == "finished":
             outcomes = [one for one in records if isinstance(one, r.RunFinished)]
             if not outcomes:
                 self.fail("the run has finished and its journal does not say so")
-            last = self.sim.scenario.iterations
+            last = self.scenario.iterations
             if outcomes[-1].return_value != self.sums[last]:
                 self.fail(f"the run returned {outcomes[-1].return_value}, not {self.sums[last]}")
             self._exactly(reports_that_count(records), last, "the run has finished")
             self._retention_holds()
+            self._undisturbed(records)
+
+    def _only_own_files(self) -> None:
+        """Whatever workers stored in the run's directory, committed or not, is of this run."""
+        bucket = self.sim.bucket
+        for key in bucket.below(self._owner.name):
+            data = bucket.objects[key]
+            if not key.rpartition("/")[2].startswith("rank_") or not data.endswith(b"}"):
+                continue  # no state, or torn
+            if (found := json.loads(data)["run"]) != self._owner.name:
+                self.fail(f"{key} was written for {found}")
+
+    def _undisturbed(self, records: list[r.Record]) -> None:
+        """A run that no fault struck was trained by one generation, whatever became of others."""
+        scenario = self.sim.scenario
+        troubled = scenario.storage_trouble or scenario.repeats or self.sim.excuses
+        starts = [one for one in records if isinstance(one, r.GenerationStarted)]
+        if self.scenario.poison or self.scenario.spec.progress_timeout_s is not None:
+            return  # it may have failed by itself, or was slow
+        if not self._owner.disturbed and not troubled and len(starts) != 1:
+            self.fail(f"no fault struck the run, and it needed {len(starts)} generations")
 
     def _retention_holds(self) -> None:
         """At the end nothing is left that the rule lets go, unless storage failed on the way."""
         scenario = self.sim.scenario
-        keep = scenario.spec.retention.num_to_keep
+        keep = self.scenario.spec.retention.num_to_keep
         troubled = scenario.storage_trouble or any(fault.kind == "outage" for fault in scenario.faults)
-        if keep is None or troubled or scenario.pins:
+        if keep is None or troubled or self.scenario.pins:
             return
         left = [one.name for one in self.run.visible()]
         if len(left) > keep + 1:
             self.fail(f"the run has finished, {keep} checkpoints are to be kept, and {left} are there")
 
-    def _justly_failed(self, driver: Driver, records: list[r.Record]) -> None:
-        assert driver.controller is not None
-        outcome = driver.controller.durable.outcome
+    def _justly_failed(self, guest: Guest, records: list[r.Record]) -> None:
+        assert guest.controller is not None
+        outcome = guest.controller.durable.outcome
         if not isinstance(outcome, r.RunFailed):
             self.fail("the run failed without a reason")
-        budget, spent = self.sim.scenario.spec.max_failures, counted_failures(records)
+        budget, spent = self.scenario.spec.max_failures, counted_failures(records)
         if outcome.error_type == "TrainingFailedError":
-            if self.is_newest(driver) and (budget < 0 or spent != budget + 1):
+            if self.is_newest(guest) and (budget < 0 or spent != budget + 1):
                 self.fail(f"the run failed after {spent} failures with a budget of {budget}")
         elif not self.sim.excuses or outcome.error.startswith("Only "):
             self.fail(f"the run failed without a cause: {outcome.error}")

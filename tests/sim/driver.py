@@ -1,13 +1,14 @@
-"""A driver: a process that calls `fit()`. The lease, the journal, the controller and all below them are the real ones.
+"""A driver: a process that calls `fit()`, for several runs in as many threads.
 
-`_fit` does what `control.run.run_training` does, on the virtual loop. The controller is watched, not changed: every
-step of its machine and every command is shown to the checkers.
+The lease, the journal, the hub, the controller and all below them are the real ones. `Guest._fit` does what
+`control.run.run_training` does, on the virtual loop. The controller is watched, not changed: every step of its machine
+and every command is shown to the checkers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,39 +43,72 @@ from holdfast.wire.channel import OnAgent
 from holdfast.wire.messages import LogLine, PrepareFunction, PrepareRun
 
 if TYPE_CHECKING:
+    from tests.sim.run import Run
     from tests.sim.simulation import Simulation
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "Guest"]
 
-_PREPARATION = Preparation(
-    PrepareFunction(key="f", function=b"", sys_path=[], environment={}),
-    PrepareRun(
-        function_key="f",
-        workers=16,
-        storage="memory://run",
-        experiment="run",
-        trial_id="run",
-        trial_dir="run",
-        work_dir="run",
-    ),
-)
 _FOLD_BYTES = 2_000
 """A fold is written after about ten records, so that most takeovers read one."""
 
 
 class Driver:
-    """One process that called `fit()`."""
+    """One process, with the hub that its runs share."""
 
-    def __init__(self, sim: Simulation, number: int, host: str, *, takeover: bool) -> None:
-        self.sim, self.number, self.takeover = sim, number, takeover
+    def __init__(self, sim: Simulation, number: int, host: str, runs: Sequence[Run], *, takeover: bool) -> None:
+        self.sim, self.takeover = sim, takeover
         self.process = Process(sim, f"driver-{number}", host)
+        self.guests = {run: Guest(self, run) for run in runs}
+        self.working = len(runs)
+        """How many guests have not ended."""
+        self._hub: tuple[Hub, asyncio.Task[None]] | None = None
+        self._users = 0
+        self.process.on_death.append(self._died)
+        for guest in self.guests.values():
+            self.process.spawn(guest.main())
+
+    async def join_hub(self) -> Hub:
+        """The hub, made by the first guest (see `control.hub_thread`)."""
+        self._users += 1
+        if self._hub is None:
+            hub = Hub(listen=self._listen, make_engine=self._make_engine, agent_silence_s=8.0)
+            self._hub = (hub, asyncio.ensure_future(hub.open()))
+        hub, opening = self._hub
+        await opening
+        return hub
+
+    async def leave_hub(self) -> None:
+        """The last guest ends the hub; who comes then makes another."""
+        self._users -= 1
+        if self._users == 0 and self._hub is not None:
+            hub, self._hub = self._hub[0], None
+            await hub.close()
+
+    def _make_engine(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> SimulatedEngine:
+        return SimulatedEngine(self, endpoint, on_gone)
+
+    async def _listen(self, token: str, on_agent: OnAgent) -> Listener:
+        return Listener(self.process, token, on_agent)
+
+    def _died(self) -> None:
+        for guest in self.guests.values():
+            guest.status = guest.status or "killed"
+        self.sim.ended(self)
+
+
+class Guest:
+    """One call of `fit()`."""
+
+    def __init__(self, driver: Driver, run: Run) -> None:
+        self.driver, self.run = driver, run
+        self.sim, self.process, self.checkers = driver.sim, driver.process, run.checkers
         self.store = self._open_store()
         self.status = ""
         """How it ended; "" as long as it runs."""
+        self.address = ""
+        """Of the hub."""
         self.lease: Lease | None = None
         self.controller: WatchedController | None = None
-        self.process.on_death.append(self._died)
-        self.process.spawn(self._main())
 
     @property
     def epoch(self) -> int:
@@ -82,12 +116,12 @@ class Driver:
         return self.lease.epoch
 
     def _open_store(self) -> Store:
-        store = MemoryStore(self.sim.bucket, self.process.carry_out, "run")
+        store = MemoryStore(self.sim.bucket, self.process.carry_out, self.run.name)
         if not self.sim.scenario.retries:
             return store
         return RetryingStore(store, 3, 0.1, 1.0, sleep=self.process.sleep, uniform=self.process.random.uniform)
 
-    async def _main(self) -> None:
+    async def main(self) -> None:
         try:
             status = await self._fit()
         except Fenced:
@@ -97,7 +131,11 @@ class Driver:
         except HoldfastError as error:
             status = f"not started: {error}" if self.controller is None else "unwritten"
         except Exception as error:  # noqa: BLE001  no other may ever come out of `fit()`
-            self.sim.checkers.fail(str(error) if isinstance(error, AssertionError) else repr(error))
+            self.checkers.fail(str(error) if isinstance(error, AssertionError) else repr(error))
+        self.driver.working -= 1
+        if self.driver.working:
+            self.status = status
+            return
         while self.process.busy_threads:
             await asyncio.sleep(0.1)  # as `asyncio.run` waits for its threads
         self.status = status
@@ -108,18 +146,18 @@ class Driver:
         history = await asyncio.to_thread(read_history, store)
         if isinstance(history.durable.outcome, r.RunFinished):
             return "finished"
-        await asyncio.to_thread(write_run_file, _request(self.sim), store)
-        lease = await asyncio.to_thread(partial(acquire, store, takeover=self.takeover, with_keys=[RUN_FILE]))
+        await asyncio.to_thread(write_run_file, _request(self.run), store)
+        lease = await asyncio.to_thread(partial(acquire, store, takeover=self.driver.takeover, with_keys=[RUN_FILE]))
         self.lease = lease
         try:
             plan = await asyncio.to_thread(self._set_up, lease)
             journal = Journal(store, lease.epoch, lease.id, plan.run_id)
             journal.on_loss = plan.fold_writer.ask
-            hub = Hub(listen=self._listen, make_engine=self._make_engine, agent_silence_s=8.0)
-            await hub.open()
+            hub = await self.driver.join_hub()
+            self.address = hub._endpoint.address
             self.controller = WatchedController(self, plan, lease, journal, hub)
             status = await self.controller.run()
-            await hub.close()
+            await self.driver.leave_hub()
             await asyncio.to_thread(journal.close)
             await asyncio.to_thread(plan.fold_writer.flush)
             # An end that could not be written down is no end: the same call continues.
@@ -128,10 +166,10 @@ class Driver:
             await asyncio.to_thread(lease.release)
 
     def _set_up(self, lease: Lease) -> ControllerSetup:
-        sim, scenario = self.sim, self.sim.scenario
+        scenario = self.run.scenario
         history = read_history(self.store)
-        sim.checkers.read_history(self, history.durable)
-        plan = make_setup(_request(sim), _PREPARATION, self.store, history, lease, lambda *_: [])
+        self.checkers.read_history(self, history.durable)
+        plan = make_setup(_request(self.run), _preparation(self.run), self.store, history, lease, lambda *_: [])
         plan.state.spec = scenario.spec
         plan.settings = Settings(
             flush_s=scenario.flush_s,
@@ -141,27 +179,17 @@ class Driver:
         plan.gang = Gang(run=plan.run_id, workers=scenario.spec.workers_max, workers_per_agent=scenario.slots_per_node)
         plan.make_publisher = partial(_SimulatedPublisher, self.process)
         plan.fold_writer.least_bytes = _FOLD_BYTES
-        sim.checkers.began(self)
+        self.checkers.began(self)
         return plan
-
-    def _make_engine(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> SimulatedEngine:
-        return SimulatedEngine(self, endpoint, on_gone)
-
-    async def _listen(self, token: str, on_agent: OnAgent) -> Listener:
-        return Listener(self.process, token, on_agent)
-
-    def _died(self) -> None:
-        self.status = self.status or "killed"
-        self.sim.ended(self)
 
 
 class WatchedController(Controller):
     """The real controller, with the checkers looking on."""
 
-    def __init__(self, driver: Driver, plan: ControllerSetup, lease: Lease, journal: Journal, hub: Hub) -> None:
+    def __init__(self, guest: Guest, plan: ControllerSetup, lease: Lease, journal: Journal, hub: Hub) -> None:
         super().__init__(plan, lease, journal, hub)
-        self._driver = driver
-        self._checkers = driver.sim.checkers
+        self._guest = guest
+        self._checkers = guest.checkers
         self._monitor = Monitor(plan.state)
         self._shadow = _copy(plan.state.durable)
 
@@ -170,23 +198,28 @@ class WatchedController(Controller):
         return self._state.durable
 
     @property
+    def agents(self) -> Collection[str]:
+        """Those on which it has places."""
+        return self._agents.links.keys()
+
+    @property
     def journal_lost(self) -> bool:
         return self._journal_lost is not None
 
     def _step(self, event: e.Event, now: float) -> Step:
         decided = super()._step(event, now)
-        self._driver.sim.say(
-            self._driver.process.name, "%s -> %s", event, [type(one).__name__ for one in decided.commands]
+        self._guest.sim.say(
+            self._guest.process.name, "%s -> %s", event, [type(one).__name__ for one in decided.commands]
         )
         self._monitor.after(decided, now)
         for record in decided.records:
             fold(self._shadow, record)
-        self._checkers.stepped(self._driver, event, decided, self._shadow)
+        self._checkers.stepped(self._guest, event, decided, self._shadow)
         return decided
 
     def _do(self, command: c.Command) -> None:
         if isinstance(command, c.StartWorkers):
-            self._checkers.starting(self._driver, command)
+            self._checkers.starting(self._guest, command)
         super()._do(command)
 
 
@@ -232,10 +265,24 @@ class _SimulatedPublisher(Publisher):
         self._fold_writer.flush()
 
 
-def _request(sim: Simulation) -> TrainRequest:
-    rule = sim.scenario.spec.retention
+def _preparation(run: Run) -> Preparation:
+    """The function is the same for all runs."""
+    order = PrepareRun(
+        function_key="f",
+        workers=16,
+        storage=f"memory://{run.name}",
+        experiment=run.name,
+        trial_id=run.name,
+        trial_dir=run.name,
+        work_dir=run.name,
+    )
+    return Preparation(PrepareFunction(key="f", function=b"", sys_path=[], environment={}), order)
+
+
+def _request(run: Run) -> TrainRequest:
+    rule = run.scenario.spec.retention
     context = RunContext(
-        name="run",
+        name=run.name,
         storage_path="memory://",
         trainer_name="Trainer",
         train_loop_config=None,
@@ -247,7 +294,7 @@ def _request(sim: Simulation) -> TrainRequest:
         trainer_name="Trainer",
         storage_path="memory://",
         filesystem=None,
-        name="run",
+        name=run.name,
         min_workers=1,
         max_workers=1,
         local_mode=False,

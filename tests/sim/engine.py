@@ -33,7 +33,10 @@ class SimulatedEngine:
         self._numbers = itertools.count()
 
     def want(self, gangs: Sequence[Gang]) -> None:
-        count = max((-(-gang.workers // (gang.workers_per_agent or gang.workers)) for gang in gangs), default=0)
+        scenario = self._sim.scenario
+        slots = scenario.agent_slots or 100
+        counts = [-(-gang.workers // min(gang.workers_per_agent or gang.workers, slots)) for gang in gangs]
+        count = max(counts, default=0) if scenario.runs_take_turns or not scenario.others else sum(counts)
         while len(self._coming) < count:
             self._start(f"node-{self._driver.process.pid}-{next(self._numbers)}")
 
@@ -70,7 +73,9 @@ class SimulatedEngine:
             self._driver.process.after(self._sim.delay_s(0.2), self._refuse, agent)
             return
         self._coming.add(agent)
-        node = self.nodes[agent] = self._sim.start_node(agent, self._driver, 0, self._endpoint)
+        node = self.nodes[agent] = self._sim.start_node(
+            agent, self._driver, self._sim.scenario.agent_slots, self._endpoint
+        )
         node.process.on_death.append(lambda: self._driver.process.after(self._sim.delay_s(0.01), self._gone, node))
 
     def _refuse(self, agent: str) -> None:

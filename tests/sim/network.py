@@ -55,6 +55,10 @@ class Connection:
         self.client, self.server = _End(self, client), _End(self, server)
         self.client.peer, self.server.peer = self.server, self.client
 
+    @property
+    def is_open(self) -> bool:
+        return not (self.is_cut or self.client._closed or self.server._closed)
+
     def cut(self) -> None:
         self.is_cut = True
 

@@ -25,6 +25,7 @@ from holdfast.agent.log_writer import LogWriter
 from holdfast.agent.output import Forwarder
 from holdfast.agent.parts import Ordered
 from holdfast.agent.platform import MasterPort, Platform
+from holdfast.agent.run_host import RunHost
 from holdfast.agent.session_dir import RunDirectory, SessionDir
 from holdfast.agent.spawner import Parent
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
@@ -42,6 +43,7 @@ from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import WorkerFds
 
 if TYPE_CHECKING:
+    from tests.sim.run import Run
     from tests.sim.simulation import Simulation
 
 __all__ = ["Node"]
@@ -57,19 +59,18 @@ class Node:
         self.sim, self.name, self.slots, self.endpoint = sim, name, slots, endpoint
         self.scenario = sim.scenario
         self.process = Process(sim, name, host)
-        self.store = MemoryStore(sim.bucket, self.process.carry_out, "run")
         self.workers: list[Worker] = []
         """Those that were started and are not reaped."""
         self.connections: list[Connection] = []
         """All that were ever opened."""
-        self.commands: dict[int, c.StartWorkers] = {}
-        self.stopped: set[int] = set()
-        """The generations of which it has said that nothing is left."""
+        self.commands: dict[tuple[str, int], c.StartWorkers] = {}
+        """By the run's id and generation."""
+        self.stopped: set[tuple[str, int]] = set()
+        """The runs' ids and generations of which it has said that nothing is left."""
         self.connection: NetworkConnection | None = None
         self.lost_controller_at: float | None = None
         self.linger_s = _LINGER_S
-        self.parent: Parent | None = None
-        self._loads: dict[int, asyncio.Task[State]] = {}
+        self._loads: dict[tuple[str, int], asyncio.Task[State]] = {}
         self._buffers: list[Buffers] = []
         self.agent: Agent | None = None
         self.process.on_death.append(self._died)
@@ -83,79 +84,92 @@ class Node:
             if self.connection is not None:
                 raise
         except Exception as error:  # noqa: BLE001  no other may ever come out of it
-            self.sim.checkers.fail(f"{self.name} failed: {error!r}")
+            self.sim.fail(f"{self.name} failed: {error!r}")
         else:
-            self.sim.checkers.agent_ended(self)
+            for run in self.sim.runs:
+                run.checkers.agent_ended(self)
         self.process.exit()
 
     def after(self, seconds: float, action: Callable[..., object], *arguments: object) -> None:
         """About so many seconds later."""
         self.process.after(self.sim.delay_s(seconds), action, *arguments)
 
+    def store(self, storage: str) -> MemoryStore:
+        """What a run's storage is to this process."""
+        return MemoryStore(self.sim.bucket, self.process.carry_out, self.sim.run_at(storage).name)
+
     @property
-    def ordered(self) -> list[Ordered]:
-        """The uploads that the agent must finish even if the controller dies."""
-        runs = [] if self.agent is None else self.agent._runs.values()
-        return [one for run in runs for one in run._storage.parts.ordered]
+    def is_connected(self) -> bool:
+        """Whether neither side has given the connection up."""
+        connection = self.connection
+        return self.process.is_alive and connection is not None and connection.is_open
+
+    def ordered(self, run: Run) -> list[Ordered]:
+        """The uploads of a run that the agent must finish even if the controller dies."""
+        hosts = [] if self.agent is None else self.agent._runs.values()
+        own = [one for one in hosts if one._order is not None and self.sim.run_at(one._order.storage) is run]
+        return [one for host in own for one in host._storage.parts.ordered]
 
     # ------------------------------------------------------------ workers
 
-    def start_worker(self, assignment: Assignment, connection: Connection) -> None:
-        self.sim.checkers.spawned(self, assignment)
-        fabric = self.sim.fabric(self.endpoint.address, assignment.generation, assignment.world_size)
-        worker = Worker(self, assignment, connection, fabric)
+    def start_worker(self, parent: Parent, assignment: Assignment, connection: Connection) -> None:
+        run = self.sim.run_at(assignment.storage)
+        run.checkers.spawned(self, assignment)
+        fabric = self.sim.fabric(self.endpoint.address, run, assignment.generation, assignment.world_size)
+        worker = Worker(self, parent, assignment, connection, fabric)
         self.workers.append(worker)
         self.after(0.02, self._forked, worker)
 
     def _forked(self, worker: Worker) -> None:
-        assert self.parent is not None
         if worker in self.workers:
-            self.parent.worker_started(worker.generation, worker.rank, 1000 + worker.rank)
+            worker.parent.worker_started(worker.generation, worker.rank, 1000 + worker.rank)
             if worker.alive:
-                self.process.spawn(worker.run())
+                self.process.spawn(worker.train())
 
     def reap(self, worker: Worker, status: int) -> None:
         """The worker's process is gone."""
-        assert self.parent is not None
         if worker not in self.workers:
             return
         self.workers.remove(worker)
-        self.parent.worker_died(worker.generation, worker.rank, status, killed=worker.killed)
+        worker.parent.worker_died(worker.generation, worker.rank, status, killed=worker.killed)
         for peer in worker.fabric.workers if status and not worker.killed else ():
             if worker.fabric.lockstep and peer.alive and self.sim.happens(0.5):
                 peer.node.process.call(peer.lose_peer)
 
-    async def load(self, assignment: Assignment) -> State:
+    async def load(self, worker: Worker) -> State:
         """The state to start from: of the checkpoint's snapshot in this node's memory, or of its files in storage."""
-        name, generation = assignment.checkpoint, assignment.generation
+        assignment = worker.assignment
+        name, key = assignment.checkpoint, (assignment.run, assignment.generation)
         if name is None:
             return (0, 0)
-        if generation not in self._loads:
-            self._loads[generation] = self.process.spawn(self._load(name, generation))
-        state = await asyncio.shield(self._loads[generation])
+        if key not in self._loads:
+            self._loads[key] = self.process.spawn(self._load(worker.run, name, assignment))
+        state = await asyncio.shield(self._loads[key])
+        assert isinstance(worker.parent, RunHost)
         for snapshot in assignment.snapshots:
-            for path, data in self._buffers[-1].files(snapshot).items():
+            for path, data in worker.parent._buffers.files(snapshot).items():
                 if path.startswith("rank") and _state(bytes(data)) != state:
-                    self.sim.checkers.fail(f"{name} is {_state(bytes(data))} in memory and {state} in storage")
+                    worker.run.checkers.fail(f"{name} is {_state(bytes(data))} in memory and {state} in storage")
         return state
 
-    async def _load(self, name: str, generation: int) -> State:
+    async def _load(self, run: Run, name: str, assignment: Assignment) -> State:
         """Verify a checkpoint and read the state in it; storage that does not answer is asked again."""
+        store, command = self.store(assignment.storage), self.commands[assignment.run, assignment.generation]
 
         def load() -> State:
-            manifest = Catalog(self.store).get(name)
-            if problems := check_files(self.store, manifest, name=name, deep=True):
+            manifest = Catalog(store).get(name)
+            if problems := check_files(store, manifest, name=name, deep=True):
                 raise Damaged(problems[0])
             first = next(entry.path for entry in manifest.files if entry.path.startswith("rank"))
-            return _state(self.store.get(f"{name}/{first}"))
+            return _state(store.get(f"{name}/{first}"))
 
         while True:
             try:
                 state = await asyncio.to_thread(load)
-                self.sim.checkers.loaded(self.commands[generation], state)
+                run.checkers.loaded(command, state)
                 return state
             except CheckpointError as error:
-                self.sim.checkers.not_loaded(self, self.commands[generation], error)
+                run.checkers.not_loaded(self, command, error)
                 raise
             except HoldfastError:
                 await asyncio.sleep(0.2)
@@ -240,7 +254,7 @@ class SimulatedPlatform(Platform):
         return SimulatedPort()
 
     def open_store(self, order: m.PrepareRun) -> Store:
-        return self._node.store
+        return self._node.store(order.storage)
 
     def oom_kills(self) -> int:
         return 0
@@ -310,8 +324,7 @@ class SimulatedSpawners:
         self._spawners: list[SimulatedSpawner] = []
 
     def spawner(self, run: str, parent: Parent) -> SimulatedSpawner:
-        self._node.parent = parent
-        self._spawners.append(SimulatedSpawner(self._node))
+        self._spawners.append(SimulatedSpawner(self._node, parent))
         return self._spawners[-1]
 
     async def close(self) -> None:
@@ -320,10 +333,10 @@ class SimulatedSpawners:
 
 
 class SimulatedSpawner:
-    """Starts workers that are tasks, and kills them."""
+    """Starts one run's workers, which are tasks, and kills them."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, parent: Parent) -> None:
+        self._node, self._parent = node, parent
 
     async def prepare(self, function: FunctionMemory, order: m.PrepareRun) -> str | None:
         await asyncio.sleep(self._node.sim.delay_s(0.2))
@@ -334,15 +347,18 @@ class SimulatedSpawner:
             await asyncio.sleep(self._node.sim.delay_s(0.2))  # another zygote has to be started
 
     def spawn(self, assignment: Assignment, worker_fds: WorkerFds) -> None:
-        self._node.start_worker(assignment, self._node.connections[worker_fds.connection])
+        self._node.start_worker(self._parent, assignment, self._node.connections[worker_fds.connection])
 
     async def clear(self, generation: int) -> None:
-        for worker in self._node.workers:
+        for worker in self._own_workers():
             worker.killed = worker.killed or worker.alive
             worker.alive = False
         await asyncio.sleep(self._node.sim.delay_s(0.02))
-        for worker in list(self._node.workers):
+        for worker in self._own_workers():
             self._node.reap(worker, 9)
+
+    def _own_workers(self) -> list[Worker]:
+        return [worker for worker in self._node.workers if worker.parent is self._parent]
 
     def add_imports(self, modules: list[str]) -> None:
         """Nobody imports anything."""
@@ -362,13 +378,15 @@ class NodeChannel(Channel[m.ControllerMessage]):
         if self._stamp is None or not hasattr(self, "node"):
             return
         node, sim = self.node, self.node.sim
-        sim.checkers.sent(node, message)
+        if (host := node.agent._runs.get(run) if node.agent is not None else None) is not None:
+            assert host._order is not None
+            sim.run_at(host._order.storage).checkers.sent(node, message)
         if isinstance(message, m.Uploaded):
             sim.moment("uploaded")
         elif isinstance(message, e.WorkersStarted):
             sim.moment("started")
         elif isinstance(message, e.WorkersStopped):
-            node.stopped.add(message.generation)
+            node.stopped.add((run, message.generation))
         if not node.scenario.repeats or isinstance(message, _NEVER_REPEATED):
             return
         if sim.happens(node.scenario.repeats):
@@ -382,7 +400,7 @@ class NodeChannel(Channel[m.ControllerMessage]):
     async def recv(self) -> Envelope[m.ControllerMessage] | None:
         envelope = await super().recv()
         if envelope is not None and isinstance(envelope.message, c.StartWorkers):
-            self.node.commands[envelope.message.generation] = envelope.message
+            self.node.commands[envelope.run, envelope.message.generation] = envelope.message
         return envelope
 
 

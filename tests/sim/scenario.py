@@ -1,4 +1,4 @@
-"""What one seed asks for: the run's settings, its workload, and the faults that will strike it and when."""
+"""What one seed asks for: the settings of its runs, their workload, and the faults that will strike them and when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 
-__all__ = ["Fault", "Scenario", "draw", "gain", "total"]
+__all__ = ["Fault", "Scenario", "draw", "gain"]
 
 FAULTS = {
     "kill_worker": 5,
@@ -45,18 +45,15 @@ MOMENTS = (
 """When it hurts most: a fault may wait for the n-th of these instead of a time. "request" is any request of a driver's
 to storage, "write" one that writes; it has "surveyed" the checkpoints right before it reserves one, and looks at the
 journal's end ("positioned") right before it settles its floor."""
+_SHARED = 0.16
+"""The share of seeds with several runs."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
 
-def gain(iteration: int) -> int:
-    """What one training step adds to the sum: any function of the iteration alone."""
-    return iteration * 2_654_435_761 % 1_000_003
-
-
-def total(iteration: int) -> int:
-    """The sum that an undisturbed run has after so many iterations."""
-    return sum(gain(one) for one in range(1, iteration + 1))
+def gain(iteration: int, run: int = 0) -> int:
+    """What one training step adds to the sum: any function of the iteration and the run's number alone."""
+    return (iteration + 1000 * run) * 2_654_435_761 % 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Scenario:
-    """One seed's run."""
+    """One seed's run, or the first of its runs."""
 
     spec: RunSpec
     iterations: int
@@ -115,6 +112,14 @@ class Scenario:
     names_in_turn: bool = False
     """Checkpoints are called by two names in turn; retention has removed the one before the last by then."""
 
+    others: list[Scenario] = field(default_factory=list)
+    """Further runs of the same drivers, on the same agents. Their specification and workload count; all else, faults
+    included, is as this one says."""
+    agent_slots: int = 0
+    """How many workers an agent holds; 0 means any number."""
+    runs_take_turns: bool = False
+    """There are agents for one run at a time only: the others wait."""
+
     def dir_name(self, iteration: int) -> str | None:
         """The name that the user gives the checkpoint of this iteration."""
         return f"turn_{iteration // self.checkpoint_every % 2}" if self.names_in_turn else None
@@ -127,6 +132,25 @@ class Scenario:
 
 def draw(seed: int) -> Scenario:
     """The same seed, the same scenario."""
+    scenario = _draw_run(str(seed))
+    chance = random.Random(f"runs {seed}")
+    if chance.random() < _SHARED:
+        _share(scenario, seed, chance)
+    return scenario
+
+
+def _share(scenario: Scenario, seed: int, chance: random.Random) -> None:
+    """Add runs to the first one's, and agents that hold workers of several."""
+    for number in range(1, chance.choice([2, 2, 3])):
+        other = _draw_run(f"{seed} run {number}")
+        other.iterations, other.pins = min(other.iterations, 12), []
+        other.poison = {step: times for step, times in other.poison.items() if step <= other.iterations}
+        scenario.others.append(other)
+    scenario.agent_slots = chance.choice([0, 2, 3, 4, 6])
+    scenario.runs_take_turns = chance.random() < 0.5
+
+
+def _draw_run(seed: str) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     workers = chance.choice([1, 1, 2, 2, 3, 4])
     hangs = chance.random() < 0.35

@@ -11,16 +11,17 @@ import contextvars
 import itertools
 import logging
 import random
-from typing import Any
+from typing import Any, NoReturn
 
 import greenlet
-from tests.sim.checkers import Checkers, Violation
-from tests.sim.driver import Driver
+from tests.sim.checkers import Violation
+from tests.sim.driver import Driver, Guest
 from tests.sim.event_loop import VirtualLoop
 from tests.sim.memory_store import Bucket, MemoryStore
 from tests.sim.network import Listener
 from tests.sim.node import Node
 from tests.sim.process import Process
+from tests.sim.run import Run
 from tests.sim.scenario import Scenario, draw
 from tests.sim.worker import Fabric, Worker
 
@@ -58,7 +59,7 @@ class Simulation:
         self.nodes: dict[str, Node] = {}
         self.drivers: list[Driver] = []
         self.violation: Violation | None = None
-        self.checkers = Checkers(self)
+        self.runs = [Run(self, number, one) for number, one in enumerate([self.scenario, *self.scenario.others])]
         self.outage_until = 0.0
         self.excuses: set[str] = set()
         """What may have made the run fail for good."""
@@ -67,11 +68,10 @@ class Simulation:
         """[moment, how many more of it, kind of fault]"""
         self._waking: list[tuple[str, Process]] = []
         """(moment, process that goes on at that)"""
-        self._fabrics: dict[tuple[str, int], Fabric] = {}
-        self._failed = 0
+        self._fabrics: dict[tuple[str, str, int], Fabric] = {}
 
     def run(self) -> str:
-        """How the run ended: finished or failed. Raises `Violation`."""
+        """How the runs ended: finished, or failed if one did. Raises `Violation`."""
         process_wide.clear()
         for fault in self.scenario.faults:
             if fault.moment:
@@ -93,12 +93,22 @@ class Simulation:
         if self.loop.errors:
             raise Violation(f"an error that nobody handled: {self.loop.errors[0]}")
         if not in_time:
-            raise Violation(f"nothing more happened, or too much, and the run is not over at {self.loop.time():.1f} s")
+            left = " and ".join(run.name for run in self.runs if not run.over) + " is not over"
+            raise Violation(f"nothing more happened, or too much, and {left} at {self.loop.time():.1f} s")
         return self.over
 
     def records(self) -> list[Record]:
-        """The run's journal as it stands."""
-        return self.checkers.run.records()
+        """The first run's journal as it stands."""
+        return self.runs[0].checkers.run.records()
+
+    def fail(self, sentence: str) -> NoReturn:
+        self.violation = self.violation or Violation(sentence)
+        self.loop.stop()
+        raise self.violation
+
+    def run_at(self, storage: str) -> Run:
+        """The run whose storage this is."""
+        return next(run for run in self.runs if storage == f"memory://{run.name}")
 
     def _discard(self) -> None:
         errors, violation = list(self.loop.errors), self.violation
@@ -148,7 +158,7 @@ class Simulation:
             self.moment("request")
             if verb in ("put", "create"):
                 self.moment("write")
-            elif (verb, key) == ("list", "run/journal"):
+            elif verb == "list" and key.endswith("/journal"):
                 self.moment("positioned")
             elif verb == "get" and key.endswith("/.manifest.json"):
                 self.moment("surveyed")
@@ -172,10 +182,11 @@ class Simulation:
         """A write has taken place."""
         if self.tracing:
             self.say(process.name, "%s %s", verb, key)
-        path = key.removeprefix("run/")
+        name, _, path = key.partition("/")
+        run = next(one for one in self.runs if one.name == name)
         is_manifest = path.endswith("/.manifest.json")
         if is_manifest or verb == "delete" or path.startswith("epochs/"):
-            self.checkers.wrote(process, verb)
+            run.checkers.wrote(process, verb)
         if is_manifest:
             self.moment("unlinked" if verb == "delete" else "created")
         elif path.endswith("/.reserved.json") and verb != "delete":
@@ -200,40 +211,45 @@ class Simulation:
     def _start_driver(self, *, takeover: bool) -> None:
         number = len(self.drivers) + 1
         host = "head" if self.scenario.one_machine else f"head-{self.random.randint(1, 2)}"
-        self.drivers.append(Driver(self, number, host, takeover=takeover))
+        self.drivers.append(Driver(self, number, host, [run for run in self.runs if not run.over], takeover=takeover))
         self.say(f"driver-{number}", "is started")
 
     def ended(self, driver: Driver) -> None:
-        """The user sees `fit()` return, or the process die."""
-        self.say(driver.process.name, "ends: %s", driver.status)
-        if driver is self.drivers[-1]:
-            self.checkers.ended(driver)
-            if driver.status == "failed":
-                self._failed += 1
-            if driver.status == "finished" or self._failed > self.scenario.retries_of_failed:
-                self.over = driver.status
-                self.loop.stop()
-                return
+        """The user sees each `fit()` return, or the process die."""
+        for run, guest in driver.guests.items():
+            self.say(driver.process.name, "ends %s: %s", run.name, guest.status)
+            if driver is not self.drivers[-1]:
+                continue
+            run.checkers.ended(guest)
+            run.failed += guest.status == "failed"
+            if guest.status == "finished" or run.failed > self.scenario.retries_of_failed:
+                run.over = guest.status
+        if all(run.over for run in self.runs):
+            self.over = "finished" if {run.over for run in self.runs} == {"finished"} else "failed"
+            self.loop.stop()
+            return
         # A driver that was fenced, or would have been, has no say: whoever comes next sees how things stand.
         self._after(self.delay_s(0.5), self._fit)
 
-    def driver_of(self, process: Process) -> Driver | None:
-        return next((driver for driver in self.drivers if driver.process is process), None)
+    def guest_of(self, process: Process, run: Run) -> Guest | None:
+        """The call of `fit()` in this process that is for this run."""
+        return next((one.guests.get(run) for one in self.drivers if one.process is process), None)
 
-    def driver_at(self, address: str) -> Driver:
-        driver = self.driver_of(self.listeners[address].process)
-        assert driver is not None
-        return driver
+    def guest_at(self, address: str, run: Run) -> Guest:
+        guest = self.guest_of(self.listeners[address].process, run)
+        assert guest is not None
+        return guest
 
     def _pin_or_unpin(self) -> None:
-        """`holdfast ckpt pin` or `unpin`, of any checkpoint that is there."""
-        visible = self.checkers.run.visible()
+        """`holdfast ckpt pin` or `unpin`, of any checkpoint of the first run that is there."""
+        stored = self.runs[0].checkers.run
+        visible = stored.visible()
         if not visible:
             return
         name = self.random.choice(visible).name
         process = Process(self, "user", "head")
-        store = MemoryStore(self.bucket, process.carry_out, "run")
-        change = removal.unpin if self.checkers.run.is_pinned(name) else removal.pin
+        store = MemoryStore(self.bucket, process.carry_out, self.runs[0].name)
+        change = removal.unpin if stored.is_pinned(name) else removal.pin
 
         def work() -> None:
             try:
@@ -255,11 +271,11 @@ class Simulation:
         self.listeners[f"127.0.0.1:{port}"] = listener
         return port
 
-    def fabric(self, address: str, generation: int, world_size: int) -> Fabric:
+    def fabric(self, address: str, run: Run, generation: int, world_size: int) -> Fabric:
         """What the workers of a generation share."""
-        found = self._fabrics.get((address, generation))
+        found = self._fabrics.get((address, run.name, generation))
         if found is None:
-            found = self._fabrics[address, generation] = Fabric(world_size, self.scenario.lockstep)
+            found = self._fabrics[address, run.name, generation] = Fabric(world_size, run.scenario.lockstep)
         return found
 
     # ------------------------------------------------------------ faults
@@ -279,6 +295,9 @@ class Simulation:
 
     def _strike(self, kind: str) -> None:
         self.say("FAULT", kind)
+        if kind not in ("kill_worker", "hang_worker", "kill_node", "cut_link"):
+            for run in self.runs:
+                run.disturbed = True
         getattr(self, f"_{kind}")()
 
     def _some_driver(self) -> Driver | None:
@@ -287,19 +306,32 @@ class Simulation:
 
     def _some_node(self) -> Node | None:
         alive = [node for node in self.nodes.values() if node.process.is_alive]
-        return self.random.choice(alive) if alive else None
+        if not alive:
+            return None
+        node = self.random.choice(alive)
+        for guest in (guest for driver in self.drivers for guest in driver.guests.values()):
+            if guest.controller is not None and node.name in guest.controller.agents:
+                guest.run.disturbed = True
+        return node
 
-    def _some_worker(self) -> Worker | None:
+    def _some_worker(self, *, watched: bool = False) -> Worker | None:
+        """Any live worker, or one of a run that notices hangs."""
         nodes = [node for node in self.nodes.values() if node.process.is_alive]
         alive = [worker for node in nodes for worker in node.workers if worker.alive]
-        return self.random.choice(alive) if alive else None
+        if watched:
+            alive = [worker for worker in alive if worker.scenario.spec.progress_timeout_s is not None]
+        if not alive:
+            return None
+        worker = self.random.choice(alive)
+        worker.run.disturbed = True
+        return worker
 
     def _kill_worker(self) -> None:
         if (worker := self._some_worker()) is not None:
             worker.node.process.call(worker.kill)
 
     def _hang_worker(self) -> None:
-        if (worker := self._some_worker()) is not None:
+        if (worker := self._some_worker(watched=True)) is not None:
             worker.hung = True
 
     def _kill_node(self) -> None:
@@ -345,8 +377,10 @@ class Simulation:
         self._request_stop(force=True)
 
     def _request_stop(self, *, force: bool) -> None:
-        if (driver := self._some_driver()) is not None and driver.controller is not None:
-            driver.process.call(driver.controller.post, StopRequested(why="Ctrl+C", force=force))
+        if (driver := self._some_driver()) is not None:
+            for guest in driver.guests.values():
+                if guest.controller is not None:
+                    driver.process.call(guest.controller.post, StopRequested(why="Ctrl+C", force=force))
 
     def _outage(self) -> None:
         self.outage_until = self.loop.time() + self.random.uniform(0.5, 2.5) * self.scenario.outage_s

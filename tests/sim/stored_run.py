@@ -21,8 +21,8 @@ from holdfast.journal.format import parse_line
 __all__ = ["Epoch", "StoredManifest", "StoredRun"]
 
 _T = TypeVar("_T")
-_EPOCH = re.compile(r"run/epochs/(\d+)\.json\Z")
-_SEGMENT = re.compile(r"run/journal/(\d+)-([0-9a-f]+)-\d+-\d+\.jsonl\Z")
+_EPOCH = re.compile(r"[^/]+/epochs/(\d+)\.json\Z")
+_SEGMENT = re.compile(r"[^/]+/journal/(\d+)-([0-9a-f]+)-\d+-\d+\.jsonl\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class StoredManifest:
 
 
 class StoredRun:
-    """The run below `run/`. What was read is kept as long as its version is the same."""
+    """The run below `name`. What was read is kept as long as its version is the same."""
 
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
+    def __init__(self, bucket: Bucket, name: str) -> None:
+        self._bucket, self._name = bucket, name
         self._epochs: tuple[list[int], dict[int, Epoch]] = ([], {})
         self._cache: dict[str, tuple[int, Any]] = {}
 
@@ -69,7 +69,7 @@ class StoredRun:
         return found
 
     def epochs(self) -> dict[int, Epoch]:
-        keys = [key for key in self._bucket.below("run/epochs") if key.endswith(".json")]
+        keys = [key for key in self._bucket.below(f"{self._name}/epochs") if key.endswith(".json")]
         versions = [self._bucket.versions[key] for key in keys]
         if versions != self._epochs[0]:
             self._epochs = (versions, self._read_epochs())
@@ -77,11 +77,11 @@ class StoredRun:
 
     def _read_epochs(self) -> dict[int, Epoch]:
         found: dict[int, Epoch] = {}
-        for key in self._bucket.below("run/epochs"):
+        for key in self._bucket.below(f"{self._name}/epochs"):
             if (named := _EPOCH.match(key)) is not None:
                 own = self._read(key, _parse_json) or {}
                 floor = self._read(f"{key.removesuffix('.json')}.floor.json", _parse_json) or {}
-                cut = _SEGMENT.match(f"run/{floor.get('journal_key', '')}")
+                cut = _SEGMENT.match(f"{self._name}/{floor.get('journal_key', '')}")
                 found[int(named[1])] = Epoch(
                     own.get("id", ""),
                     floor.get("floor"),
@@ -91,18 +91,18 @@ class StoredRun:
         return found
 
     def manifests(self) -> list[StoredManifest]:
-        keys = [key for key in self._bucket.keys if key.endswith("/.manifest.json")]
+        keys = [key for key in self._bucket.below(self._name) if key.endswith("/.manifest.json")]
         found = [self._read(key, _parse_manifest) for key in keys]
         return [one for one in found if one is not None]
 
     def is_open(self, name: str, token: str) -> bool:
         """Whether a draft may still be committed: it is reserved, and has neither manifest nor tombstone."""
-        reserved = self._read(f"run/{name}/.reserved.json", _parse_json) or {}
-        return reserved.get("token") == token and f"run/{name}/.manifest.json" not in self._bucket.objects
+        reserved = self._read(f"{self._name}/{name}/.reserved.json", _parse_json) or {}
+        return reserved.get("token") == token and f"{self._name}/{name}/.manifest.json" not in self._bucket.objects
 
     def has_part(self, name: str, token: str, rank: int) -> bool:
         """Whether there is a record of this rank's part."""
-        record = self._read(f"run/{name}/.part-{rank}.json", _parse_json) or {}
+        record = self._read(f"{self._name}/{name}/.part-{rank}.json", _parse_json) or {}
         return record.get("token") == token and record.get("rank") == rank
 
     def visible(self) -> list[StoredManifest]:
@@ -123,7 +123,7 @@ class StoredRun:
     def problem_with(self, manifest: StoredManifest) -> str | None:
         """Which of its files is not what it says, if one is not."""
         for path, size_bytes, digest, _ in manifest.files:
-            data = self._bucket.objects.get(f"run/{manifest.name}/{path}")
+            data = self._bucket.objects.get(f"{self._name}/{manifest.name}/{path}")
             if data is None:
                 return f"{path} is missing"
             if len(data) != size_bytes or blake3(data).hexdigest() != digest:
@@ -135,18 +135,18 @@ class StoredRun:
         found: dict[int, tuple[int, int]] = {}
         for path, _, _, rank in manifest.files:
             if path.startswith("rank"):
-                state = json.loads(self._bucket.objects[f"run/{manifest.name}/{path}"])
+                state = json.loads(self._bucket.objects[f"{self._name}/{manifest.name}/{path}"])
                 found[rank] = (state["iteration"], state["sum"])
         return found
 
     def is_pinned(self, name: str) -> bool:
-        return f"run/{name}/.pinned.json" in self._bucket.objects
+        return f"{self._name}/{name}/.pinned.json" in self._bucket.objects
 
     def records(self) -> list[Record]:
         """The journal that counts, in order."""
         epochs = self.epochs()
         lines: dict[int, dict[int, Record]] = {number: {} for number in epochs}
-        for key in self._bucket.below("run/journal"):
+        for key in self._bucket.below(f"{self._name}/journal"):
             named = _SEGMENT.match(key)
             if named is not None and int(named[1]) in epochs and epochs[int(named[1])].lease == named[2]:
                 lines[int(named[1])].update(self._read(key, _parse_segment) or {})

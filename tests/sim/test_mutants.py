@@ -20,6 +20,7 @@ from tests.sim.checkers import Checkers
 from tests.sim.scenario import Scenario, draw
 from tests.sim.worker import Connection
 
+from holdfast.agent.agent import Agent
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.parts import Parts
 from holdfast.agent.run_host import RunHost
@@ -32,6 +33,7 @@ from holdfast.checkpoint.part_records import PartRecord
 from holdfast.checkpoint.reservation import Reservation
 from holdfast.checkpoint.reserve import reserve
 from holdfast.control import lease, persister
+from holdfast.control.agent_link import AgentLink
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.history import History, read_history
 from holdfast.control.loop import Controller
@@ -43,6 +45,7 @@ from holdfast.core import events as e
 from holdfast.core import machine, pending_checkpoints, placement, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
+from holdfast.core.admission import Admission, Decision
 from holdfast.core.checkpoint_types import Draft
 from holdfast.core.state import Durable, Generation, State
 from holdfast.errors import Damaged, StorageError
@@ -499,6 +502,93 @@ def lose_the_last_reports_of_the_dead(patch: Patch) -> None:
     patch.setattr(Connection, "drain", drain)
 
 
+# ---------------------------------------------------------------- several runs on shared agents
+
+
+def carry_out_the_command_for_another_run(patch: Patch) -> None:
+    """An agent gives a command to the run that came to it first, whichever it names."""
+    handle = Agent._handle
+
+    def confused(self: Agent, run: str, message: m.ControllerMessage) -> None:
+        is_command = isinstance(message, c.StartWorkers | c.StopWorkers | c.AnnounceCheckpoint | m.Upload)
+        handle(self, next(iter(self._runs), run) if is_command else run, message)
+
+    patch.setattr(Agent, "_handle", confused)
+
+
+def stop_the_workers_of_another_run(patch: Patch) -> None:
+    """A generation's number alone says which workers are to be stopped."""
+    handle = Agent._handle
+
+    def careless(self: Agent, run: str, message: m.ControllerMessage) -> None:
+        for one in list(self._runs) if isinstance(message, c.StopWorkers) else [run]:
+            handle(self, one, message)
+
+    patch.setattr(Agent, "_handle", careless)
+
+
+def close_all_runs_with_one(patch: Patch) -> None:
+    close = Agent._close_run
+
+    async def careless(self: Agent, run: str, flush_s: float) -> None:
+        await asyncio.gather(*(close(self, one, flush_s) for one in {*self._runs, run}))
+
+    patch.setattr(Agent, "_close_run", careless)
+
+
+def keep_parts_of_all_runs_together(patch: Patch) -> None:
+    """Parts are found by generation and report, whichever run's they are."""
+    init = RunHost.__init__
+    parts: dict[Any, Any] = {}
+
+    def sharing(self: RunHost, run: str, node: Any, platform: Any, *rest: Any) -> None:
+        init(self, run, node, platform, *rest)
+        self._storage.parts._parts = parts.setdefault(platform, self._storage.parts._parts)
+
+    patch.setattr(RunHost, "__init__", sharing)
+
+
+def deliver_to_every_run(patch: Patch) -> None:
+    """What an agent sends is received by all runs that have places there."""
+    receive = RunAgents.receive
+
+    def gossip(self: RunAgents, agent: str, message: m.AgentMessage) -> None:
+        for run in list(self._pool._runs.values()):
+            if agent in run.links and not isinstance(message, m.RunClosed | e.AgentPrepared):
+                receive(run, agent, message)
+        if isinstance(message, m.RunClosed | e.AgentPrepared):
+            receive(self, agent, message)
+
+    patch.setattr(RunAgents, "receive", gossip)
+
+
+def tell_one_run_of_a_lost_agent(patch: Patch) -> None:
+    lost = RunAgents.lost
+    told: dict[AgentLink, RunAgents] = {}
+
+    def only_first(self: RunAgents, agent: str, why: str) -> None:
+        if (link := self.links.get(agent)) is not None and told.setdefault(link, self) is self:
+            lost(self, agent, why)
+
+    patch.setattr(RunAgents, "lost", only_first)
+
+
+def grant_a_place_twice(patch: Patch) -> None:
+    """What a run was given is still free for the next."""
+    grant = Admission._grant
+
+    def generous(self: Admission, request: Any, agent: str, count: int, left: Any, decisions: list[Decision]) -> None:
+        free = self._free[agent].copy()
+        grant(self, request, agent, count, left, decisions)
+        self._free[agent] = free
+
+    patch.setattr(Admission, "_grant", generous)
+
+
+def give_no_place_back(patch: Patch) -> None:
+    patch.setattr(Admission, "release", lambda self, run, agent: [])
+
+
 async def _ignore(work: Any) -> None:
     await work
 
@@ -519,6 +609,10 @@ def _is_taken_over(scenario: Scenario) -> bool:
 
 def _is_taken_over_twice(scenario: Scenario) -> bool:
     return sum(fault.kind in ("overtake", "take_over") for fault in scenario.faults) > 1
+
+
+def _shares(scenario: Scenario) -> bool:
+    return bool(scenario.others)
 
 
 def _always(scenario: Scenario) -> bool:
@@ -575,15 +669,23 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     record_a_part_that_failed: lambda one: one.storage_trouble > 0,
     give_the_snapshot_of_another_checkpoint: lambda one: one.spec.max_failures != 0,
     lose_the_last_reports_of_the_dead: _always,
+    carry_out_the_command_for_another_run: _shares,
+    stop_the_workers_of_another_run: _shares,
+    close_all_runs_with_one: _shares,
+    keep_parts_of_all_runs_together: _shares,
+    deliver_to_every_run: _shares,
+    tell_one_run_of_a_lost_agent: lambda one: _shares(one) and _has(one, "kill_node", "cut_link"),
+    grant_a_place_twice: lambda one: _shares(one) and one.agent_slots > 0,
+    give_no_place_back: lambda one: _shares(one) and one.agent_slots > 0 and one.runs_take_turns,
 }
 """Each with the scenarios that may find it; the others cannot, and are left out to save time."""
 
 
 _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
-    form_while_a_checkpoint_is_pending: [4],
+    form_while_a_checkpoint_is_pending: [9],
     count_no_failure: [6],
     take_reports_of_any_generation: [4],
-    start_before_the_old_are_gone: [7],
+    start_before_the_old_are_gone: [9],
     use_a_name_before_its_old_checkpoint_is_gone: [198],
     resume_from_the_oldest: [4],
     end_before_removals_are_answered: [34],
@@ -592,24 +694,24 @@ _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     forget_the_floor: [106],
     commit_what_lost_a_part: [701],
     see_no_hang: [43],
-    let_the_fenced_commit: [7],
+    let_the_fenced_commit: [115],
     let_the_overtaken_settle: [699],
     remove_without_looking_at_the_lease: [16],
     go_on_without_a_journal: [20],
-    read_the_journal_before_the_indices: [84],
+    read_the_journal_before_the_indices: [98],
     read_what_was_cut_off: [25],
     trust_the_name_of_a_torn_segment: [26],
-    leave_reservations_open: [1335],
+    leave_reservations_open: [265],
     reserve_as_whoever_counts: [24],
     commit_without_looking_at_the_reservation: [869],
     forget_that_the_journal_is_lost: [19],
-    read_the_journal_before_the_lease_is_held: [17],
+    read_the_journal_before_the_lease_is_held: [66],
     stop_reading_at_a_torn_line: [26],
     try_again_with_another_token: [19637],
-    commit_for_a_dead_controller_what_is_not_whole: [56],
+    commit_for_a_dead_controller_what_is_not_whole: [211],
     call_a_commit_failed_that_was_made: [31],
     take_the_answer_of_an_earlier_upload: [178],
-    forget_those_who_never_came: [6],
+    forget_those_who_never_came: [4],
     answer_stop_before_the_workers_are_gone: [4],
     drop_parts_with_their_generation: [17],
     linger_without_records: [26],
@@ -619,6 +721,9 @@ _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     start_although_stopped_meanwhile: [102],
     end_with_the_controller: [26],
     give_the_snapshot_of_another_checkpoint: [23],
+    stop_the_workers_of_another_run: [9],
+    tell_one_run_of_a_lost_agent: [509],
+    grant_a_place_twice: [9],
 }
 """Seeds that found mutants which take many, tried first to save time. After a change of the simulator they may find
 nothing, which costs one seed each: then the search finds another."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim.scenario import gain
 
+from holdfast.agent.spawner import Parent
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.core import events as e
 from holdfast.core.checkpoint_types import MemoryFile, Report, Snapshot
@@ -114,9 +115,14 @@ class Fabric:
 class Worker:
     """One rank of one generation."""
 
-    def __init__(self, node: Node, assignment: Assignment, connection: Connection, fabric: Fabric) -> None:
+    def __init__(
+        self, node: Node, parent: Parent, assignment: Assignment, connection: Connection, fabric: Fabric
+    ) -> None:
+        self.parent = parent
         self.node, self.assignment, self.connection, self.fabric = node, assignment, connection, fabric
         self.generation, self.rank = assignment.generation, assignment.rank
+        self.run = node.sim.run_at(assignment.storage)
+        self.scenario = self.run.scenario
         self.iteration = self.sum = 0
         self.number = 0
         self.alive, self.killed = True, False
@@ -125,10 +131,10 @@ class Worker:
         self.state = bytearray()
         connection.worker = self
 
-    async def run(self) -> None:
+    async def train(self) -> None:
         """Load the checkpoint to start from, and begin to train."""
         try:
-            self.iteration, self.sum = await self.node.load(self.assignment)
+            self.iteration, self.sum = await self.node.load(self)
         except CheckpointError as error:
             if self.alive:
                 failure = self._failure(str(error), type(error).__name__)
@@ -141,7 +147,7 @@ class Worker:
             self.fabric.moved()
 
     def soon(self) -> None:
-        self.node.after(self.node.scenario.step_s, self.advance)
+        self.node.after(self.scenario.step_s, self.advance)
 
     def advance(self) -> None:
         if not self.alive or self.hung or self.blocked or self.finished:
@@ -149,7 +155,7 @@ class Worker:
         if self.fabric.must_wait(self):
             self.idle = True
             return
-        scenario = self.node.scenario
+        scenario = self.scenario
         if self.iteration >= scenario.iterations:
             self.finish()
             return
@@ -168,12 +174,12 @@ class Worker:
 
     def report(self, iteration: int, part: bool) -> None:
         self.iteration, self.number = iteration, self.number + 1
-        self.sum += gain(iteration)
+        self.sum += gain(iteration, self.run.number)
         if part:
             self.unsettled = e.Ticket(self.generation, self.number)
             self.node.sim.moment("part")
         metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
-        name = self.node.scenario.dir_name(iteration) if self.rank == 0 else None
+        name = self.scenario.dir_name(iteration) if self.rank == 0 else None
         at = self.node.sim.loop.time()
         report = Report(number=self.number, at=at, metrics=metrics, checkpoint=part, checkpoint_dir_name=name)
         self.connection.arrive(WorkerReport(report=report, part=self._snapshot() if part else None))
@@ -182,7 +188,8 @@ class Worker:
 
     def _snapshot(self) -> Snapshot:
         """Write the state to one of the buffers in turn: the other's snapshot may be the newest that is committed."""
-        files = {f"rank_{self.rank}.json": json.dumps({"iteration": self.iteration, "sum": self.sum}).encode()}
+        state = {"run": self.run.name, "iteration": self.iteration, "sum": self.sum}
+        files = {f"rank_{self.rank}.json": json.dumps(state).encode()}
         if self.rank == 0:
             files["constant.bin"] = b"the same in every checkpoint"
         buffers = self.assignment.buffers
