@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root: mounts, control groups, users or namespaces"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test makes a run secret in the user's home."""
+    os.environ["HOLDFAST_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def moto() -> Iterator[servers.Server]:
     """S3 that obeys put-if-absent."""

@@ -29,7 +29,7 @@ from holdfast.core.events import (
     WorkersStopped,
 )
 from holdfast.core.records import WorkerFailure
-from holdfast.wire.auth import make_token
+from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, Server, serve
 from holdfast.wire.messages import AgentMessage, Logs, PrepareFunction, PrepareRun
 from holdfast.worker.job import Framework, Job
@@ -57,19 +57,19 @@ class AgentHarness:
         self._changed = asyncio.Condition()
         self._joined = asyncio.Event()
         self._left = asyncio.Event()
-        self._token = make_token()
+        self._secret = make_secret()
         self._server: Server
         self._channel: Channel[AgentMessage]
         self.process: subprocess.Popen[bytes]
         self.master_port = 0
 
     async def open(self, **environment: str) -> None:
-        self._server = await serve("127.0.0.1", 0, self._token, self._accept)
+        self._server = await serve("127.0.0.1", 0, self._secret, self._accept)
         self.directory.mkdir(parents=True, exist_ok=True)
         arguments = ["--connect", f"127.0.0.1:{self._server.port}", "--agent-id", "a1", "--slots", "4"]
         token_file = self.directory / "token"
         token_file.touch(mode=0o600)
-        token_file.write_text(self._token)
+        token_file.write_text(self._secret)
         arguments += ["--token-file", str(token_file), "--parent-pid", str(os.getpid())]
         self.process = self.launch(
             [sys.executable, "-m", "holdfast.agent", *arguments],

@@ -1,4 +1,4 @@
-"""`python -m holdfast.agent` as a command: how it gets its token, what it refuses, and what others can see of it."""
+"""`python -m holdfast.agent` as a command: how it gets the run secret, what it refuses, what others can see of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.programs.sandbox import Sandbox
 
 from holdfast.core.events import AgentJoined
 from holdfast.engines.engine import ControllerEndpoint
-from holdfast.wire.auth import make_token
+from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, serve
 from holdfast.wire.messages import AgentMessage
 
@@ -40,13 +40,13 @@ def _visible(pid: int) -> bytes:
 
 
 @pytest.mark.parametrize("way", ["environment", "file"])
-def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
+def test_the_secret_of_a_running_agent_is_not_in_environment_or_arguments(
     sandbox: Sandbox, tmp_path: Path, way: str
 ) -> None:
     """Neither in /proc/<pid>/environ nor on the command line, of the agent and of everything below it."""
-    token = make_token()
+    secret = make_secret()
     (tmp_path / "token").touch(mode=0o600)
-    (tmp_path / "token").write_text(f"{token}\n")
+    (tmp_path / "token").write_text(f"{secret}\n")
 
     async def look() -> None:
         hello: asyncio.Future[AgentJoined] = asyncio.get_running_loop().create_future()
@@ -57,9 +57,9 @@ def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
             hello.set_result(found.message)
             await channel.recv()
 
-        server = await serve("127.0.0.1", 0, token, on_agent)
+        server = await serve("127.0.0.1", 0, secret, on_agent)
         arguments = ["--connect", f"127.0.0.1:{server.port}"]
-        environment = {"HOLDFAST_TOKEN": token} if way == "environment" else {}
+        environment = {"HOLDFAST_TOKEN": secret} if way == "environment" else {}
         if way == "file":
             arguments += ["--token-file", str(tmp_path / "token")]
         agent = subprocess.Popen(_command(*arguments), env={**os.environ, **environment})
@@ -67,7 +67,7 @@ def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
             assert (await asyncio.wait_for(hello, 60)).pid == agent.pid
             everyone = [agent.pid, *processes.children(agent.pid)]
             assert len(everyone) == 2, "the agent has its zygote"
-            assert [pid for pid in everyone if token.encode() in _visible(pid)] == []
+            assert [pid for pid in everyone if secret.encode() in _visible(pid)] == []
         finally:
             await server.close()
             agent.send_signal(signal.SIGTERM)
@@ -76,19 +76,13 @@ def test_the_token_of_a_running_agent_is_not_in_environment_or_arguments(
     asyncio.run(look())
 
 
-def test_the_repr_of_an_endpoint_hides_the_token() -> None:
+def test_the_repr_of_an_endpoint_hides_the_secret() -> None:
     assert "secret" not in repr(ControllerEndpoint("127.0.0.1:1", "secret"))
 
 
-def test_an_agent_without_tls_dials_loopback_only(sandbox: Sandbox) -> None:
-    code, error = _refusal(sandbox, "--connect", "192.0.2.1:9", HOLDFAST_TOKEN="t")
-    assert code == 1
-    assert error.count("\n") == 1 and "192.0.2.1 without TLS" in error
-
-
-def test_an_agent_without_a_token_fails_with_a_clear_error(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_an_agent_without_a_secret_fails_with_a_clear_error(sandbox: Sandbox, tmp_path: Path) -> None:
     code, error = _refusal(sandbox, "--connect", "127.0.0.1:9")
-    assert code == 2 and "has no token" in error
+    assert code == 2 and "has no run secret" in error
     code, error = _refusal(sandbox, "--connect", "127.0.0.1:9", "--token-file", str(tmp_path / "missing"))
     assert code == 2 and "missing cannot be read: No such file" in error
 

@@ -87,8 +87,8 @@ class Driver:
     def _make_engine(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> SimulatedEngine:
         return SimulatedEngine(self, endpoint, on_gone)
 
-    async def _listen(self, token: str, on_agent: OnAgent) -> Listener:
-        return Listener(self.process, token, on_agent)
+    async def _listen(self, secret: str, on_agent: OnAgent) -> Listener:
+        return Listener(self.process, secret, on_agent)
 
     def _died(self) -> None:
         for guest in self.guests.values():

@@ -21,6 +21,7 @@ from holdfast.wire.channel import _introduce as introduce
 from holdfast.wire.channel import _server_handshake as server_handshake
 from holdfast.wire.envelope import Stamp
 from holdfast.wire.frames import MAX_FRAME_BYTES
+from holdfast.wire.hello import Hello
 from holdfast.wire.messages import ControllerMessage
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ __all__ = ["Connection", "Listener", "connect"]
 class Listener(Server):
     """The controller's real server, but for the socket."""
 
-    def __init__(self, process: Process, token: str, on_agent: OnAgent) -> None:
-        super().__init__(token, on_agent, None, MAX_FRAME_BYTES)
+    def __init__(self, process: Process, secret: str, on_agent: OnAgent) -> None:
+        super().__init__(secret, on_agent)
         self.process = process
         self._port = process.sim.add_listener(self)
 
@@ -139,7 +140,7 @@ async def connect(
     channel = make_channel(end.reader, end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            await introduce(channel, endpoint.token, "", process.name)
+            await introduce(channel, endpoint.secret, "", Hello(agent=process.name))
     except TimeoutError:
         channel.abort()
         raise WireError("The controller did not answer.") from None

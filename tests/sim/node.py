@@ -208,7 +208,7 @@ class SimulatedPlatform(Platform):
     """What the agent is given instead of the real machine."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node.endpoint.address, node.endpoint.token)
+        super().__init__(node.endpoint.address, node.endpoint.secret)
         self.linger_s = node.linger_s
         self._node = node
 

@@ -26,6 +26,7 @@ from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
 from holdfast.storage.store import Store
 from holdfast.wire.channel import Channel, connect
+from holdfast.wire.hello import Hello
 from holdfast.wire.messages import ControllerMessage, PrepareRun
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import detach_output
@@ -72,17 +73,15 @@ class Platform:
     def __init__(
         self,
         connect_to: str,
-        token: str,
+        secret: str,
         *,
-        tls_fingerprint: str | None = None,
         root: Path | None = None,
         spawners: Spawners | None = None,
         own_process: bool = False,
     ) -> None:
         """`own_process`: the agent is a process of its own and a subreaper, and has no children but its zygotes."""
         self._connect_to = connect_to
-        self._token = token
-        self._tls_fingerprint = tls_fingerprint
+        self._secret = secret
         self._root = root
         self._spawners = spawners
         self._own_process = own_process
@@ -90,7 +89,7 @@ class Platform:
 
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
         """Connect to the controller as the agent of this name."""
-        return await connect(self._connect_to, self._token, self._tls_fingerprint, agent=agent)
+        return await connect(self._connect_to, self._secret, Hello(agent=agent))
 
     def open_session(self, agent: str) -> SessionDir:
         return SessionDir(agent, self._root)

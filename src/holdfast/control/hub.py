@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -23,6 +22,7 @@ from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, MakeEngine
 from holdfast.engines.local import LocalEngine
+from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, OnAgent, serve
 from holdfast.wire.messages import AgentMessage
 
@@ -45,8 +45,8 @@ Listen = Callable[[str, OnAgent], Awaitable[Listener]]
 """From the run secret that agents must prove to know, and what is awaited for each agent, to a listener."""
 
 
-async def listen_on_loopback(token: str, on_agent: OnAgent) -> Listener:
-    return await serve("127.0.0.1", 0, token, on_agent)
+async def listen_on_loopback(secret: str, on_agent: OnAgent) -> Listener:
+    return await serve("127.0.0.1", 0, secret, on_agent)
 
 
 class Hub:
@@ -55,14 +55,17 @@ class Hub:
     def __init__(
         self,
         *,
+        secret: str | None = None,
         listen: Listen = listen_on_loopback,
         make_engine: MakeEngine = LocalEngine,
         agent_silence_s: float | None = None,
     ) -> None:
-        """An agent that leaves pings unanswered for `agent_silence_s` is lost (HOLDFAST_AGENT_SILENCE_S, 30 s); this
-        process's own standstill does not count."""
+        """`secret` is the run secret of all agents; None: nobody else needs to know it. An agent that leaves pings
+        unanswered for `agent_silence_s` is lost (HOLDFAST_AGENT_SILENCE_S, 30 s); this process's own standstill does
+        not count."""
         if agent_silence_s is None:
             agent_silence_s = float(os.environ.get("HOLDFAST_AGENT_SILENCE_S", "30"))
+        self._secret = make_secret() if secret is None else secret
         self._listen = listen
         self._make_engine = make_engine
         self._agent_silence_s = agent_silence_s
@@ -72,9 +75,8 @@ class Hub:
 
     async def open(self) -> None:
         """Listen for agents. Engines are made when the first run needs them."""
-        token = secrets.token_urlsafe(32)
-        self._server = await self._listen(token, self._serve)
-        self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", token)
+        self._server = await self._listen(self._secret, self._serve)
+        self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", self._secret)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def enter(

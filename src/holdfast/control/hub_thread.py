@@ -18,6 +18,7 @@ from holdfast.control.hub import Hub
 from holdfast.control.loop import Controller
 from holdfast.core.commands import RunStatus
 from holdfast.core.events import StopRequested
+from holdfast.storage.run_secret import open_secret
 
 __all__ = ["HubThread", "join_hub"]
 
@@ -33,7 +34,7 @@ class HubThread:
         self._drivers: list[DriverThread] = []
         self._opened: Future[asyncio.AbstractEventLoop] = Future()
         self._ended: asyncio.Event
-        self._hub = Hub()
+        self._hub = Hub(secret=open_secret())
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
         self._thread.start()
 

@@ -21,10 +21,10 @@ OnGone = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class ControllerEndpoint:
-    """The address of a controller, and the token that agents authenticate with."""
+    """The address of a controller, and the run secret that agents authenticate with."""
 
     address: str
-    token: str = field(repr=False)
+    secret: str = field(repr=False)
 
 
 class Engine(Protocol):

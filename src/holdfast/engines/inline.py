@@ -64,7 +64,7 @@ class InlineEngine:
     def _start(self, agent: str) -> None:
         platform = Platform(
             self._endpoint.address,
-            self._endpoint.token,
+            self._endpoint.secret,
             spawners=InlineSpawners(self._job, self._run_in_main, self._torchrun),
         )
         task = self._tasks[agent] = asyncio.get_running_loop().create_task(Agent(agent, 1, platform).run())

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, OnGone
+from holdfast.storage.run_secret import SECRET_VARIABLE
 
 __all__ = ["LocalEngine"]
 
@@ -57,10 +58,11 @@ class LocalEngine:
     def _start(self, agent: str) -> None:
         arguments = ["--connect", self._endpoint.address, "--agent-id", agent, "--slots", "0"]
         arguments += ["--parent-pid", str(os.getpid())]
-        with _readable(self._endpoint.token) as token_fd:
+        with _readable(self._endpoint.secret) as token_fd:
             process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
                 stdin=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if name != SECRET_VARIABLE},
                 pass_fds=[token_fd],
                 start_new_session=True,
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.storage.private_directory import claim_private_directory
 
-__all__ = ["local_cache_dir"]
+__all__ = ["local_cache_dir", "may_write"]
 
 
 def local_cache_dir() -> Path:
@@ -20,14 +20,15 @@ def local_cache_dir() -> Path:
         if value := os.environ.get(name, "").strip():
             return Path(os.path.abspath(os.path.expanduser(value)))  # noqa: PTH100, PTH111
     home = os.path.expanduser("~")  # noqa: PTH111
-    if os.path.isabs(home) and _may_write(Path(home, ".cache", "holdfast")):  # noqa: PTH117
+    if os.path.isabs(home) and may_write(Path(home, ".cache", "holdfast")):  # noqa: PTH117
         return Path(home, ".cache", "holdfast")
     import tempfile  # seldom needed, and a tenth of what `import holdfast.train` may cost
 
     return claim_private_directory(Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}"))
 
 
-def _may_write(directory: Path) -> bool:
+def may_write(directory: Path) -> bool:
+    """Whether this user may write to the directory, or make it."""
     while not os.path.exists(directory) and directory != directory.parent:  # noqa: PTH110  pathlib raises EACCES
         directory = directory.parent
     return os.access(directory, os.W_OK | os.X_OK)

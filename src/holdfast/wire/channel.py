@@ -3,9 +3,9 @@
 The controller calls `serve`, an agent `connect`, a control client `connect_client`. A `Channel` decodes only the
 messages of its own direction. A peer that sends garbage, too much, another agent's message, or nothing during the
 handshake loses its connection and is logged once; nobody else notices. `frames` splits the stream, `auth` authenticates
-the peer, `envelope` numbers the messages, `tls` encrypts them where they leave the machine: without TLS neither end
-uses an address that is not loopback, since the training function would cross the network in the clear, and could be
-replaced on its way.
+the peer, `envelope` numbers the messages. A connection over loopback is plain, any other is encrypted (`tls`), since
+the training function would cross the network in the clear, and could be replaced on its way. Both ends see which it is
+by their own address, so that nothing has to be agreed upon, and a tunnel that ends on loopback works.
 """
 
 from __future__ import annotations
@@ -25,25 +25,32 @@ from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import WireError
 from holdfast.printable import printable
 from holdfast.wire import auth
-from holdfast.wire.auth import Role
 from holdfast.wire.control_messages import ControlReply, ControlRequest
 from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
+from holdfast.wire.hello import Hello, Role, find_incompatibility
+from holdfast.wire.join_string import parse_address
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
-from holdfast.wire.tls import Identity, client_context, fingerprint_of, server_context
+from holdfast.wire.stranger_log import StrangerLog
+from holdfast.wire.tls import client_context, fingerprint_of, make_identity, server_context
 
 __all__ = [
     "HANDSHAKE_TIMEOUT_S",
     "Channel",
+    "CheckHello",
     "OnAgent",
     "OnClient",
     "Server",
     "connect",
     "connect_client",
+    "is_loopback",
     "serve",
 ]
 
 HANDSHAKE_TIMEOUT_S = 5.0
+_HANDSHAKES_MAX = 128
+"""So many connections at most have not authenticated yet: beyond that the oldest goes, for an honest one takes
+milliseconds."""
 _CLOSE_TIMEOUT_S = 2.0
 MAX_REQUEST_BYTES = 64 * 1024
 """Of a control client's messages."""
@@ -60,6 +67,7 @@ _client_handshake: Decoder[auth.Proof] = msgspec.msgpack.Decoder(auth.Proof)
 _server_handshake: Decoder[auth.Challenge | auth.Accepted | auth.Rejected] = msgspec.msgpack.Decoder(
     auth.Challenge | auth.Accepted | auth.Rejected
 )
+_hello: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 
 
 class Channel(Generic[_In]):
@@ -78,6 +86,8 @@ class Channel(Generic[_In]):
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._closed = False
+        self.strangers: StrangerLog | None = None
+        """Where a server logs what peers do during the handshake."""
         name = writer.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "a socket")
 
@@ -189,7 +199,10 @@ class Channel(Generic[_In]):
 
     def _give_up(self, reason: str) -> None:
         if not self._closed:
-            _log.warning("The connection of %s is closed: %s", self.peer, printable(reason))
+            if self._stamp is None and self.strangers is not None:
+                self.strangers.warn(self.peer, "nonsense", f"The connection of {self.peer} is closed: {reason}")
+            else:
+                _log.warning("The connection of %s is closed: %s", self.peer, printable(reason))
         self.abort()
 
     def _upgrade(self, decoder: Decoder[Any], stamp: Stamp, limit_bytes: int) -> None:
@@ -205,25 +218,33 @@ OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 OnClient = Callable[[Channel[ControlRequest]], Awaitable[None]]
 """The same for a control client."""
 
+CheckHello = Callable[[Hello], str | None]
+"""Gives a sentence on why a client that knows the secret is refused nevertheless; None if it is not."""
+
 
 class Server:
     """Accepts the connections of agents and control clients until it is closed."""
 
     def __init__(
         self,
-        token: str,
+        secret: str,
         on_agent: OnAgent,
-        tls: Identity | None,
-        limit_bytes: int,
+        limit_bytes: int = MAX_FRAME_BYTES,
         on_client: OnClient | None = None,
+        check_hello: CheckHello | None = None,
     ) -> None:
-        self._token = token
+        self._secret = secret
         self._on_agent = on_agent
         self._on_client = on_client
-        self._fingerprint = tls.fingerprint if tls else ""
         self._limit_bytes = limit_bytes
+        self._check_hello = check_hello
+        self._fingerprint = ""
+        self._tls: ssl.SSLContext | None = None
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.StreamWriter, None] = {}
+        """Connections that have not authenticated, the oldest first."""
+        self._strangers = StrangerLog()
 
     @property
     def port(self) -> int:
@@ -238,107 +259,149 @@ class Server:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _listen(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
-        options = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S} if context else {}
-        self._listener = await asyncio.start_server(self._accept, host, port, start_serving=False, **options)  # type: ignore[arg-type]
-        if context is None:
-            try:
-                for listening in self._listener.sockets:
-                    _check_loopback(listening.getsockname()[0], "listen")
-            except WireError:
-                self._listener.close()
-                raise
+    async def _listen(self, host: str, port: int) -> None:
+        self._listener = await asyncio.start_server(self._accept, host, port, start_serving=False)
+        try:
+            if not all(is_loopback(one.getsockname()[0]) for one in self._listener.sockets):
+                identity = await asyncio.to_thread(make_identity)
+                self._fingerprint = identity.fingerprint
+                self._tls = server_context(identity)
+        except BaseException:
+            self._listener.close()
+            raise
         await self._listener.start_serving()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        encrypted = self._tls is not None and not is_loopback(writer.get_extra_info("sockname")[0])
+        if encrypted:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes is TLS's
+        self._handshakes[writer] = None
+        if len(self._handshakes) > _HANDSHAKES_MAX:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.transport.abort()
+            peer = writer.get_extra_info("peername")
+            self._strangers.warn(
+                f"{peer[0]}:{peer[1]}", "many", f"Too many connections that say nothing, the last one of {peer[0]}."
+            )
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer, encrypted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A task that was cancelled before its first step closes nothing itself.
         task.add_done_callback(lambda _: writer.transport.abort())
+        task.add_done_callback(lambda _: self._handshakes.pop(writer, None))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, encrypted: bool) -> None:
         channel = Channel[Any](reader, writer, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+        channel.strangers = self._strangers
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                role = await self._authenticate(channel)
+                if encrypted and not await self._start_tls(channel.peer, writer):
+                    return
+                role = await self._authenticate(channel, self._fingerprint if encrypted else "")
+            self._handshakes.pop(writer, None)
             if role is Role.AGENT:
                 await self._on_agent(channel)
             elif role is Role.CONTROL and self._on_client is not None:
                 await self._on_client(channel)
         except TimeoutError:
-            _log.warning("The connection of %s is closed: it kept silent during the handshake", channel.peer)
+            self._strangers.warn(
+                channel.peer,
+                "silent",
+                f"The connection of {channel.peer} is closed: it kept silent during the handshake",
+            )
         finally:
             await channel.close()
 
-    async def _authenticate(self, channel: Channel[Any]) -> Role | None:
+    async def _start_tls(self, peer: str, writer: asyncio.StreamWriter) -> bool:
+        assert self._tls is not None
+        try:
+            await writer.start_tls(self._tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S)
+        except (OSError, ssl.SSLError) as error:
+            self._strangers.warn(peer, "tls", f"The connection of {peer} is closed: it does not speak TLS ({error})")
+            return False
+        return True
+
+    async def _authenticate(self, channel: Channel[Any], fingerprint: str) -> Role | None:
         """What the client has proved to be; None if it is refused."""
         challenge = auth.make_challenge()
         channel.send_nowait(challenge)
         proof = await channel._recv()
         if proof is None:
             return None
-        verdict = auth.check_proof(challenge, proof, self._token, self._fingerprint)
+        verdict = auth.check_proof(challenge, proof, self._secret, fingerprint)
+        hello = None
+        if isinstance(verdict, auth.Accepted):
+            hello, problem = self._read_hello(proof)
+            if problem is not None:
+                verdict = auth.Rejected(reason=problem)
         if isinstance(verdict, auth.Rejected):
-            _log.warning("The %s at %s is refused: %s", proof.role, channel.peer, verdict.reason)
+            self._strangers.warn(
+                channel.peer, verdict.reason[:20], f"The client at {channel.peer} is refused: {verdict.reason}"
+            )
             await channel.send(verdict)
             return None
         await channel.send(verdict)
-        is_agent = proof.role is Role.AGENT
-        channel._upgrade(
-            _agent_messages if is_agent else _control_requests,
-            Stamp(proof.agent),
-            self._limit_bytes if is_agent else MAX_REQUEST_BYTES,
-        )
-        return Role(proof.role)
+        assert hello is not None
+        if hello.role is Role.AGENT:
+            channel._upgrade(_agent_messages, Stamp(hello.agent), self._limit_bytes)
+        else:
+            channel._upgrade(_control_requests, Stamp(hello.agent), MAX_REQUEST_BYTES)
+        return hello.role
+
+    def _read_hello(self, proof: auth.Proof) -> tuple[Hello | None, str | None]:
+        """The hello of a client that knows the secret, or why it is refused."""
+        try:
+            hello = _hello.decode(proof.hello)
+        except DECODE_ERRORS as error:
+            return None, f"The client introduced itself in a way that is not understood ({error})."
+        problem = find_incompatibility(hello)
+        if problem is None and self._check_hello is not None:
+            problem = self._check_hello(hello)
+        return hello, problem
 
 
 async def serve(
     host: str,
     port: int,
-    token: str,
+    secret: str,
     on_agent: OnAgent,
-    tls: Identity | None = None,
     limit_bytes: int = MAX_FRAME_BYTES,
     on_client: OnClient | None = None,
+    check_hello: CheckHello | None = None,
 ) -> Server:
     """Listen for agents and control clients; `on_agent` or `on_client` is awaited for each that is authenticated, and
     its connection ends with it."""
-    server = Server(token, on_agent, tls, limit_bytes, on_client)
-    await server._listen(host, port, server_context(tls) if tls else None)
+    server = Server(secret, on_agent, limit_bytes, on_client, check_hello)
+    await server._listen(host, port)
     return server
 
 
 async def connect(
-    address: str, token: str, tls_fingerprint: str | None = None, limit_bytes: int = MAX_FRAME_BYTES, *, agent: str
+    address: str, secret: str, hello: Hello, limit_bytes: int = MAX_FRAME_BYTES
 ) -> Channel[ControllerMessage]:
-    """Connect to a controller at `host:port` as the agent of this name. Raises `WireError` with one sentence on why
-    not."""
-    channel = await _connect(address, token, tls_fingerprint, Role.AGENT, agent)
-    channel._upgrade(_controller_messages, Stamp(agent), limit_bytes)
+    """Connect to a controller at `host:port` as this agent. Raises `WireError` with one sentence on why not."""
+    channel = await _connect(address, secret, hello)
+    channel._upgrade(_controller_messages, Stamp(hello.agent), limit_bytes)
     return channel
 
 
-async def connect_client(address: str, token: str, tls_fingerprint: str | None = None) -> Channel[ControlReply]:
+async def connect_client(address: str, secret: str) -> Channel[ControlReply]:
     """The same as a control client."""
-    channel = await _connect(address, token, tls_fingerprint, Role.CONTROL)
+    channel = await _connect(address, secret, Hello(role=Role.CONTROL))
     channel._upgrade(_control_replies, Stamp(""), MAX_FRAME_BYTES)
     return channel
 
 
-async def _connect(address: str, token: str, tls_fingerprint: str | None, role: Role, agent: str = "") -> Channel[Any]:
+async def _connect(address: str, secret: str, hello: Hello) -> Channel[Any]:
     """Connect, and authenticate both ends."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise WireError(f"The controller's address {address!r} is not of the form host:port.")
-    context = client_context() if tls_fingerprint else None
+    host, port = parse_address(address, "The controller's address")
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            reader, writer = await _open(host.strip("[]"), int(port), context)
+            reader, writer, fingerprint = await _open(host, port)
             channel = Channel[Any](reader, writer, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
             try:
-                _check_fingerprint(writer, tls_fingerprint)
-                await _introduce(channel, token, tls_fingerprint or "", agent, role)
+                await _introduce(channel, secret, fingerprint, hello)
             except BaseException:
                 channel.abort()
                 raise
@@ -349,20 +412,22 @@ async def _connect(address: str, token: str, tls_fingerprint: str | None, role: 
     return channel
 
 
-async def _open(
-    host: str, port: int, context: ssl.SSLContext | None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first address of `host` that answers; without TLS only if all of them are loopback."""
+async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    """Connect to the first address of `host` that answers, and the fingerprint of its certificate; "" on loopback,
+    where there is none."""
     addresses = await _addresses(host, port)
-    if context is None:
-        for address in addresses:
-            _check_loopback(address, "connect")
-    for address in addresses[:-1]:
+    for address in addresses:
+        context = None if is_loopback(address) else client_context()
         try:
-            return await asyncio.open_connection(address, port, ssl=context)
+            reader, writer = await asyncio.open_connection(address, port, ssl=context)
         except ConnectionRefusedError:
+            if address == addresses[-1]:
+                raise
             continue
-    return await asyncio.open_connection(addresses[-1], port, ssl=context)
+        break
+    if context is None:
+        return reader, writer, ""
+    return reader, writer, fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
 
 
 async def _addresses(host: str, port: int) -> list[str]:
@@ -374,39 +439,27 @@ async def _addresses(host: str, port: int) -> list[str]:
         return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
-def _check_loopback(address: str, what: str) -> None:
-    """Raise `WireError` unless the address never leaves this machine."""
-    found = ipaddress.ip_address(address)
+def is_loopback(address: str) -> bool:
+    """Whether what is sent to this address never leaves the machine."""
+    found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
-    if not found.is_loopback:
-        raise WireError(
-            f"Refusing to {what} at {address} without TLS, since the training function and its data would cross the "
-            "network in the clear: use TLS (--tls-fingerprint, as the run gave it out), or 127.0.0.1 on one machine."
-        )
+    return found.is_loopback
 
 
-def _check_fingerprint(writer: asyncio.StreamWriter, expected: str | None) -> None:
-    if expected is None:
-        return
-    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    if fingerprint_of(certificate) != expected.lower():
-        raise WireError(
-            "The controller's certificate is not the one whose fingerprint was given: someone else answers there."
-        )
-
-
-async def _introduce(channel: Channel[Any], token: str, fingerprint: str, agent: str, role: Role = Role.AGENT) -> None:
+async def _introduce(channel: Channel[Any], secret: str, fingerprint: str, hello: Hello) -> None:
     """Authenticate both ends."""
     challenge = await channel._recv()
     if not isinstance(challenge, auth.Challenge):
-        raise WireError("The controller hung up before the handshake: it may want TLS, or be no controller at all.")
-    proof = auth.prove(challenge, token, fingerprint, agent, role)
+        raise WireError(
+            "The controller hung up before the handshake: something else listens there, or it has too many connections."
+        )
+    proof = auth.prove(challenge, secret, fingerprint, hello)
     await channel.send(proof)
     answer = await channel._recv()
     if isinstance(answer, auth.Rejected):
         raise WireError(answer.reason)
     if not isinstance(answer, auth.Accepted):
         raise WireError(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
-    if not auth.check_accepted(challenge, proof, answer, token, fingerprint):
-        raise WireError(f"The controller does not know this {role}'s token: it is not the run that was meant.")
+    if not auth.check_accepted(challenge, proof, answer, secret, fingerprint):
+        raise WireError("The controller does not know the run secret: something else listens there, or stands between.")

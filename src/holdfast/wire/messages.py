@@ -59,7 +59,7 @@ __all__ = [
     "WorkerReport",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these messages; both sides of a connection must have the same."""
 
 

@@ -1,8 +1,8 @@
-"""TLS off loopback without a certificate authority: one self-made certificate a run, known by its fingerprint.
+"""TLS off loopback without a certificate authority: a self-made certificate, which the run secret vouches for.
 
-The controller makes a certificate when it starts and hands its SHA-256 fingerprint to agents together with the
-token; an agent talks to nothing else. `cryptography` (the `cluster` extra) is imported here only, and only to
-make one.
+The controller makes a certificate when it listens off loopback. An agent accepts any, and then both prove that they
+know the secret, over the certificate's fingerprint as well (`auth`): whoever does not know it cannot stand in between.
+`cryptography` (the `cluster` extra) is imported here only, and only to make one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.errors import MissingExtra
 __all__ = ["Identity", "client_context", "fingerprint_of", "make_identity", "server_context"]
 
 _LIFETIME = datetime.timedelta(days=3650)
-"""Longer than any run: nothing checks dates, for the fingerprint pins this very certificate."""
+"""Longer than any run: nothing checks dates, for the proofs are over this very certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A server's certificate and key (PEM), and the fingerprint by which its clients know it."""
+    """A server's certificate and key (PEM), and the certificate's fingerprint."""
 
     certificate: bytes
     key: bytes
@@ -79,7 +79,7 @@ def server_context(identity: Identity) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """No authority is asked: `channel.connect` compares the peer's fingerprint before a byte is sent."""
+    """No authority is asked: the handshake of `channel` proves that the certificate is the controller's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

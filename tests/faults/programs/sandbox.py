@@ -106,6 +106,7 @@ class Sandbox:
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     here = Sandbox(tmp_path)
     monkeypatch.setenv("HOLDFAST_LOCAL_CACHE_DIR", str(here.cache))
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # killed workers cannot tidy up what their function made
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.01")

@@ -19,7 +19,7 @@ from holdfast.agent.platform import Platform
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.core.commands import Place, StartWorkers, StopWorkers
 from holdfast.core.events import AgentJoined, AgentPrepared, RankReported, WorkerExited, WorkerFinished, WorkersStopped
-from holdfast.wire.auth import make_token
+from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, serve
 from holdfast.wire.messages import AgentMessage, PrepareFunction, PrepareRun, Shutdown
 from holdfast.worker.job import Job
@@ -60,11 +60,11 @@ def _run_locally(
                 channel.send_nowait(Shutdown())
 
     async def run() -> None:
-        token = make_token()
-        server = await serve("127.0.0.1", 0, token, controller)
+        secret = make_secret()
+        server = await serve("127.0.0.1", 0, secret, controller)
         platform = Platform(
             f"127.0.0.1:{server.port}",
-            token,
+            secret,
             root=tmp_path / "cache",
             spawners=InlineSpawners(Job(function, None, False, None), calls.put),
         )

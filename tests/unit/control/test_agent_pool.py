@@ -17,9 +17,10 @@ from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.core.events import Ticket
 from holdfast.engines.engine import ControllerEndpoint
 from holdfast.wire.channel import Channel, connect, serve
+from holdfast.wire.hello import Hello
 from holdfast.wire.messages import CloseRun, ControllerMessage, FunctionPiece, PrepareFunction, PrepareRun, RunClosed
 
-_TOKEN = "correct horse"
+_SECRET = "correct horse"
 _PREPARATION = Preparation(
     PrepareFunction(key="f", function=b"", sys_path=[], environment={}),
     PrepareRun(
@@ -78,7 +79,7 @@ class _Controller:
 
     async def join(self, address: str) -> Channel[ControllerMessage]:
         """Connect as the run's agent, and wait until the controller has answered."""
-        channel = await connect(address, _TOKEN, agent=self.agent)
+        channel = await connect(address, _SECRET, Hello(agent=self.agent))
         channel.send_nowait(e.AgentJoined(agent=self.agent, host="h", slots=4, address="127.0.0.1"))
         for kind in (PrepareFunction, PrepareRun):
             envelope = await channel.recv()
@@ -89,7 +90,7 @@ class _Controller:
 def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
     async def bounded() -> None:
         controller = _Controller()
-        server = await serve("127.0.0.1", 0, _TOKEN, controller.serve)  # type: ignore[arg-type]
+        server = await serve("127.0.0.1", 0, _SECRET, controller.serve)  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(60):
                 await test(controller, f"127.0.0.1:{server.port}")
@@ -157,7 +158,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
 
     async def test(controller: _Controller, address: str) -> None:
         controller.run._preparation = Preparation(order, _PREPARATION.run)
-        channel = await connect(address, _TOKEN, agent=controller.agent)
+        channel = await connect(address, _SECRET, Hello(agent=controller.agent))
         channel.send_nowait(e.AgentJoined(agent=controller.agent, host="h", slots=2))
         first = await channel.recv()
         assert first is not None and isinstance(first.message, PrepareFunction)
@@ -176,7 +177,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
 
 def test_an_agent_joins_under_its_authenticated_name_only() -> None:
     async def test(controller: _Controller, address: str) -> None:
-        channel = await connect(address, _TOKEN, agent=controller.agent)
+        channel = await connect(address, _SECRET, Hello(agent=controller.agent))
         channel.send_nowait(e.AgentJoined(agent="b", host="h", slots=2))
         assert await channel.recv() is None
         await channel.close()

@@ -13,6 +13,7 @@ from holdfast.errors import WireError
 from holdfast.wire import auth
 from holdfast.wire.channel import Channel, connect, connect_client, serve
 from holdfast.wire.control_messages import ControlRequest, Done, GetStatus, Refused, StopRun
+from holdfast.wire.hello import Hello, Role
 from holdfast.wire.messages import AgentMessage, Pong
 
 SECRET = "correct horse"
@@ -65,7 +66,7 @@ def test_a_control_client_is_answered_and_is_no_agent() -> None:
 
 def test_without_the_run_secret_no_request_is_read(caplog: pytest.LogCaptureFixture) -> None:
     async def test(controller: _Controller, address: str) -> None:
-        with pytest.raises(WireError, match=r"control client's .* is not this run's"):
+        with pytest.raises(WireError, match="run secret is not the controller's"):
             await connect_client(address, "wrong")
         assert controller.got.empty() and controller.agents == 0
 
@@ -75,8 +76,8 @@ def test_without_the_run_secret_no_request_is_read(caplog: pytest.LogCaptureFixt
 
 def test_a_proof_made_for_one_role_is_worth_nothing_for_the_other() -> None:
     challenge = auth.make_challenge()
-    proof = auth.prove(challenge, SECRET, "", "a")
-    forged = msgspec.structs.replace(proof, role=auth.Role.CONTROL)
+    proof = auth.prove(challenge, SECRET, "", Hello(agent="a"))
+    forged = msgspec.structs.replace(proof, hello=msgspec.msgpack.encode(Hello(agent="a", role=Role.CONTROL)))
     assert isinstance(auth.check_proof(challenge, proof, SECRET, ""), auth.Accepted)
     assert isinstance(auth.check_proof(challenge, forged, SECRET, ""), auth.Rejected)
 
@@ -104,7 +105,7 @@ def test_anything_but_a_request_closes_the_connection(message: Any) -> None:
 
 def test_an_agent_cannot_send_requests() -> None:
     async def test(controller: _Controller, address: str) -> None:
-        agent = await connect(address, SECRET, agent="a")
+        agent = await connect(address, SECRET, Hello(agent="a"))
         agent.send_nowait(GetStatus(), "run-1")
         assert await agent.recv() is None
         assert controller.got.empty()
