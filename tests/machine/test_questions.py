@@ -58,6 +58,7 @@ def test_later_checkpoints_are_not_waited_for() -> None:
     rig = two_nodes()
     for rank in (0, 1):
         rig.feed(report(1, 5.0, rank=rank), 5.0)
+    for rank in (0, 1):
         rig.feed(report(2, 6.0, checkpoint=True, rank=rank), 6.0)
     assert rig.feed(waits(0, 1), 7.0) == Step([], [told(0, 1, settled=True)])
 

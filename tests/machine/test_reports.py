@@ -86,7 +86,7 @@ def test_commits_are_sent_to_all_agents_and_failures_to_those_with_parts() -> No
     rig = two_nodes()
     for number in (1, 2):
         rig.feed(report(number, 5.0, checkpoint=True), 5.0)
-        rig.feed(report(number, 5.5, rank=1), 5.5)
+        rig.feed(report(number, 5.0, rank=1), 5.0)
     announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0).commands[0] == announced
     announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))

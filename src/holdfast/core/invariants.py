@@ -10,6 +10,7 @@ from __future__ import annotations
 from holdfast.core import commands as c
 from holdfast.core import machine, removal
 from holdfast.core import records as r
+from holdfast.core.root_cause import root_cause
 from holdfast.core.state import Generation, State, StopKind
 
 __all__ = ["Monitor", "check"]
@@ -23,6 +24,7 @@ def check(state: State) -> None:
         _check_generation(state, state.generation)
     if state.began and not state.ended:
         _check_moves(state)
+    _check_counters(state)
 
 
 def _check_durable(state: State) -> None:
@@ -96,6 +98,48 @@ def _check_moves(state: State) -> None:
         _require(generation is None or generation.stop_reason is not None, "a run that must end keeps its workers")
 
 
+def _check_counters(state: State) -> None:
+    """What is counted while events arrive is what a scan over all agents and ranks finds."""
+    agents = state.agents.values()
+    _require(state.slots == sum(agent.slots for agent in agents), f"{state.slots} slots were counted")
+    ready = sum(agent.slots for agent in agents if agent.prepared)
+    _require(state.ready_slots == ready, f"{state.ready_slots} ready slots were counted, not {ready}")
+    for ticket, pending in state.pending.items():
+        parts = {rank: agent for agent, ranks in pending.ranks.items() for rank in ranks}
+        _require(parts == pending.parts, f"the parts of {ticket} by agent are {pending.ranks}")
+    if state.generation is not None:
+        _check_rank_counters(state.generation)
+
+
+def _check_rank_counters(generation: Generation) -> None:
+    counts = generation.counts
+    unfinished = {rank: count for rank, count in counts.items() if rank not in generation.finished}
+    behind = min(unfinished.values(), default=None)
+    _require(generation.behind == behind, f"{generation.behind} reports were counted, not {behind}")
+    unreported = sum(count == 0 for count in counts.values())
+    _require(generation.unreported == unreported, f"{generation.unreported} ranks without a report were counted")
+    _require(generation.failed == {one.rank for one in generation.failures}, f"ranks {generation.failed} failed")
+    for place in generation.places:
+        agents = {generation.agent_of(rank) for rank in generation.ranks_of(place.agent)}
+        _require(generation.ranks_of(place.agent) == place.ranks and agents == {place.agent}, f"{place} was not found")
+    if generation.failures:
+        _require(generation.cause is root_cause(generation.failures), f"{generation.cause} is not the root cause")
+        going_on = [count for rank, count in unfinished.items() if rank not in generation.failed]
+        raised = all(failure.error_type is not None for failure in generation.failures)
+        may_catch_up = raised and min(going_on, default=0) < max(counts[rank] for rank in generation.failed)
+        _require(generation.may_catch_up == (may_catch_up and bool(going_on)), "ranks that lag were miscounted")
+        reported_at = max(map(generation.silence.since, generation.failed))
+        _require(generation.failed_reported_at == reported_at, "the last report of a rank that failed was missed")
+    watched = {rank: generation.silence.since(rank) for rank in unfinished if rank not in generation.waiting}
+    watched = {rank: since for rank, since in watched.items() if counts[rank] > 0} or watched
+    longest_since = min(watched.values(), default=None)
+    longest = {rank for rank, since in watched.items() if since == longest_since}
+    _require(
+        (generation.silence.longest_since, set(generation.silence.longest)) == (longest_since, longest),
+        f"ranks {longest} have been silent since {longest_since}, and others were watched",
+    )
+
+
 class Monitor:
     """Watches one machine: call `after` with every step it made."""
 
@@ -105,8 +149,8 @@ class Monitor:
 
     def after(self, step: machine.Step, now: float) -> None:
         """Check the state, and that what may only grow has only grown since the last call."""
-        check(self._state)
         self._check_growth()
+        check(self._state)
         self._check_records(step)
         self._check_commands(step)
         due = machine.deadline(self._state)

@@ -67,10 +67,8 @@ def deadline(state: State) -> float | None:
     if generation is None:
         if not _waits_for_removal(state):
             times.extend(placement.deadlines(state))
-    elif (
-        generation.stop_reason is None and state.spec.progress_timeout_s is not None and not _excused(state, generation)
-    ):
-        times.extend(at + state.spec.progress_timeout_s for at in _watched(generation).values())
+    elif generation.stop_reason is None and (hang_at := _hang_deadline(state, generation)) is not None:
+        times.append(hang_at)
     return min(times, default=None)
 
 
@@ -86,15 +84,12 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             pending_checkpoints.reconcile(state, event, now, out)
             state.began = True
         case e.AgentJoined():
-            agent = AgentState(event.agent, event.host, event.slots, event.address)
-            state.agents[event.agent] = agent
+            state.add_agent(AgentState(event.agent, event.host, event.slots, event.address))
             state.requested_slots = max(0, state.requested_slots - event.slots)
             state.failed_requests = 0
             out.record(r.AgentAdded(at=now, agent=event.agent, host=event.host, slots=event.slots))
         case e.AgentPrepared():
-            if event.agent in state.agents:
-                state.agents[event.agent].prepared = True
-                state.agents[event.agent].master_port = event.master_port
+            state.agent_prepared(event.agent, event.master_port)
         case e.AgentLost():
             _lose_agent(state, event, now, out)
         case e.AgentUnavailable():
@@ -133,7 +128,7 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             out.do(c.EndRun(status=c.RunStatus.FENCED))
         case e.ControllerStalled():
             if state.generation is not None:
-                state.generation.saw_progress(now)
+                state.generation.silence.restart(now)
             if state.agents_wanted_since is not None:
                 state.agents_wanted_since += event.stalled_s
         case e.StopRequested():
@@ -154,7 +149,7 @@ def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
             if (generation := _current(state, event.generation)) is not None:
                 generation.starting.discard(event.agent)
                 generation.pids.update(event.pids)
-                generation.saw_progress(now)
+                generation.silence.restart(now)
         case e.DamageFound():
             if (generation := _current(state, event.generation)) is not None:
                 generation.damaged.setdefault(event.checkpoint, event.why)
@@ -162,14 +157,15 @@ def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
                     generation.stop_reason = StopReason(StopKind.DAMAGE, f"{event.checkpoint} is damaged", now)
         case e.WorkerWaited():
             if (generation := _current(state, event.generation)) is not None:
-                (generation.waiting.add if event.waiting else generation.waiting.discard)(event.rank)
+                generation.wait(event.rank, event.waiting, now)
                 generation.questions.pop(event.rank, None)
+                generation.new_questions.discard(event.rank)
                 if event.until_report is not None:
                     generation.questions[event.rank] = Question(event.until_report, event.until_validated)
-                generation.saw_progress(now)  # its peers may have been waiting for it
+                    generation.new_questions.add(event.rank)
         case e.WorkerFinished():
             if (generation := _current(state, event.generation)) is not None:
-                generation.finished.add(event.rank)
+                generation.finish(event.rank)
                 if event.rank == 0:
                     generation.return_value, generation.return_value_error = event.value, event.value_error
         case e.WorkerExited():
@@ -188,17 +184,16 @@ def _current(state: State, generation: int) -> Generation | None:
 
 
 def _add_failure(generation: Generation, failure: r.WorkerFailure, now: float) -> None:
-    if all(known.rank != failure.rank for known in generation.failures):
-        generation.failures.append(failure)
+    generation.fail(failure)
     why = f"rank {failure.rank} {failure.cause}"
     if generation.stop_reason is None:
         generation.stop_reason = StopReason(StopKind.FAILURE, why, now)
-    elif generation.stop_reason.kind is StopKind.FAILURE and root_cause(generation.failures) is failure:
+    elif generation.stop_reason.kind is StopKind.FAILURE and generation.cause is failure:
         generation.stop_reason.why = why  # what came before was only an echo of this
 
 
 def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> None:
-    agent = state.agents.pop(event.agent, None)
+    agent = state.remove_agent(event.agent)
     if agent is None:
         return
     needed = state.generation is None and state.stop is None and state.fatal is None
@@ -211,13 +206,12 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     if generation is None or agent.name not in generation.alive:
         return
     generation.alive.discard(agent.name)
-    for place in generation.places:
-        for rank in place.ranks:
-            # A rank that has finished is lost all the same if a checkpoint that it reported is lost with it.
-            if place.agent == agent.name and (rank not in generation.finished or rank in bereft):
-                cause = f"was lost with its node ({event.why})"
-                failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
-                _add_failure(generation, failure, now)
+    for rank in generation.ranks_of(agent.name):
+        # A rank that has finished is lost all the same if a checkpoint that it reported is lost with it.
+        if rank not in generation.finished or rank in bereft:
+            cause = f"was lost with its node ({event.why})"
+            failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
+            _add_failure(generation, failure, now)
 
 
 def _advance(state: State, now: float, out: Output) -> None:
@@ -265,13 +259,11 @@ def _watch(state: State, generation: Generation, now: float, out: Output) -> Non
         generation.stop_reason = StopReason(StopKind.FATAL, state.fatal[1], now)
     if generation.stop_reason is None and state.stop is not None:
         generation.stop_reason = StopReason(StopKind.STOP, state.stop, now)
-    if generation.stop_reason is None and _hung(state, generation, now):
-        silent = _watched(generation)
-        oldest = min(silent.values())
-        for rank, at in silent.items():
-            if at == oldest:
-                cause = f"made no report for {state.spec.progress_timeout_s:g} s and was taken for hung"
-                generation.failures.append(r.WorkerFailure(rank=rank, cause=cause, agent=generation.agent_of(rank)))
+    hang_at = _hang_deadline(state, generation)
+    if generation.stop_reason is None and hang_at is not None and now >= hang_at:
+        for rank in generation.silence.longest:
+            cause = f"made no report for {state.spec.progress_timeout_s:g} s and was taken for hung"
+            generation.fail(r.WorkerFailure(rank=rank, cause=cause, agent=generation.agent_of(rank)))
         generation.stop_reason = StopReason(
             StopKind.FAILURE, f"no progress for {state.spec.progress_timeout_s:g} s", now
         )
@@ -295,12 +287,9 @@ def catch_up_deadline(state: State, generation: Generation) -> float | None:
     """
     if generation.stop_reason is None or generation.stop_reason.kind is not StopKind.FAILURE:
         return None
-    failed = {failure.rank for failure in generation.failures}
-    if any(failure.error_type is None for failure in generation.failures) or state.stop or state.fatal:
+    if not generation.may_catch_up or state.stop or state.fatal:
         return None
-    behind = set(generation.laggards(max(generation.counts[rank] for rank in failed))) - failed
-    reported_at = max(generation.progress_at[rank] for rank in failed)
-    return min(reported_at, generation.stop_reason.detected_at) + state.spec.catch_up_s if behind else None
+    return min(generation.failed_reported_at, generation.stop_reason.detected_at) + state.spec.catch_up_s
 
 
 def _stop(generation: Generation, out: Output, *, dump_stacks: bool) -> None:
@@ -310,28 +299,17 @@ def _stop(generation: Generation, out: Output, *, dump_stacks: bool) -> None:
         out.do(c.StopWorkers(generation=generation.number, agents=agents, dump_stacks=dump_stacks))
 
 
-def _watched(generation: Generation) -> dict[int, float]:
-    """When each rank that is watched for progress made it last: ranks that have reported, or all while none has.
-
-    A rank that waits inside `report` is known to live: where no upload is under way, it waits for a rank that is
-    behind, and that one is watched."""
-    busy = {
-        rank: at for rank, at in generation.progress_at.items() if rank not in generation.finished | generation.waiting
-    }
-    reporting = {rank: at for rank, at in busy.items() if generation.counts[rank] > 0}
-    return reporting or busy
-
-
 def _excused(state: State, generation: Generation) -> bool:
     """While workers start, or a checkpoint is on its way to storage, silence is no sign of a hang."""
     return bool(generation.starting or any(p.persisting for p in state.pending.values()))
 
 
-def _hung(state: State, generation: Generation, now: float) -> bool:
-    timeout_s = state.spec.progress_timeout_s
-    if timeout_s is None or _excused(state, generation):
-        return False
-    return any(now >= at + timeout_s for at in _watched(generation).values())
+def _hang_deadline(state: State, generation: Generation) -> float | None:
+    """When a rank is taken for hung, if it goes on saying nothing."""
+    timeout_s, since = state.spec.progress_timeout_s, generation.silence.longest_since
+    if timeout_s is None or since is None or _excused(state, generation):
+        return None
+    return since + timeout_s
 
 
 def _close(state: State, generation: Generation, now: float, out: Output) -> None:

@@ -84,11 +84,12 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
 def add_reports(state: State, generation: Generation, event: e.RankReported, now: float, out: Output) -> None:
     """One rank's reports, in order. A report seen before is ignored."""
     rank = event.rank
-    generation.progress_at[rank] = now
+    if event.reports:
+        generation.saw_report(rank, now)
     for item in event.reports:
         if item.number <= generation.counts[rank]:
             continue
-        generation.counts[rank] = item.number
+        generation.report(rank, item.number)
         iteration = generation.base_iteration + item.number
         if state.spec.has_callbacks and generation.world_size > 1:
             generation.rank_metrics.setdefault(item.number, {})[rank] = item.metrics or {}
@@ -121,7 +122,7 @@ def _add_part(state: State, generation: Generation, rank: int, item: Report, ite
     pending = state.pending.get(ticket)
     if pending is None:
         pending = state.pending[ticket] = Pending(ticket, iteration, now, generation.world_size)
-    pending.parts[rank] = generation.agent_of(rank)
+    pending.add_part(rank, generation.agent_of(rank))
     pending.validations[rank] = item.validation
     if item.file_names:
         pending.file_names[rank] = item.file_names
@@ -135,14 +136,14 @@ def complete(state: State, generation: Generation) -> None:
     """Mark the tickets that every rank has reached."""
     for ticket, pending in state.pending.items():
         reachable = not pending.complete and pending.lost is None and ticket.generation == generation.number
-        if reachable and not generation.laggards(ticket.number):
+        if reachable and generation.has_reached(ticket.number):
             pending.complete = True
             pending.name = _name(generation, pending)
             pending.metrics = pending.metrics or generation.recent.get(ticket.number) or state.durable.metrics or {}
     if generation.recent or generation.dir_names:
-        behind = min((n for rank, n in generation.counts.items() if rank not in generation.finished), default=0)
+        behind = generation.behind or 0
         for remembered in (generation.recent, generation.dir_names):
-            for number in [number for number in remembered if number <= behind]:
+            while remembered and (number := next(iter(remembered))) <= behind:
                 del remembered[number]
 
 
@@ -151,7 +152,7 @@ def record_rank_metrics(state: State, generation: Generation, now: float, out: O
     will not make). Ranks that lag too far behind count as having reported nothing."""
     if not generation.rank_metrics:
         return
-    behind = min((n for rank, n in generation.counts.items() if rank not in generation.finished), default=None)
+    behind = generation.behind
     first = generation.counts[0]
     for number in sorted(generation.rank_metrics):
         is_reached = behind is None or number <= behind
@@ -223,7 +224,7 @@ def finish_persisting(
     if pending is None:
         return {}
     if state.generation is not None:
-        state.generation.saw_progress(now)  # workers may have been waiting for this
+        state.generation.silence.restart(now)  # workers may have been waiting for this
     if isinstance(event, e.CheckpointStored):
         state.checkpoint_interval.stored(event.elapsed_s)
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
@@ -251,10 +252,10 @@ def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
     """
     bereft: set[int] = set()
     for pending in list(state.pending.values()):
-        ranks = {rank for rank, holder in pending.parts.items() if holder == agent}
+        ranks = pending.ranks.get(agent)
         if not ranks or pending.persisting:
             continue
-        bereft |= ranks
+        bereft.update(ranks)
         why = f"agent {agent} was lost with its part"
         if pending.complete:
             state.pending.pop(pending.ticket)
@@ -287,13 +288,21 @@ def answer_questions(state: State, generation: Generation, out: Output) -> None:
     """Tell ranks that wait for all checkpoints up to a report how these stand, where that has changed."""
     if not generation.questions:
         return
-    behind = min((n for rank, n in generation.counts.items() if rank not in generation.finished), default=None)
+    behind = generation.behind
     oldest = min((ticket.number for ticket in state.pending), default=None)
-    for rank, question in list(generation.questions.items()):
+    are_due = validation.are_due(state)
+    if generation.answered != (behind, oldest, are_due):
+        generation.answered = behind, oldest, are_due
+        asking = list(generation.questions)
+    else:
+        asking = list(generation.new_questions)
+    generation.new_questions.clear()
+    for rank in asking:
+        question = generation.questions[rank]
         until = question.until_report
         is_lagging = behind is not None and behind < until
         is_settled = not is_lagging and (oldest is None or oldest > until)
-        is_settled = is_settled and not (question.until_validated and validation.are_due(state))
+        is_settled = is_settled and not (question.until_validated and are_due)
         if question.told_lagging is is_lagging and not is_settled:
             continue
         question.told_lagging = is_lagging

@@ -33,7 +33,7 @@ def deadlines(state: State) -> list[float]:
 def agent_unavailable(state: State, event: e.AgentUnavailable, now: float) -> None:
     """The engine could not start an agent: ask again later, unless it fails again and again."""
     state.requested_slots = max(0, state.requested_slots - event.slots)
-    if state.generation is not None or _ready_slots(state) >= state.spec.workers_min:
+    if state.generation is not None or state.ready_slots >= state.spec.workers_min:
         return  # the run can do without
     state.failed_requests += 1
     state.not_before = max(state.not_before, now + state.spec.backoff_s(state.failed_requests))
@@ -46,7 +46,7 @@ def start_generation(state: State, now: float, out: Output) -> None:
     if now < state.not_before:
         return
     state.not_before = 0.0
-    if _ready_slots(state) < state.spec.workers_min:
+    if state.ready_slots < state.spec.workers_min:
         _want_agents(state, now, out)
         return
     state.agents_wanted_since = None
@@ -72,10 +72,7 @@ def start_generation(state: State, now: float, out: Output) -> None:
         places=places,
         base_iteration=iteration,
         checkpoint=newest.name if newest else None,
-        alive=set(agents),
-        starting=set(agents),
-        counts=dict.fromkeys(range(world_size), 0),
-        progress_at=dict.fromkeys(range(world_size), now),
+        started_at=now,
     )
     out.do(
         c.StartWorkers(
@@ -107,21 +104,15 @@ def place(state: State) -> tuple[c.Place, ...]:
     return tuple(places)
 
 
-def _ready_slots(state: State) -> int:
-    return sum(agent.slots for agent in state.agents.values() if agent.prepared)
-
-
 def _want_agents(state: State, now: float, out: Output) -> None:
     if state.agents_wanted_since is None:
         state.agents_wanted_since = now
-    coming = sum(agent.slots for agent in state.agents.values()) + state.requested_slots
-    missing = state.spec.workers_max - coming
+    missing = state.spec.workers_max - state.slots - state.requested_slots
     if now >= state.agents_wanted_since + state.spec.agents_timeout_s:
-        have = _ready_slots(state)
         state.fatal = (
             FailureKind.RUN,
-            f"Only {have} of the {state.spec.workers_min} workers that the run needs could be placed within "
-            f"{state.spec.agents_timeout_s:g} s; add nodes or lower ScalingConfig(num_workers).",
+            f"Only {state.ready_slots} of the {state.spec.workers_min} workers that the run needs could be placed "
+            f"within {state.spec.agents_timeout_s:g} s; add nodes or lower ScalingConfig(num_workers).",
         )
         state.agents_wanted_since = None
     elif missing > 0:

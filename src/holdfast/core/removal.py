@@ -166,7 +166,7 @@ def to_remove(state: State, pins: set[str]) -> list[str]:
 def _removable(state: State) -> list[str]:
     """The checkpoint that workers may still be loading from stays until each has reported."""
     generation = state.generation
-    loading = generation.checkpoint if generation is not None and min(generation.counts.values()) == 0 else None
+    loading = generation.checkpoint if generation is not None and generation.unreported else None
     return [name for name in to_remove(state, state.pins) if name != loading]
 
 

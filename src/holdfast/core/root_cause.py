@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
 
-__all__ = ["is_bug", "root_cause", "signature"]
+__all__ = ["is_bug", "is_echo", "root_cause", "signature"]
 
 _ECHOES = (
     "connection closed by peer",
@@ -29,13 +29,13 @@ _KINDS_OF_BUGS = (FailureKind.OTHER, FailureKind.CONFIG, FailureKind.MISSING_EXT
 
 def root_cause(failures: Sequence[WorkerFailure]) -> WorkerFailure:
     """The first failure that is not the echo of another; failing that, the first."""
-    return next((failure for failure in failures if not _is_echo(failure)), failures[0])
+    return next((failure for failure in failures if not is_echo(failure)), failures[0])
 
 
 def is_bug(failures: Sequence[WorkerFailure]) -> bool:
     """Whether the root cause is an exception of the user's code, which the same call would only raise again."""
     cause = root_cause(failures) if failures else None
-    return cause is not None and cause.error_type is not None and cause.kind in _KINDS_OF_BUGS and not _is_echo(cause)
+    return cause is not None and cause.error_type is not None and cause.kind in _KINDS_OF_BUGS and not is_echo(cause)
 
 
 def signature(failure: WorkerFailure) -> str:
@@ -46,7 +46,8 @@ def signature(failure: WorkerFailure) -> str:
     return f"{failure.error_type} at {frames[-1] if frames else 'unknown'}"
 
 
-def _is_echo(failure: WorkerFailure) -> bool:
+def is_echo(failure: WorkerFailure) -> bool:
+    """Whether the error says only that another rank went away."""
     if failure.error_type is None:
         return False
     text = f"{failure.error_type} {failure.error or ''}".lower()

@@ -21,7 +21,8 @@ from holdfast.core.checkpoint_types import RequestedValidation, StoredCheckpoint
 from holdfast.core.commands import Place
 from holdfast.core.events import Ticket
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.root_cause import root_cause, signature
+from holdfast.core.rank_progress import LowestCount, Silence
+from holdfast.core.root_cause import is_echo, root_cause, signature
 from holdfast.core.spec import RunSpec
 
 __all__ = [
@@ -139,13 +140,14 @@ class Generation:
     places: tuple[Place, ...]
     base_iteration: int
     checkpoint: str | None
-    alive: set[str]
+    started_at: float
+    alive: set[str] = field(init=False)
     """Agents that may still have workers of this generation."""
-    starting: set[str]
+    starting: set[str] = field(init=False)
     """Agents that have not sent `WorkersStarted` yet."""
-    counts: dict[int, int]
-    """How often each rank has reported."""
-    progress_at: dict[int, float]
+    counts: dict[int, int] = field(init=False)
+    """How often each rank has reported; changed by `report`."""
+    silence: Silence = field(init=False)
     pids: dict[int, int] = field(default_factory=dict)
     """The process of each rank that has started."""
     recent: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -155,10 +157,21 @@ class Generation:
     rank_metrics: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
     """For callbacks: what ranks gave with each report that some rank has yet to reach."""
     finished: set[int] = field(default_factory=set)
+    """Changed by `finish`."""
     waiting: set[int] = field(default_factory=set)
+    """Changed by `wait`."""
     questions: dict[int, Question] = field(default_factory=dict)
     """Of each rank that waits for all checkpoints up to a report."""
+    new_questions: set[int] = field(default_factory=set)
+    """Ranks whose questions were not looked at yet."""
+    answered: tuple[int | None, int | None, bool] | None = None
+    """What the answers to the other questions were last derived from."""
     failures: list[r.WorkerFailure] = field(default_factory=list)
+    """At most one of each rank; changed by `fail`."""
+    cause: r.WorkerFailure | None = None
+    """The root cause of `failures`."""
+    failed: set[int] = field(default_factory=set)
+    """The ranks of `failures`."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints that agents found damaged before they started workers, and what is wrong with each."""
     running_since: float | None = None
@@ -169,20 +182,119 @@ class Generation:
     callbacks_finished: bool = False
     return_value: Any = None
     return_value_error: str | None = None
+    unreported: int = field(init=False)
+    """How many ranks have made no report."""
+    _unfinished: LowestCount = field(init=False)
+    _going_on: LowestCount = field(init=False)
+    """Of ranks that have neither finished nor failed."""
+    _agents: dict[int, str] = field(init=False)
+    _ranks: dict[str, tuple[int, ...]] = field(init=False)
+    _failed_count: int = field(init=False, default=0)
+    """How often the failed rank has reported that reported most often."""
+    _failed_reported_at: float = field(init=False, default=0.0)
+    """When a rank that failed last reported."""
+    _raised_only: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        self._ranks = {place.agent: place.ranks for place in self.places}
+        self._agents = {rank: place.agent for place in self.places for rank in place.ranks}
+        self.alive, self.starting = set(self._ranks), set(self._ranks)
+        self.counts = dict.fromkeys(self._agents, 0)
+        self.unreported = len(self.counts)
+        self.silence = Silence(self.counts, self.started_at)
+        self._unfinished, self._going_on = LowestCount(len(self.counts)), LowestCount(len(self.counts))
 
     @property
     def world_size(self) -> int:
         return len(self.counts)
 
-    def saw_progress(self, now: float) -> None:
-        """Whatever kept the generation from reporting is over: every rank's silence counts from here."""
-        self.progress_at.update(dict.fromkeys(self.progress_at, now))
-
     def agent_of(self, rank: int) -> str:
-        return next(place.agent for place in self.places if rank in place.ranks)
+        return self._agents[rank]
+
+    def ranks_of(self, agent: str) -> tuple[int, ...]:
+        return self._ranks.get(agent, ())
+
+    # ------------------------------------------------------------ what ranks do
+
+    def report(self, rank: int, number: int) -> None:
+        """The rank has made its `number`-th report, which is more than it had made before."""
+        before = self.counts[rank]
+        self.counts[rank] = number
+        self.unreported -= before == 0
+        if rank not in self.finished:
+            self._unfinished.move(before, number)
+            if rank not in self.failed:
+                self._going_on.move(before, number)
+        if rank in self.failed:
+            self._failed_count = max(self._failed_count, number)
+
+    def saw_report(self, rank: int, now: float) -> None:
+        """A report of the rank arrived, whether or not it is a new one."""
+        self.silence.report(rank, now)
+        if rank in self.failed:
+            self._failed_reported_at = now
+
+    def wait(self, rank: int, waiting: bool, now: float) -> None:
+        """The rank began or ceased to wait; its peers may have been waiting for it."""
+        if waiting:
+            self.waiting.add(rank)
+            self.silence.ignore(rank)
+        elif rank in self.waiting:
+            self.waiting.remove(rank)
+            if rank not in self.finished:
+                self.silence.watch(rank, now)
+        self.silence.restart(now)
+
+    def finish(self, rank: int) -> None:
+        if rank not in self.finished:
+            self.finished.add(rank)
+            self.silence.ignore(rank)
+            self._unfinished.leave(self.counts[rank])
+            if rank not in self.failed:
+                self._going_on.leave(self.counts[rank])
+
+    def fail(self, failure: r.WorkerFailure) -> None:
+        """A rank failed, unless that is known."""
+        rank = failure.rank
+        if rank in self.failed:
+            return
+        self.failed.add(rank)
+        self.failures.append(failure)
+        if self.cause is None or (is_echo(self.cause) and not is_echo(failure)):
+            self.cause = failure
+        self._failed_count = max(self._failed_count, self.counts[rank])
+        self._failed_reported_at = max(self._failed_reported_at, self.silence.since(rank))
+        self._raised_only = self._raised_only and failure.error_type is not None
+        if rank not in self.finished:
+            self._going_on.leave(self.counts[rank])
+
+    # ------------------------------------------------------------ how far they are
+
+    @property
+    def behind(self) -> int | None:
+        """How often the rank has reported that is furthest behind; None: all have finished."""
+        return self._unfinished.lowest
+
+    def has_reached(self, number: int) -> bool:
+        """Whether every rank has made its `number`-th report or finished."""
+        behind = self._unfinished.lowest
+        return behind is None or behind >= number
+
+    @property
+    def may_catch_up(self) -> bool:
+        """Whether ranks failed by raising only, and another rank has reported less often than one of them."""
+        behind = self._going_on.lowest
+        return self._raised_only and behind is not None and behind < self._failed_count
+
+    @property
+    def failed_reported_at(self) -> float:
+        """When a rank that failed last made progress."""
+        return max(self._failed_reported_at, self.silence.restarted_at)
 
     def laggards(self, number: int) -> tuple[int, ...]:
         """Ranks that have neither made their `number`-th report nor finished."""
+        if self.has_reached(number):
+            return ()
         return tuple(rank for rank, n in self.counts.items() if n < number and rank not in self.finished)
 
 
@@ -195,6 +307,9 @@ class Pending:
     since: float
     world_size: int
     parts: dict[int, str] = field(default_factory=dict)
+    """The agent of each rank that gave files; changed by `add_part`."""
+    ranks: dict[str, list[int]] = field(default_factory=dict)
+    """The same by agent."""
     names: dict[int, str] = field(default_factory=dict)
     """The name that each rank asked for, of those that did and gave a part."""
     file_names: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -211,6 +326,11 @@ class Pending:
     warned: bool = False
     lost: str | None = None
     """Why it can never be complete: a part of it is gone. It ends with its generation."""
+
+    def add_part(self, rank: int, agent: str) -> None:
+        if rank not in self.parts:
+            self.parts[rank] = agent
+            self.ranks.setdefault(agent, []).append(rank)
 
     @property
     def validation(self) -> ValidationTask | None:
@@ -239,6 +359,11 @@ class State:
     began: bool = False
     ended: bool = False
     agents: dict[str, AgentState] = field(default_factory=dict)
+    """Changed by `add_agent`, `agent_prepared` and `remove_agent`."""
+    slots: int = 0
+    """Of all agents."""
+    ready_slots: int = 0
+    """Of those that are prepared."""
     requested_slots: int = 0
     agents_wanted_since: float | None = None
     failed_requests: int = 0
@@ -268,6 +393,29 @@ class State:
 
     def __post_init__(self) -> None:
         self.checkpoint_interval = CheckpointInterval(self.spec.target_overhead)
+
+    def add_agent(self, agent: AgentState) -> None:
+        """An agent joined, or offers another number of slots."""
+        self._count(self.agents.get(agent.name), -1)
+        self.agents[agent.name] = agent
+        self._count(agent, 1)
+
+    def agent_prepared(self, name: str, master_port: int) -> None:
+        """The agent can start workers; ignored if it is lost."""
+        if (agent := self.agents.get(name)) is not None:
+            self._count(agent, -1)
+            agent.prepared, agent.master_port = True, master_port
+            self._count(agent, 1)
+
+    def remove_agent(self, name: str) -> AgentState | None:
+        agent = self.agents.pop(name, None)
+        self._count(agent, -1)
+        return agent
+
+    def _count(self, agent: AgentState | None, sign: int) -> None:
+        if agent is not None:
+            self.slots += sign * agent.slots
+            self.ready_slots += sign * agent.slots if agent.prepared else 0
 
 
 def fold(durable: Durable, record: r.Record) -> None:
