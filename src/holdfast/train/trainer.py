@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import ConfigError, HoldfastError, NotFound, TrainingFailedError
 from holdfast.storage.uri import join
@@ -40,8 +40,6 @@ class DataParallelTrainer:
     The function reports with `holdfast.train.report` and resumes from `holdfast.train.get_checkpoint()`. `fit()` with
     the same `RunConfig(storage_path, name)` continues where the last one ended, whatever ended it.
     """
-
-    _preload: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class DataParallelTrainer:
             raise error.with_traceback(None) from None  # its sentence says what to do, our frames do not
 
     def _fit(self) -> Result:
-        request = build_request(self, self._takes_config, self._framework(), self._preload)
+        request = build_request(self, self._takes_config, self._framework(), self._preload())
         from holdfast.control.run import run_training
         from holdfast.core.commands import RunStatus
         from holdfast.train.result import Result
@@ -110,6 +108,10 @@ class DataParallelTrainer:
         if outcome.status is RunStatus.FAILED:
             raise result.error or TrainingFailedError(f"The run {outcome.uri} failed; error.txt there says why.")
         return result
+
+    def _preload(self) -> tuple[str, ...]:
+        """The modules that the zygote imports before it forks workers."""
+        return ()
 
     def _framework(self) -> Framework | None:
         """What is set up around the function in each worker."""

@@ -32,7 +32,7 @@ def one_argument(config: dict[str, Any]) -> str:
 
 
 def request_of(trainer: DataParallelTrainer) -> TrainRequest:
-    return build_request(trainer, trainer._takes_config, trainer._framework(), trainer._preload)
+    return build_request(trainer, trainer._takes_config, trainer._framework(), trainer._preload())
 
 
 @pytest.fixture(autouse=True)

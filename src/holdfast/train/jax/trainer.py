@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
 from holdfast.train.config import RunConfig, ScalingConfig
@@ -22,8 +22,6 @@ __all__ = ["JaxTrainer"]
 
 class JaxTrainer(DataParallelTrainer):
     """Trains a JAX function on every worker: `jax.devices()` there are those of all workers together."""
-
-    _preload: ClassVar[tuple[str, ...]] = ("jax",)
 
     def __init__(
         self,
@@ -52,6 +50,9 @@ class JaxTrainer(DataParallelTrainer):
             dataset_config=dataset_config,
             validation_config=validation_config,
         )
+
+    def _preload(self) -> tuple[str, ...]:
+        return ("jax",)
 
     def _framework(self) -> Framework | None:
         return JaxDistributed(self.jax_config.use_gpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from holdfast.train.booster_trainer import BoosterTrainer
 from holdfast.train.config import RunConfig, ScalingConfig
@@ -23,7 +23,6 @@ class LightGBMTrainer(BoosterTrainer):
     """Calls a function that calls `lightgbm.train` on every worker. With `get_network_params()` among its parameters,
     the workers train one model."""
 
-    _preload: ClassVar[tuple[str, ...]] = ("lightgbm",)
     _package = "lightgbm"
     _config_type = LightGBMConfig
 
@@ -57,6 +56,9 @@ class LightGBMTrainer(BoosterTrainer):
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )
+
+    def _preload(self) -> tuple[str, ...]:
+        return ("lightgbm",)
 
     def _framework(self) -> Framework | None:
         return LightGBMNetwork()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
 from holdfast.train.config import RunConfig, ScalingConfig
@@ -11,6 +11,7 @@ from holdfast.train.lazy_attributes import require
 from holdfast.train.request import is_one_of_torchrun
 from holdfast.train.torch.config import TorchConfig
 from holdfast.train.torch.group import TorchGroup
+from holdfast.train.torch.preload import preload_for
 from holdfast.train.trainer import DataParallelTrainer
 from holdfast.train.validation import ValidationConfig
 
@@ -24,10 +25,6 @@ __all__ = ["TorchTrainer"]
 
 class TorchTrainer(DataParallelTrainer):
     """Trains a PyTorch function on every worker, with the process group made and taken down around it."""
-
-    # Only what setting up the process group needs: the first worker should start soon. What a first step imports
-    # besides (torch._dynamo: a second of CPU) the zygote learns from the first workers, for the generations to come.
-    _preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
 
     def __init__(
         self,
@@ -59,6 +56,9 @@ class TorchTrainer(DataParallelTrainer):
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )
+
+    def _preload(self) -> tuple[str, ...]:
+        return preload_for(self.train_loop_per_worker)
 
     def _framework(self) -> Framework | None:
         torchrun = is_one_of_torchrun(self.scaling_config.num_workers)

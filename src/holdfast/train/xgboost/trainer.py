@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from holdfast.train.booster_trainer import BoosterTrainer
 from holdfast.train.config import RunConfig, ScalingConfig
@@ -22,7 +22,6 @@ __all__ = ["XGBoostTrainer"]
 class XGBoostTrainer(BoosterTrainer):
     """Calls a function that calls `xgboost.train` on every worker; with several workers, they train one model."""
 
-    _preload: ClassVar[tuple[str, ...]] = ("xgboost",)
     _package = "xgboost"
     _config_type = XGBoostConfig
 
@@ -56,6 +55,9 @@ class XGBoostTrainer(BoosterTrainer):
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )
+
+    def _preload(self) -> tuple[str, ...]:
+        return ("xgboost",)
 
     def _framework(self) -> Framework | None:
         return XGBoostCollective()
