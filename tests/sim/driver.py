@@ -19,6 +19,7 @@ from tests.sim.process import Process
 
 from holdfast.control.agent_link import Preparation
 from holdfast.control.fingerprint import Fingerprint
+from holdfast.control.group_commit import GroupCommit, RunJournal
 from holdfast.control.history import RUN_FILE, read_history
 from holdfast.control.hub import Hub
 from holdfast.control.lease import Lease, acquire
@@ -151,14 +152,15 @@ class Guest:
         self.lease = lease
         try:
             plan = await asyncio.to_thread(self._set_up, lease)
-            journal = Journal(store, lease.epoch, lease.id, plan.run_id)
+            journal = Journal(store, lease.epoch, lease.id)
             journal.on_loss = plan.fold_writer.ask
+            commit = GroupCommit(journal)
             hub = await self.driver.join_hub()
             self.address = hub._endpoint.address
-            self.controller = WatchedController(self, plan, lease, journal, hub)
+            self.controller = WatchedController(self, plan, lease, RunJournal(commit, plan.run_id), hub)
             status = await self.controller.run()
             await self.driver.leave_hub()
-            await asyncio.to_thread(journal.close)
+            await asyncio.to_thread(commit.close)
             await asyncio.to_thread(plan.fold_writer.flush)
             # An end that could not be written down is no end: the same call continues.
             return "unwritten" if self.controller.journal_lost else status
@@ -186,7 +188,7 @@ class Guest:
 class WatchedController(Controller):
     """The real controller, with the checkers looking on."""
 
-    def __init__(self, guest: Guest, plan: ControllerSetup, lease: Lease, journal: Journal, hub: Hub) -> None:
+    def __init__(self, guest: Guest, plan: ControllerSetup, lease: Lease, journal: RunJournal, hub: Hub) -> None:
         super().__init__(plan, lease, journal, hub)
         self._guest = guest
         self._checkers = guest.checkers

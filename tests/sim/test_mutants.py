@@ -282,9 +282,11 @@ def forget_that_the_journal_is_lost(patch: Patch) -> None:
 
     async def deaf(self: Controller) -> bool:
         try:
-            await self._flush_journal()
+            await self._journal.flush()
         except StorageError:
-            self._journal._unsaved.clear()
+            journal = self._journal._journal
+            journal._unsaved.clear()
+            journal.saved = journal.appended
         return True
 
     patch.setattr(Controller, "_make_durable", deaf)

@@ -4,6 +4,9 @@ Each controller creates `epochs/<n>.json`, which only one can; the highest numbe
 below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `writer` their late records). A living
 holder is known by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
 few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one.
+
+A lease may have guests: runs whose directories lie below its own (the trials of an experiment). A guest has no lease in
+storage; its directory gets a fence, under the number of the lease's epoch, when there is something to fence.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from holdfast.storage.durability import make_durable, volatile
 from holdfast.storage.mount_cache import find_mount_cache
 from holdfast.storage.store import Store
 
-__all__ = ["TIME_TO_LIVE_S", "EpochFile", "Lease", "acquire", "read_cuts"]
+__all__ = ["TIME_TO_LIVE_S", "EpochFile", "GuestLease", "Lease", "acquire", "read_cuts"]
 
 TIME_TO_LIVE_S = 15.0
 _MAX_CACHE_WAIT_S = 5.0
@@ -96,6 +99,11 @@ class Lease:
                 "what this controller does no longer counts."
             )
 
+    @property
+    def known_fenced(self) -> bool:
+        """Whether this process has found out that another controller has taken over."""
+        return self._fenced
+
     def is_fenced(self) -> bool:
         """Whether another controller has taken the run over, or might have: one look for the next number. Where the
         storage does not answer, nobody knows, and whoever asks must not write."""
@@ -108,6 +116,17 @@ class Lease:
             except StorageError:
                 return True
         return self._fenced
+
+    def make_fence(self) -> None:
+        """Before the first reservation: the fence stands since the lease was acquired."""
+
+    def check_commit(self) -> None:
+        """After a commit, which has looked at the epochs itself."""
+
+    def guest(self, store: Store, *, is_new: bool) -> GuestLease:
+        """The share of a run whose directory is the root of `store`. `is_new`: no holder of this lease, now or before,
+        has started the run, as far as the journal tells."""
+        return GuestLease(self, store, self._own, is_new=is_new)
 
     def release(self) -> None:
         """Let the next controller in without a wait; never fails, since a dead holder is found out all the same."""
@@ -122,6 +141,67 @@ class Lease:
         beat = _Beat(number=self._number, at=now_text(), released=released)
         # A power cut ends the holder as well, so a beat need not survive one.
         volatile(self._store).put(_beat_key(self.epoch), msgspec.json.encode(beat))
+
+
+class GuestLease:
+    """One run's share of a lease that it does not hold alone. What it asks of the lease is answered without a request
+    to storage wherever the holder's own beat will tell soon enough."""
+
+    def __init__(self, holder: Lease, store: Store, own: EpochFile, *, is_new: bool) -> None:
+        self.floor = 0
+        """The first checkpoint index that is this holder's own, once there is a fence."""
+        self._holder = holder
+        self._store = store
+        self._own = own
+        self._is_new = is_new
+        self._is_fence_made = False
+
+    @property
+    def epoch(self) -> int:
+        return self._holder.epoch
+
+    @property
+    def id(self) -> str:
+        return self._holder.id
+
+    def make_fence(self) -> None:
+        """Create the epoch's files in the run's directory, unless that is done: before the first reservation of a new
+        run, and before anything is read of a run that an earlier holder had started.
+
+        What an earlier holder commits to a run that is new to this one does not count: it was fenced by then, or the
+        journal would tell of the run. So the floor of a new run is 0, whatever its directory holds."""
+        if self._is_fence_made:
+            return
+        cache_s = _mount_cache_s(self._store)
+        key = epoch_key(self.epoch)
+        is_created = _create(self._store, key, msgspec.json.encode(self._own), cache_s)
+        if not is_created and _read(self._store, self.epoch).id != self.id:
+            raise Fenced(f"{self._store.uri} was taken over by another controller this very moment.")
+        settled = read_floor(self._store, self.epoch)  # by this lease, if an answer was lost
+        if settled is None or settled.floor is None:
+            self.floor = _settle(self._store, self.epoch, cache_s, 0 if self._is_new else None)
+        else:
+            self.floor = settled.floor
+        make_durable(self._store, [key, floor_key(self.epoch)], [])
+        self.check()
+        self._is_fence_made = True
+
+    def check_commit(self) -> None:
+        """After a commit: a new holder may have started the run anew without a fence of its own in the run's directory,
+        for it knew of nothing there. Its floor will void the commit."""
+        self.check()
+
+    def check(self) -> None:
+        """Raises `Fenced` if another controller has taken the lease over."""
+        self._holder.check()
+
+    def beat(self) -> None:
+        """Raises `Fenced` if the holder has found out that it is fenced."""
+        if self._holder.known_fenced:
+            self.check()
+
+    def is_fenced(self) -> bool:
+        return self._holder.is_fenced()
 
 
 def acquire(
@@ -208,8 +288,9 @@ def _create(store: Store, key: str, data: bytes, cache_s: float | None) -> bool:
     return create_by_claim(store, key, data, cache_s=cache_s)
 
 
-def _settle(store: Store, epoch: int, cache_s: float | None = None) -> int:
-    """The fence is up: nobody below may commit any more. Only now is it settled how far they had come.
+def _settle(store: Store, epoch: int, cache_s: float | None = None, floor: int | None = None) -> int:
+    """The fence is up: nobody below may commit any more. Only now is it settled how far they had come, unless `floor`
+    says.
 
     Whoever stands below and has not settled its own floor never will: it could only void what counts by then. Indices
     are looked at before the journal: what is reserved below the floor has its reports there already, and they count.
@@ -220,7 +301,8 @@ def _settle(store: Store, epoch: int, cache_s: float | None = None) -> int:
     if cache_s and epoch > 1:
         # Once until the one before sees the fence, once until this controller sees what that had committed by then.
         current().sleep(2 * cache_s)
-    floor = Catalog(store).survey().next_index()
+    if floor is None:
+        floor = Catalog(store).survey().next_index()
     end = position(store)
     settled = EpochFloor(
         epoch=epoch,

@@ -12,16 +12,16 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.control.agent_link import Preparation
 from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.callbacks import CallbackObserver
+from holdfast.control.group_commit import RunJournal
 from holdfast.control.hub import Hub
-from holdfast.control.lease import Lease
+from holdfast.control.lease import GuestLease, Lease
 from holdfast.control.liveness import LoopWatch
 from holdfast.control.persister import Persister
 from holdfast.control.publisher import Publisher, ReadBack
@@ -38,8 +38,6 @@ from holdfast.core.state import State
 from holdfast.engines.engine import MakeEngine
 from holdfast.errors import Fenced, StorageError
 from holdfast.journal.fold import FoldWriter
-from holdfast.journal.reader import JournalReader, Mark
-from holdfast.journal.writer import Journal
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.views.observer import Observer
@@ -93,7 +91,7 @@ class ControllerSetup:
 class Controller:
     """Drives one run from `ControllerBegan` to `EndRun`."""
 
-    def __init__(self, plan: ControllerSetup, lease: Lease, journal: Journal, hub: Hub) -> None:
+    def __init__(self, plan: ControllerSetup, lease: Lease | GuestLease, journal: RunJournal, hub: Hub) -> None:
         self._plan = plan
         self._state = plan.state
         self._lease = lease
@@ -102,7 +100,7 @@ class Controller:
         self._events: deque[tuple[e.Event, float]] = deque()
         """Each with the time at which it arrived: a flush that takes long must not make ranks look silent."""
         self._wake = asyncio.Event()
-        self._publisher = plan.make_publisher(plan.observers, self._read_back)
+        self._publisher = plan.make_publisher(plan.observers, journal.read_back)
         for observer in plan.observers:
             if isinstance(observer, CallbackObserver):
                 observer.on_error = lambda raised: self.post_threadsafe(e.CallbackFailed(raised=raised))
@@ -117,7 +115,7 @@ class Controller:
         self._blocking = BlockingCalls()
         self._persister = Persister(
             plan.store,
-            lease.epoch,
+            lease,
             self._agents,
             plan.settings.storage_patience_s,
             self._blocking,
@@ -134,11 +132,9 @@ class Controller:
         self._started = (self._runtime.now(), self._runtime.monotonic())
         self._loop = asyncio.get_running_loop()
         self._stepped_at = 0.0
-        self._journal_thread = ThreadPoolExecutor(1, "holdfast-journal")
-        """A disk that stalls must not stall the event loop. A thread of its own: storage work may fill the others."""
         self._watch = LoopWatch(plan.state.spec.progress_timeout_s or _STALL_S, self._loop.time())
         self._flush_at = math.inf
-        """When the records that are not durable must be, at the latest."""
+        """When the records that the observers have not got must be durable, at the latest."""
 
     # ------------------------------------------------------------ events in
 
@@ -182,7 +178,7 @@ class Controller:
             return
         self._wake.clear()
         due = deadline(self._state)
-        waits = [max(0.0, self._flush_at - self._loop.time())] if self._journal.dirty else []
+        waits = [max(0.0, self._flush_at - self._loop.time())] if self._flush_at < math.inf else []
         if due is not None:
             waits.append(max(0.0, due - self._now()))
         try:
@@ -225,7 +221,9 @@ class Controller:
             self._status = c.RunStatus.FENCED
             return
         due = self._loop.time() >= self._flush_at or self._journal.unsaved_records >= self._settings.flush_records
-        durable = await self._make_durable() if commands or due else True
+        # To ask for agents changes nothing that counts: what led to it becomes durable with what comes of it.
+        waits = any(not isinstance(command, c.RequestAgents) for command in commands)
+        durable = await self._make_durable() if waits or due else True
         for command in commands:
             # Without a journal nothing new may begin, but everything may still be brought to its end.
             if durable or isinstance(command, c.StopWorkers | c.EndRun):
@@ -261,16 +259,13 @@ class Controller:
         warning = "The journal cannot be written; trying again"
         try:
             while self._journal.dirty:
-                await retry_for(patience_s, self._flush_journal, (StorageError,), warning)
+                await retry_for(patience_s, self._journal.flush, (StorageError,), warning)
         except StorageError as error:
             self._lose_journal(error)
             return False
         self._flush_at = math.inf
         self._publisher.release()
         return True
-
-    async def _flush_journal(self) -> None:
-        await self._loop.run_in_executor(self._journal_thread, self._journal.flush)
 
     def _lose_journal(self, error: StorageError) -> None:
         self._journal_lost = self._journal_lost or error
@@ -327,12 +322,6 @@ class Controller:
             return data
         return self._state.checkpoint_interval.ask(int(data), self._state.durable.failures, self._now())
 
-    def _read_back(self, after: int) -> Iterator[tuple[int, Record]]:
-        """This controller's own records after the n-th, from the journal: for views that cannot keep up."""
-        own = Mark(self._lease.epoch, self._lease.id, after)
-        for mark, line in JournalReader(self._plan.store, run=self._plan.run_id).read(own):
-            yield mark.n, line.record
-
     # ------------------------------------------------------------ the rest
 
     async def _keep_lease(self) -> None:
@@ -364,5 +353,4 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._blocking.finished()
-        self._journal_thread.shutdown()
         await self._blocking.run(self._publisher.close)

@@ -20,6 +20,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
 from holdfast.checkpoint.upload import merge_parts, owned_by_others
 from holdfast.control.blocking_calls import BlockingCalls
+from holdfast.control.lease import GuestLease, Lease
 from holdfast.control.retry import retry_for
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import commands as c
@@ -47,7 +48,7 @@ class Persister:
     def __init__(
         self,
         store: Store,
-        epoch: int,
+        lease: Lease | GuestLease,
         agents: RunAgents,
         patience_s: float,
         blocking: BlockingCalls,
@@ -56,7 +57,7 @@ class Persister:
     ) -> None:
         """`refuse_conflicts`: a file name that several ranks give is an error."""
         self._store = store
-        self._epoch = epoch
+        self._lease = lease
         self._agents = agents
         agents.on_upload = self.deliver
         self._patience_s = patience_s
@@ -82,7 +83,7 @@ class Persister:
             made = draft
 
             def seal() -> Manifest:
-                return commit.commit(
+                manifest = commit.commit(
                     self._store,
                     made,
                     files,
@@ -91,6 +92,8 @@ class Persister:
                     generation=command.ticket.generation,
                     iteration=command.iteration,
                 )
+                self._lease.check_commit()
+                return manifest
 
             self._parent = await self._retry(lambda: self._blocking.run(seal))
         except (HoldfastError, _AgentGone) as error:
@@ -199,9 +202,10 @@ class Persister:
             self._answers.pop((ticket, rank), None)
 
     def _reserve(self, command: c.PersistCheckpoint, token: str) -> Draft:
+        self._lease.make_fence()
         draft = reserve(
             self._store,
-            epoch=self._epoch,
+            epoch=self._lease.epoch,
             name=command.name,
             at_least=command.at_least_index,
             adopt=command.adopt,

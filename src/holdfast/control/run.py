@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.control.driver_thread import DriverThread
 from holdfast.control.failures import run_error
+from holdfast.control.group_commit import GroupCommit, RunJournal
 from holdfast.control.history import RUN_FILE, read_history
 from holdfast.control.hub_thread import join_hub
 from holdfast.control.lease import Lease, acquire
@@ -69,11 +70,12 @@ def run_training(request: TrainRequest) -> TrainOutcome:
 
 def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread) -> RunStatus:
     """Run the controller in the hub's thread, and this one beside it."""
-    journal = Journal(plan.store, lease.epoch, lease.id, plan.run_id)
+    journal = Journal(plan.store, lease.epoch, lease.id)
     journal.on_loss = plan.fold_writer.ask
+    commit = GroupCommit(journal)
     with join_hub() as hub:
-        status = hub.run(partial(Controller, plan, lease, journal), driver_thread)
-    journal.close()
+        status = hub.run(partial(Controller, plan, lease, RunJournal(commit, plan.run_id)), driver_thread)
+    commit.close()
     plan.fold_writer.flush()  # if the journal turned out to be gone only now
     return status
 

@@ -73,7 +73,8 @@ def position(store: Store) -> Position:
 
 class JournalReader:
     """Reads the journal in the store's directory. `cuts` are (epoch, position) pairs: what earlier epochs wrote beyond
-    the position came after that epoch's controller had taken over. `run` is the run that is wanted; "" is any."""
+    the position came after that epoch's controller had taken over. `run` is the run that is wanted; "" is any. With
+    `shared`, the lease's other runs have their records there as well."""
 
     def __init__(
         self,
@@ -81,9 +82,12 @@ class JournalReader:
         cuts: Sequence[tuple[int, Position]] = (),
         run: str = "",
         on_damage: OnDamage | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         self._store = store
         self._run = run
+        self._shared = shared
         self._told: set[str] = set()
         self._on_damage = on_damage
         self._cuts = list(self._parse_cuts(cuts))
@@ -136,10 +140,17 @@ class JournalReader:
             lines = self._read_lease(segments, first, self._limit(epoch)) if lease else self._read_old(segments, first)
             for line in lines:
                 mark = Mark(epoch, lease, line.n, line.crc)
-                if self._run and line.run and line.run != self._run:
-                    self._tell(f"{segments[0].key} holds records of another run ({line.run}), which are left out.")
-                    continue
-                yield mark, line
+                if self._is_wanted(line, segments[0].key):
+                    yield mark, line
+
+    def _is_wanted(self, line: Line, key: str) -> bool:
+        """Whether the record is of the wanted run. Older journals, of one run each, do not name it."""
+        if not self._run or line.run == self._run:
+            return True
+        if self._shared or not line.run:
+            return not self._shared
+        self._tell(f"{key} holds records of another run ({line.run}), which are left out.")
+        return False
 
     def _read_lease(self, segments: list[Segment], first: int, limit: float) -> Iterator[Line]:
         wanted = self._needed(segments, first)

@@ -1,4 +1,4 @@
-"""The writing end of a journal: one controller's records, as lines in segments under keys that nobody else uses.
+"""The writing end of a journal: the records of one lease's runs, as lines in segments under keys that nobody else uses.
 
 A segment is `journal/<epoch>-<lease>-<first>[-<last>].jsonl`, named by the numbers of its records. Where files can be
 appended to, one grows to `FILE_SEGMENT_BYTES`, and one fdatasync makes a batch durable. Elsewhere each flush creates
@@ -45,21 +45,21 @@ class _SegmentPart(NamedTuple):
 
 
 class Journal:
-    """One lease's journal. `append` is cheap; `flush` makes all that was appended durable.
+    """One lease's journal, for any number of runs. `append` is cheap; `flush` makes all that was appended durable.
 
-    One flush at a time; appending meanwhile, from the controller's thread, is fine.
+    One flush at a time; appending meanwhile, from the controllers' thread, is fine.
     """
 
-    def __init__(self, store: Store, epoch: int, lease: str, run: str = "") -> None:
-        """`lease` is the random id of the lease, `run` the id that every record carries."""
+    def __init__(self, store: Store, epoch: int, lease: str) -> None:
+        """`lease` is the random id of the lease."""
+        self.store, self.epoch, self.lease = store, epoch, lease
         self.on_loss: Callable[[], None] | None = None
         """Called when segments of this journal turned out to be gone from storage."""
-        self._run = run
-        self._unsaved: list[bytes] = []
-        self._appended = 0
+        self.appended = 0
         """Number of the last record that was appended."""
-        self._saved = 0
+        self.saved = 0
         """Number of the last record that is durable."""
+        self._unsaved: list[bytes] = []
         self._commits = False
         root = store.local_root
         if root is not None and not mount_kind(root).startswith("fuse"):
@@ -67,18 +67,11 @@ class Journal:
         else:
             self._writer = _ObjectWriter(store, epoch, lease)
 
-    @property
-    def dirty(self) -> bool:
-        return bool(self._unsaved)
-
-    @property
-    def unsaved_records(self) -> int:
-        return len(self._unsaved)
-
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], run: str = "") -> None:
+        """`run` is the id of the run that the records are of."""
         for record in records:
-            self._appended += 1
-            self._unsaved.append(encode_line(record, self._appended, self._run))
+            self.appended += 1
+            self._unsaved.append(encode_line(record, self.appended, run))
             if isinstance(record, CheckpointCommitted):
                 self._commits = True
 
@@ -88,12 +81,12 @@ class Journal:
             return
         commits, self._commits = self._commits, False
         try:
-            count = self._writer.write(self._unsaved, self._saved + 1)
+            count = self._writer.write(self._unsaved, self.saved + 1)
         except StorageError:
             self._commits = commits
             raise
         del self._unsaved[:count]
-        self._saved += count
+        self.saved += count
         if not self._writer.check(commits):
             self._tell_loss()
 

@@ -119,3 +119,61 @@ def test_a_controller_whose_epoch_file_names_another_is_fenced(store: PosixStore
 def test_a_torn_epoch_file_holds_no_lease(store: PosixStore) -> None:
     store.put(epoch_key(1), b'{"epoch": 1, "hol')
     assert acquire(store, sleep=lambda _: None).epoch == 2
+
+
+def test_a_guest_has_no_files_before_its_fence(store: PosixStore) -> None:
+    lease = acquire(store)
+    guest = lease.guest(store.sub("trial"), is_new=True)
+    guest.beat()
+    guest.check()
+    assert (guest.epoch, guest.id, guest.floor) == (lease.epoch, lease.id, 0)
+    assert not list(store.list("trial"))
+    guest.make_fence()
+    guest.make_fence()
+    assert [entry.key for entry in store.list("trial")] == [
+        "trial/epochs/000001.floor.json",
+        "trial/epochs/000001.json",
+    ]
+
+
+def test_a_guest_is_fenced_with_the_lease(store: PosixStore) -> None:
+    first = acquire(store)
+    guest = first.guest(store.sub("trial"), is_new=True)
+    acquire(store, takeover=True)
+    guest.beat()  # the holder has not found out yet
+    with pytest.raises(Fenced):
+        guest.make_fence()
+    with pytest.raises(Fenced):
+        guest.beat()
+    with pytest.raises(Fenced):
+        guest.check_commit()
+
+
+def test_what_an_earlier_holder_committed_to_a_new_run_is_void(store: PosixStore, tmp_path: Path) -> None:
+    """It was paused before its first checkpoint of the run, and its records about the run came too late to count."""
+    trial = store.sub("trial")
+    acquire(store)
+    second = acquire(store, takeover=True)
+    commit_directory(trial, _directory(tmp_path))
+    assert [one.name for one in Catalog(trial).committed()] == ["checkpoint_000000"]
+    second.guest(trial, is_new=True).make_fence()
+    assert Catalog(trial).committed() == []
+
+
+def test_a_run_that_goes_on_keeps_what_earlier_holders_committed(store: PosixStore, tmp_path: Path) -> None:
+    trial = store.sub("trial")
+    first = acquire(store)
+    first.guest(trial, is_new=True).make_fence()
+    commit_directory(trial, _directory(tmp_path))
+    second = acquire(store, takeover=True)
+    guest = second.guest(trial, is_new=False)
+    guest.make_fence()
+    assert guest.floor == 1
+    assert [one.name for one in Catalog(trial).committed()] == ["checkpoint_000000"]
+
+
+def _directory(tmp_path: Path) -> Path:
+    made = tmp_path / "files"
+    made.mkdir()
+    (made / "weights").write_text("1")
+    return made

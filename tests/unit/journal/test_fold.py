@@ -38,10 +38,10 @@ def flat(records: list[list[r.Record]]) -> list[r.Record]:
 
 def write(store: PosixStore, epoch: int, records: list[r.Record], fold_after: int | None, prior: Summary) -> None:
     """Let a controller write these records, and the fold after so many of them."""
-    journal = Journal(store, epoch, LEASES[epoch], "abcd")
+    journal = Journal(store, epoch, LEASES[epoch])
     writer = FoldWriter(store, epoch, LEASES[epoch], "abcd", deepcopy(prior))
     for n, record in enumerate(records, start=1):
-        journal.append([record])
+        journal.append([record], "abcd")
         writer.record(record)
         if n == fold_after:
             journal.flush()
@@ -238,8 +238,8 @@ def test_segments_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reader, "_BLOCK_BYTES", block_bytes)
     store = BlockStore(tmp_path / "run")
     (records,) = history(3, controllers=1, reports=10)
-    journal = Journal(store, 1, LEASES[1], "abcd")
-    journal.append(records)
+    journal = Journal(store, 1, LEASES[1])
+    journal.append(records, "abcd")
     journal.flush()
     found = [line.record for _, line in reader.JournalReader(store, run="abcd").read()]
     journal.close()
@@ -254,8 +254,8 @@ def test_only_the_end_of_a_segment_is_read_for_the_newest_records(
     monkeypatch.setattr(reader, "_BLOCK_BYTES", 2000)
     store = BlockStore(tmp_path / "run")
     (records,) = history(3, controllers=1, reports=600)
-    journal = Journal(store, 1, LEASES[1], "abcd")
-    journal.append(records)
+    journal = Journal(store, 1, LEASES[1])
+    journal.append(records, "abcd")
     journal.flush()
     (path,) = (tmp_path / "run" / "journal").iterdir()
     size_bytes = path.stat().st_size

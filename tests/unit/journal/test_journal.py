@@ -78,9 +78,9 @@ def commit(iteration: int) -> Record:
 
 
 def write(store: PosixStore, epoch: int, records: list[Record], lease: str = LEASE, run: str = "") -> None:
-    journal = Journal(store, epoch, lease, run)
+    journal = Journal(store, epoch, lease)
     for record in records:
-        journal.append([record])
+        journal.append([record], run)
         journal.flush()
     journal.close()
 
@@ -234,7 +234,7 @@ def test_a_delayed_put_does_not_remove_records(tmp_path: Path) -> None:
             journal.flush()
     store.delay = False
     journal.append([report(4)])
-    while journal.dirty:
+    while journal.saved < journal.appended:
         journal.flush()
     expected = [report(n) for n in range(1, 5)]
     assert read_records(store) == expected
@@ -274,7 +274,7 @@ def test_no_key_is_ever_written_with_other_bytes(tmp_path: Path) -> None:
                 journal.flush()
             except Unavailable:
                 continue
-    while journal.dirty:
+    while journal.saved < journal.appended:
         try:
             journal.flush()
         except Unavailable:
@@ -354,14 +354,28 @@ def _flip(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
+def test_runs_of_one_lease_share_its_journal(store: PosixStore, caplog: pytest.LogCaptureFixture) -> None:
+    """What belongs to other runs is skipped without a word, and so is what names no run."""
+    journal = Journal(store, 1, LEASE)
+    for n in range(1, 7):
+        journal.append([report(n)], "even" if n % 2 == 0 else "odd")
+    journal.append([report(7)])
+    journal.flush()
+    journal.close()
+    for run, expected in (("even", [2, 4, 6]), ("odd", [1, 3, 5])):
+        found = [line for _, line in JournalReader(store, run=run, shared=True).read()]
+        assert [(line.n, line.run) for line in found] == [(n, run) for n in expected]
+    assert not caplog.records
+
+
 def _history(store: PosixStore) -> list[Record]:
     """Two controllers, many segments."""
     random_ = random.Random(7)
     records: list[Record] = [commit(n) if n % 9 == 0 else report(n, random_.random()) for n in range(1, 41)]
     write(store, 1, records[:25], LEASE, "run1")
-    journal = Journal(store, 2, OTHER, "run1")
+    journal = Journal(store, 2, OTHER)
     for record in records[25:]:
-        journal.append([record])
+        journal.append([record], "run1")
         journal.flush()
     for epoch, lease in ((1, LEASE), (2, OTHER)):
         store.put(f"epochs/{epoch:06d}.json", b'{"epoch":%d,"id":"%b"}' % (epoch, lease.encode()))
