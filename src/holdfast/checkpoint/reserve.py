@@ -107,7 +107,7 @@ def _reserve_named(store: Store, catalog: Catalog, draft: Draft, adopt: bool) ->
             return draft
         if (mine := _own(store, draft)) is not None:
             return mine
-        if not _reclaim(store, catalog, draft):
+        if not _reclaim(store, catalog, draft, is_patient=failures < 3):
             break
         current().sleep(current().uniform(0, backoff_s(failures, _BACKOFF_S, _MAX_BACKOFF_S)))
     owner = read_reservation(store, draft.name)
@@ -139,14 +139,19 @@ def _only_ours(store: Store, name: str) -> bool:
     return not paths or any(path in signs or path.startswith(layout.CLAIM_PREFIX) for path in paths)
 
 
-def _reclaim(store: Store, catalog: Catalog, draft: Draft) -> bool:
-    """Free a name whose writer is certainly dead and never committed; False if that is not so."""
+def _reclaim(store: Store, catalog: Catalog, draft: Draft, *, is_patient: bool) -> bool:
+    """Free a name whose writer is certainly dead and never committed; False if that is not so. A reservation that stays
+    torn is removed by the run's controller: its writer died, or is fenced, and finds out before it commits."""
     entry = catalog.read_manifest(draft.name)
     if visible(entry, catalog.fences()) is not None or (entry.problem is not None and not entry.torn):
         return False
     owner = read_reservation(store, draft.name)
     if owner is None:
-        return entry.manifest is None and entry.problem is None  # it was being removed: try again
+        if entry.manifest is not None or entry.problem is not None:
+            return False
+        if draft.epoch > 0 and not is_patient:
+            store.delete([layout.key_of(draft.name, layout.RESERVED)])
+        return True  # it was being made or removed: try again
     if not writer_is_gone(owner) and owner.epoch >= draft.epoch:
         return False
     if entry.manifest is None and not entry.torn:

@@ -186,6 +186,14 @@ def test_a_dead_writers_name_is_free_again(store: FarStore, source: Path) -> Non
     assert Catalog(store).committed() == [done]
 
 
+def test_a_torn_reservation_keeps_no_controller_from_a_name(store: FarStore, source: Path) -> None:
+    """Where creation is not atomic, a writer that died leaves a piece of it. Who has no lease must wait."""
+    store.put("best/.reserved.json", b'{"format":"holdfast.res')
+    with pytest.raises(NameTaken):
+        reserve(store, name="best")
+    assert reserve(store, name="best", epoch=2).epoch == 2
+
+
 def test_a_later_epoch_takes_a_name_over(store: FarStore, source: Path) -> None:
     draft = reserve(store, name="best", epoch=1)
     files = upload_part(store, draft, source, rank=0, parent_files=None)
