@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from holdfast.train.lazy_attributes import lazy_attributes
 
 if TYPE_CHECKING:
+    from holdfast.tune.schedulers.create import create_scheduler as create_scheduler
     from holdfast.tune.search.create import create_searcher as create_searcher
     from holdfast.tune.search.sample import choice as choice
     from holdfast.tune.search.sample import lograndint as lograndint
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "choice",
+    "create_scheduler",
     "create_searcher",
     "grid_search",
     "lograndint",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "create_scheduler": "schedulers.create",
     "create_searcher": "search.create",
     "grid_search": "search.variant_generator",
     **dict.fromkeys(

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
@@ -34,6 +36,23 @@ class Component:
         made = super().__new__(cls)
         made._constructed_with = (args, kwargs)
         return made
+
+    def get_state(self) -> dict[str, Any]:
+        """What it has learned since it was constructed, in terms of JSON. Optional: without it, whatever happened is
+        repeated to a new one, in the same order."""
+        raise NotImplementedError
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `get_state`."""
+        raise NotImplementedError
+
+    def save(self, checkpoint_path: str) -> None:
+        """Write the state to a file, as JSON."""
+        Path(checkpoint_path).write_text(json.dumps(to_json(self.get_state())))
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Read what `save` wrote."""
+        self.set_state(from_json(json.loads(Path(checkpoint_path).read_text()), f"state of {type(self).__name__}"))
 
 
 def to_json(value: Any) -> Any:

@@ -9,15 +9,13 @@ therefore goes on as if nothing had happened, without saving anything.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
 from holdfast.tune.objective import check_metric, check_mode
 from holdfast.tune.search.variant_generator import Space
-from holdfast.tune.serialization import Component, to_json
+from holdfast.tune.serialization import Component
 
 __all__ = ["Searcher", "configure_searcher"]
 
@@ -110,26 +108,6 @@ class Searcher(Component):
     ) -> None:
         """Tell the searcher of a configuration that was evaluated elsewhere."""
         raise NotImplementedError(f"{type(self).__name__} cannot be told of configurations that it did not suggest.")
-
-    # ------------------------------------------------------------ state
-
-    def get_state(self) -> dict[str, Any]:
-        """What the searcher knows, in terms of JSON. Optional: without it, what happened is repeated to it."""
-        raise NotImplementedError
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """The inverse of `get_state`."""
-        raise NotImplementedError
-
-    def save(self, checkpoint_path: str) -> None:
-        """Write the state to a file."""
-        Path(checkpoint_path).write_text(json.dumps(to_json(self.get_state())))
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Read what `save` wrote."""
-        from holdfast.tune.serialization import from_json
-
-        self.set_state(from_json(json.loads(Path(checkpoint_path).read_text()), "searcher's state"))
 
 
 def configure_searcher(
