@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.faults.programs.exact import ends
 from tests.faults.programs.sandbox import Sandbox
 
@@ -76,8 +77,14 @@ def _fit(sandbox: Sandbox, name: str, deaths: dict[str, int]) -> Result:
     ).fit()
 
 
-def test_killed_workers_do_not_change_the_weights(sandbox: Sandbox) -> None:
+def test_killed_workers_do_not_change_the_weights(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HOLDFAST_QUIET", raising=False)
     quiet = _fit(sandbox, "quiet", {})
+    shown = capfd.readouterr()
+    assert "The process group is set up: gloo, world size 2" in shown.out + shown.err
+    assert "The model is moved to cpu" in shown.out + shown.err
     killed = _fit(sandbox, "run", {"1:0": 1, "2:2": 0})
     assert killed.return_value == quiet.return_value
     assert len(quiet.return_value) == 6 * 8 + 8 + 8 + 1
