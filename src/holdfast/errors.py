@@ -25,6 +25,7 @@
     │       ├── ControllerError           what is no worker's failure: storage, a checkpoint's name, a callback
     │       └── PreemptionError           nodes were taken away more often than the budget allows
     └── WireError                         a peer that speaks nonsense, or may not speak
+        └── Unreachable                   nobody listens there, or does not answer: may work later
 
 Each message is one sentence for a person: what, which field or path, and what to do.
 """
@@ -59,6 +60,7 @@ __all__ = [
     "StorageError",
     "TrainingFailedError",
     "Unavailable",
+    "Unreachable",
     "UnsupportedFormat",
     "WireError",
     "WorkerGroupError",
@@ -217,3 +219,7 @@ class PreemptionError(TrainingFailedError):
 
 class WireError(HoldfastError):
     """A peer that speaks nonsense, or may not speak."""
+
+
+class Unreachable(WireError):
+    """Nobody listens at the controller's address, or does not answer; dialling again may work."""

@@ -41,6 +41,7 @@ OURS = {
     "train.RunConfig(resume)": "what to do with a run of this name that is there already",
     "train.RunConfig(takeover)": "fences another driver that holds the run",
     "train.ScalingConfig(engine)": "what starts agents",
+    "train.ScalingConfig(listen)": "where agents of other machines are accepted",
     "train.SyncConfig(sync_on_checkpoint)": "setting of older versions of Ray, warned of",
     "train.SyncConfig(syncer)": "setting of older versions of Ray, warned of",
     "train.SyncConfig(upload_dir)": "older name of `storage_path`",

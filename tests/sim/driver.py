@@ -40,7 +40,7 @@ from holdfast.journal.fold import FoldWriter
 from holdfast.journal.writer import Journal
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
-from holdfast.wire.channel import OnAgent
+from holdfast.wire.channel import CheckHello, OnAgent
 from holdfast.wire.messages import LogLine, PrepareFunction, PrepareRun
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Driver:
     def _make_engine(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> SimulatedEngine:
         return SimulatedEngine(self, endpoint, on_gone)
 
-    async def _listen(self, secret: str, on_agent: OnAgent) -> Listener:
+    async def _listen(self, host: str, port: int, secret: str, on_agent: OnAgent, check_hello: CheckHello) -> Listener:
         return Listener(self.process, secret, on_agent)
 
     def _died(self) -> None:

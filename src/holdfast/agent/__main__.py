@@ -1,4 +1,4 @@
-"""`python -m holdfast.agent --connect HOST:PORT --agent-id ID --slots N`: an agent as a process of its own.
+"""`holdfast agent --join HOST:PORT`: an agent as a process of its own; engines start it as `python -m holdfast.agent`.
 
 The run secret comes through an inherited descriptor (`--token-fd`, as engines do), in a file that only its owner may
 read (`--token-file`), in HOLDFAST_TOKEN, or from this user's state directory (`storage.run_secret`): never on the
@@ -14,30 +14,28 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
+
+import msgspec
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.log_writer import ThreadedHandler
 from holdfast.agent.platform import Platform
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.linux.process import become_subreaper, die_with_parent, name_process
+from holdfast.linux.resources import cpu_count
 from holdfast.storage.run_secret import SECRET_VARIABLE, find_secret, read_secret_file, secret_path
+from holdfast.wire.join_string import parse_join_string
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.agent", description="The agent of one node.")
-    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="where the controller listens")
-    parser.add_argument("--agent-id", required=True, help="a name for this agent, unlike any other's")
-    parser.add_argument("--slots", type=int, required=True, help="how many workers this node can hold; 0: any number")
-    parser.add_argument("--token-fd", type=int, help="an inherited descriptor to read the run secret from")
-    parser.add_argument("--token-file", type=Path, help="a file with the run secret, of mode 0600")
-    parser.add_argument("--parent-pid", type=int, help="end when this process, the parent, ends")
-    options = parser.parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     if options.token_fd is None and options.token_file is None and os.environ.get(SECRET_VARIABLE):
         _start_over_without_secret_in_environment()
     if options.parent_pid is not None:
@@ -61,8 +59,60 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast agent",
+        description="Run the workers of runs on this machine that are given to it by a driver on another.",
+        epilog="The run secret is read from HOLDFAST_TOKEN, HOLDFAST_TOKEN_FILE, or the file `secret` of the state "
+        "directory (~/.local/state/holdfast), and must be the driver's.",
+    )
+    parser.add_argument(
+        "--join", "--connect", dest="connect", required=True, metavar="HOST:PORT", help="where the driver listens"
+    )
+    parser.add_argument(
+        "--agent-id", default=socket.gethostname(), help="a name unlike any other agent's; the host's name"
+    )
+    parser.add_argument(
+        "--slots", type=int, default=cpu_count(), help="how many workers this node can hold; 0: any number; its CPUs"
+    )
+    parser.add_argument(
+        "--advertise", metavar="ADDRESS", help="where other nodes reach this one; the address that it dials from"
+    )
+    parser.add_argument(
+        "--resources", default="{}", metavar="JSON", help="""what workers may ask for besides, such as '{"disk": 2}'"""
+    )
+    parser.add_argument(
+        "--dial",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long to dial a driver that does not listen yet; 300",
+    )
+    parser.add_argument("--token-file", type=Path, help="a file with the run secret, of mode 0600")
+    parser.add_argument("--token-fd", type=int, help=argparse.SUPPRESS)  # an inherited descriptor to read it from
+    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)  # end when this process, the parent, ends
+    return parser
+
+
+def _read_resources(text: str) -> dict[str, float]:
+    try:
+        found = msgspec.json.decode(text, type=dict[str, float])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f'--resources must be JSON such as {{"disk": 2}}, not {text!r}: {error}.') from error
+    if bad := [name for name, amount in found.items() if not 0 <= amount < float("inf")]:
+        raise ConfigError(f"--resources must give amounts of 0 or more, but {bad[0]!r} has {found[bad[0]]:g}.")
+    return found
+
+
 async def _run(options: argparse.Namespace, secret: str) -> None:
-    platform = Platform(options.connect, secret, own_process=True)
+    platform = Platform(
+        parse_join_string(options.connect),
+        secret,
+        advertise=options.advertise,
+        resources=_read_resources(options.resources),
+        dial_s=0.0 if options.parent_pid is not None else options.dial,
+        own_process=True,
+    )
     agent = Agent(options.agent_id, options.slots, platform)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, agent.shut_down)

@@ -99,7 +99,7 @@ class Agent:
 
     async def _serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
-            self._address = channel.local_host
+            self._address = self._platform.advertise or channel.local_host
             resources, gpus = self._platform.find_resources()
             self._send(
                 AgentJoined(

@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 import os
 import signal
 import socket
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.agent.buffers import Buffers, SnapshotMemory
@@ -21,6 +24,8 @@ from holdfast.agent.spawner import Spawners
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.agent.worker_process import WorkerProcess
 from holdfast.agent.zygote_client import Zygotes
+from holdfast.core.backoff import backoff_s
+from holdfast.errors import Unreachable
 from holdfast.linux.memory import oom_kills
 from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
@@ -33,6 +38,8 @@ from holdfast.worker.stdio import detach_output
 
 __all__ = ["MasterPort", "Platform", "linger_s"]
 
+_DIAL_AGAIN_S = 0.1
+_DIAL_AGAIN_MAX_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +71,13 @@ class MasterPort:
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        return socket.create_server((self._address, 0), family=family, backlog=512)
+        try:
+            return socket.create_server((self._address, 0), family=family, backlog=512)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            # Others reach this machine at an address that it does not have itself (NAT, a container's host).
+            return socket.create_server(("", 0), family=family, backlog=512)
 
 
 class Platform:
@@ -75,13 +88,22 @@ class Platform:
         connect_to: str,
         secret: str,
         *,
+        advertise: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        dial_s: float = 0.0,
         root: Path | None = None,
         spawners: Spawners | None = None,
         own_process: bool = False,
     ) -> None:
-        """`own_process`: the agent is a process of its own and a subreaper, and has no children but its zygotes."""
+        """`advertise` is the address at which other machines reach this one, where that is not the one that it dials
+        from. `resources` are besides, or instead of, those that are found. A controller that cannot be reached is
+        dialled again for `dial_s`. `own_process`: the agent is a process of its own and a subreaper, and has no
+        children but its zygotes."""
         self._connect_to = connect_to
         self._secret = secret
+        self.advertise = advertise
+        self._resources = dict(resources or {})
+        self._dial_s = dial_s
         self._root = root
         self._spawners = spawners
         self._own_process = own_process
@@ -89,7 +111,18 @@ class Platform:
 
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
         """Connect to the controller as the agent of this name."""
-        return await connect(self._connect_to, self._secret, Hello(agent=agent))
+        hello = Hello(agent=agent, address=self.advertise or "")
+        give_up_at = asyncio.get_running_loop().time() + self._dial_s
+        failures = 0
+        while True:
+            try:
+                return await connect(self._connect_to, self._secret, hello)
+            except Unreachable:
+                failures += 1
+                pause_s = backoff_s(failures, _DIAL_AGAIN_S, _DIAL_AGAIN_MAX_S)
+                if asyncio.get_running_loop().time() + pause_s > give_up_at:
+                    raise
+            await asyncio.sleep(pause_s)
 
     def open_session(self, agent: str) -> SessionDir:
         return SessionDir(agent, self._root)
@@ -104,7 +137,7 @@ class Platform:
 
     def find_resources(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """What this node has for workers, and the ids of its GPUs."""
-        return {"CPU": cpu_count(), "memory": memory_bytes()}, tuple(visible_gpus())
+        return {"CPU": cpu_count(), "memory": memory_bytes()} | self._resources, tuple(visible_gpus())
 
     def make_spawners(self, session: SessionDir) -> Spawners:
         if self._spawners is not None:

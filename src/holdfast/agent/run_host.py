@@ -65,6 +65,7 @@ class RunHost:
         self._buffers = buffers
         self._storage = RunStorage(directory, self._buffers, platform.open_store)
         self._spawner = spawners.spawner(run, self)
+        self._address = address
         self._master_port = platform.open_master_port(address)
         self._order: PrepareRun | None = None
         self._prepared: asyncio.Task[None] | None = None
@@ -301,6 +302,7 @@ class RunHost:
             world_size=start.world_size,
             local_world_size=len(place.ranks),
             node_count=start.node_count,
+            address=self._address,
             master_address=start.master_address,
             master_port=start.master_port,
             restart_count=start.restart_count,

@@ -63,6 +63,7 @@ class LazyGroup(click.Group):
 # ------------------------------------------------------------ the commands
 
 _CKPT_COMMANDS = {
+    "agent": LazyCommand("holdfast.cli.agent:agent", "Run workers of a driver on another machine here."),
     "put": LazyCommand("holdfast.cli.ckpt_move:put", "Commit a directory as a run's next checkpoint."),
     "ls": LazyCommand("holdfast.cli.ckpt_read:ls", "List a run's committed checkpoints."),
     "show": LazyCommand("holdfast.cli.ckpt_read:show", "Show a checkpoint's manifest and files."),
@@ -98,6 +99,7 @@ def ckpt() -> None:
 
 
 _COMMANDS = {
+    "agent": LazyCommand("holdfast.cli.agent:agent", "Run workers of a driver on another machine here."),
     "ckpt": LazyCommand("holdfast.cli.commands:ckpt", "Commit, list, verify, fetch and remove checkpoints."),
     "events": LazyCommand("holdfast.cli.events:events", "Show what happened in a run."),
 }

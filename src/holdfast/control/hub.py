@@ -20,14 +20,20 @@ from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
-from holdfast.engines.engine import ControllerEndpoint, MakeEngine
+from holdfast.engines.engine import ControllerEndpoint, EngineName, MakeEngine
+from holdfast.engines.join import JoinEngine
 from holdfast.engines.local import LocalEngine
+from holdfast.errors import ConfigError
+from holdfast.linux.network import outward_address
 from holdfast.storage.run_secret import make_secret
-from holdfast.wire.channel import Channel, OnAgent, serve
+from holdfast.wire.channel import Channel, CheckHello, OnAgent, serve
+from holdfast.wire.hello import Hello
+from holdfast.wire.join_string import is_loopback_name, make_join_string, parse_address
 from holdfast.wire.messages import AgentMessage
 
-__all__ = ["Hub", "Listen", "Listener", "listen_on_loopback"]
+__all__ = ["Hub", "Listen", "Listener", "listen_with_sockets"]
 
+_ANY_ADDRESS = ("0.0.0.0", "::")
 _FLUSH_S = 10.0
 """How long agents may take to end. What belongs to runs is stored already."""
 
@@ -41,12 +47,15 @@ class Listener(Protocol):
     async def close(self) -> None: ...
 
 
-Listen = Callable[[str, OnAgent], Awaitable[Listener]]
-"""From the run secret that agents must prove to know, and what is awaited for each agent, to a listener."""
+Listen = Callable[[str, int, str, OnAgent, CheckHello], Awaitable[Listener]]
+"""From host, port, the run secret that agents must prove to know, what is awaited for each agent, and who is refused,
+to a listener."""
 
 
-async def listen_on_loopback(secret: str, on_agent: OnAgent) -> Listener:
-    return await serve("127.0.0.1", 0, secret, on_agent)
+async def listen_with_sockets(
+    host: str, port: int, secret: str, on_agent: OnAgent, check_hello: CheckHello
+) -> Listener:
+    return await serve(host, port, secret, on_agent, check_hello=check_hello)
 
 
 class Hub:
@@ -56,7 +65,7 @@ class Hub:
         self,
         *,
         secret: str | None = None,
-        listen: Listen = listen_on_loopback,
+        listen: Listen = listen_with_sockets,
         make_engine: MakeEngine = LocalEngine,
         agent_silence_s: float | None = None,
     ) -> None:
@@ -67,17 +76,52 @@ class Hub:
             agent_silence_s = float(os.environ.get("HOLDFAST_AGENT_SILENCE_S", "30"))
         self._secret = make_secret() if secret is None else secret
         self._listen = listen
-        self._make_engine = make_engine
+        self._make_engines: dict[EngineName, MakeEngine] = {
+            EngineName.LOCAL: make_engine,
+            EngineName.JOIN: JoinEngine,
+        }
         self._agent_silence_s = agent_silence_s
         self._pools: list[AgentPool] = []
-        self._shared: AgentPool | None = None
+        self._shared: dict[EngineName, AgentPool] = {}
+        self._listeners: dict[str, Listener] = {}
+        """Besides the one on loopback, by the address that was asked for."""
+        self._opening = asyncio.Lock()
         self._pinging: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Listen for agents. Engines are made when the first run needs them."""
-        self._server = await self._listen(self._secret, self._serve)
+        """Listen on loopback, for agents of this machine. Engines are made when the first run needs them."""
+        self._server = await self._listen("127.0.0.1", 0, self._secret, self._serve, self._find_problem)
         self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", self._secret)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    async def listen_at(self, address: str) -> None:
+        """Accept agents at this address, too, `HOST:PORT`, as long as the hub lives. Port 0 is any that is free; runs
+        that ask for the same address share the listener."""
+        host, port = parse_address(address, "ScalingConfig(listen)")
+        async with self._opening:
+            if address in self._listeners:
+                return
+            try:
+                self._listeners[address] = await self._listen(host, port, self._secret, self._serve, self._find_problem)
+            except OSError as error:
+                raise ConfigError(
+                    f"ScalingConfig(listen={address!r}) cannot be listened at: {error.strerror or error}; choose an "
+                    "address of this machine, and a port that is free."
+                ) from error
+
+    @property
+    def join_strings(self) -> list[str]:
+        """What agents are given to find this hub, the ones for other machines first."""
+        found = []
+        for address, listener in self._listeners.items():
+            host = parse_address(address, "ScalingConfig(listen)")[0]
+            found.append(make_join_string(outward_address() if host in _ANY_ADDRESS else host, listener.port))
+        return [*found, make_join_string("127.0.0.1", self._server.port)]
+
+    @property
+    def _serves_other_machines(self) -> bool:
+        hosts = (parse_address(address, "ScalingConfig(listen)")[0] for address in self._listeners)
+        return not all(map(is_loopback_name, hosts))
 
     def enter(
         self,
@@ -87,23 +131,27 @@ class Hub:
         publisher: Publisher,
         answer: Answer,
         make_engine: MakeEngine | None = None,
+        engine: EngineName = EngineName.LOCAL,
     ) -> RunAgents:
         """A run becomes a guest: what it gets is its agents, and it leaves by closing them. `make_engine` is for runs
         whose workers only an engine of their own can start (local mode)."""
         if make_engine is not None:
             pool = self._add_pool(make_engine, private=True)
+        elif engine in self._shared:
+            pool = self._shared[engine]
         else:
-            pool = self._shared = self._shared or self._add_pool(self._make_engine)
+            pool = self._shared[engine] = self._add_pool(self._make_engines[engine])
         return RunAgents(pool, gang, preparation, post, publisher, answer)
 
     async def close(self) -> None:
         """The last guest has left: end the agents."""
-        if self._shared is not None:
-            await self._shared.close(_FLUSH_S)
+        for pool in self._shared.values():
+            await pool.close(_FLUSH_S)
         if self._pinging is not None:
             self._pinging.cancel()
             await asyncio.gather(self._pinging, return_exceptions=True)
-        await self._server.close()
+        for listener in [*self._listeners.values(), self._server]:
+            await listener.close()
 
     def _add_pool(self, make_engine: MakeEngine, *, private: bool = False) -> AgentPool:
         pool = AgentPool(make_engine, self._endpoint, private=private)
@@ -112,10 +160,32 @@ class Hub:
 
     async def _serve(self, channel: Channel[AgentMessage]) -> None:
         """An agent has connected."""
+        if (pool := self._pool_of(channel.agent)) is not None:
+            await pool.serve(channel)
+
+    def _pool_of(self, agent: str) -> AgentPool | None:
+        """Agents that no other engine has started have joined by themselves."""
+        joining = self._shared.get(EngineName.JOIN)
         for pool in self._pools:
-            if pool.knows(channel.agent):
-                await pool.serve(channel)
-                return
+            if pool is not joining and pool.knows(agent):
+                return pool
+        return joining
+
+    def _find_problem(self, hello: Hello, peer: str) -> str | None:
+        """Why an agent that knows the secret cannot be used."""
+        pool = self._pool_of(hello.agent)
+        if pool is None:
+            return (
+                f"No run of this driver takes agents that join, so agent {hello.agent} is not needed: set "
+                f'ScalingConfig(engine="{EngineName.JOIN}").'
+            )
+        is_joining = pool is self._shared.get(EngineName.JOIN)
+        if is_joining and self._serves_other_machines and is_loopback_name(hello.address or peer):
+            return (
+                f"Agent {hello.agent} would announce {hello.address or peer}, which no other machine can reach: give "
+                "it --advertise with an address of its machine, or --join with one of the controller's."
+            )
+        return None
 
     async def _ping(self) -> None:
         """Find agents that no longer answer. After a gap of this process's own, the pings are counted anew."""

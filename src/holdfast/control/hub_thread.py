@@ -38,12 +38,15 @@ class HubThread:
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
         self._thread.start()
 
-    def run(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
-        """Run a controller as a guest, and the calling thread beside it; what the controller's `run` returns."""
+    def run(
+        self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread, listen: str | None = None
+    ) -> RunStatus:
+        """Run a controller as a guest, and the calling thread beside it; what the controller's `run` returns. Agents
+        are accepted at the address `listen`, too."""
         with driver_thread.signals(self._stop_guests):
             loop = self._opened.result()
             self._drivers.append(driver_thread)
-            status = asyncio.run_coroutine_threadsafe(self._run_guest(make_controller, driver_thread), loop)
+            status = asyncio.run_coroutine_threadsafe(self._run_guest(make_controller, driver_thread, listen), loop)
             status.add_done_callback(lambda _: driver_thread.put(None))
             try:
                 driver_thread.serve()
@@ -66,7 +69,11 @@ class HubThread:
         for driver_thread in list(self._drivers):
             driver_thread.stop(request)
 
-    async def _run_guest(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
+    async def _run_guest(
+        self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread, listen: str | None
+    ) -> RunStatus:
+        if listen is not None:
+            await self._hub.listen_at(listen)
         controller = make_controller(self._hub)
         driver_thread.connect(controller.post_threadsafe)
         return await controller.run()

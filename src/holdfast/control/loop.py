@@ -35,7 +35,7 @@ from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step, deadline, step
 from holdfast.core.records import AgentAdded, GenerationRunning, Record
 from holdfast.core.state import State
-from holdfast.engines.engine import MakeEngine
+from holdfast.engines.engine import EngineName, MakeEngine
 from holdfast.errors import Fenced, StorageError
 from holdfast.journal.fold import FoldWriter
 from holdfast.runtime import current
@@ -83,6 +83,8 @@ class ControllerSetup:
     settings: Settings = field(default_factory=Settings)
     make_engine: MakeEngine | None = None
     """For a run that needs an engine of its own: local mode."""
+    engine: EngineName = EngineName.LOCAL
+    """Whose agents the run uses otherwise."""
     prepare_validation: PrepareValidation | None = None
     """What an agent is sent that validates a checkpoint, where there is a function for that."""
     make_publisher: Callable[[Sequence[Observer], ReadBack], Publisher] = Publisher
@@ -111,6 +113,7 @@ class Controller:
             self._publisher,
             self._answer,
             plan.make_engine,
+            plan.engine,
         )
         self._blocking = BlockingCalls()
         self._persister = Persister(
@@ -123,7 +126,7 @@ class Controller:
         )
         self._validation: ValidationRunner | None = None
         if plan.prepare_validation is not None:
-            self._validation = ValidationRunner(hub, plan.run_id, plan.prepare_validation, self._publisher)
+            self._validation = ValidationRunner(hub, plan.run_id, plan.prepare_validation, self._publisher, plan.engine)
         self._remover = Remover(plan.store, lease.check, self._blocking)
         self._tasks: set[asyncio.Task[None]] = set()
         self._status: c.RunStatus | None = None

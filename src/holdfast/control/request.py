@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from holdfast.control.fingerprint import Fingerprint
 from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.commands import RunStatus
+from holdfast.engines.engine import EngineName
 from holdfast.errors import HoldfastError
 from holdfast.storage.store import Store
 from holdfast.worker.job import Job
@@ -65,6 +66,10 @@ class TrainRequest:
     """`num_workers=0`: one worker, in the calling process; `min_workers` is then 1."""
     nodes: int
     """How many local agents stand in for nodes."""
+    engine: EngineName = EngineName.LOCAL
+    """Whose agents the run uses."""
+    listen: str | None = None
+    """`HOST:PORT` at which agents of other machines are accepted, too."""
 
     resources: Mapping[str, float] = field(default_factory=dict)
     """What each worker takes of its agent: what the user asked for."""

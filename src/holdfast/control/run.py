@@ -58,7 +58,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
         make_engine = engine_of_run(request, driver_thread.put)
         views = partial(make_observers, request)
         plan = make_setup(request, preparation, store, read_history(store), lease, views, make_engine)
-        status = _drive(plan, lease, driver_thread)
+        status = _drive(plan, lease, driver_thread, request.listen)
     finally:
         lease.release()
         driver_thread.close()
@@ -68,13 +68,14 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     return _outcome(store, plan.state.durable.outcome)
 
 
-def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread) -> RunStatus:
+def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread, listen: str | None) -> RunStatus:
     """Run the controller in the hub's thread, and this one beside it."""
     journal = Journal(plan.store, lease.epoch, lease.id)
     journal.on_loss = plan.fold_writer.ask
     commit = GroupCommit(journal)
     with join_hub() as hub:
-        status = hub.run(partial(Controller, plan, lease, RunJournal(commit, plan.run_id)), driver_thread)
+        make_controller = partial(Controller, plan, lease, RunJournal(commit, plan.run_id))
+        status = hub.run(make_controller, driver_thread, listen)
     commit.close()
     plan.fold_writer.flush()  # if the journal turned out to be gone only now
     return status

@@ -45,7 +45,7 @@ from holdfast.core.resources import Offer
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
-from holdfast.engines.engine import ControllerEndpoint, Engine, MakeEngine, OnGone
+from holdfast.engines.engine import ControllerEndpoint, Engine, EngineName, MakeEngine, OnGone
 from holdfast.engines.inline import InlineEngine
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
@@ -100,6 +100,7 @@ def make_setup(
         preparation=preparation,
         gang=_gang(request, history.run),
         make_engine=make_engine,
+        engine=request.engine,
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(request),
@@ -169,6 +170,7 @@ def _spec(request: TrainRequest) -> RunSpec:
         workers_max=request.max_workers,
         max_failures=request.max_failures,
         progress_timeout_s=request.progress_timeout_s,
+        agents_timeout_s=float(os.environ.get("HOLDFAST_AGENTS_TIMEOUT_S", "600")),
         backoff_base_s=float(os.environ.get("HOLDFAST_BACKOFF_S", "1")),
         target_overhead=request.target_overhead,
         has_callbacks=bool(request.callbacks),
@@ -216,7 +218,9 @@ def _begin(
 
 
 def check_resources(request: TrainRequest) -> None:
-    """Refuse what this machine can never give."""
+    """Refuse what this machine can never give; what others that may join have is not known."""
+    if request.engine is not EngineName.LOCAL:
+        return
     gang = _gang(request, "")
     here = Offer(resources={"CPU": cpu_count(), "memory": memory_bytes()}, gpus=tuple(visible_gpus()))
     if request.local_mode or capacity(gang, [here] * max(1, request.nodes)) == gang.workers:
@@ -234,8 +238,14 @@ def _gang(request: TrainRequest, run: str) -> Gang:
         run=run,
         workers=request.max_workers,
         resources=dict(request.resources),
-        workers_per_agent=-(-request.max_workers // max(1, request.nodes)),
+        workers_per_agent=_workers_per_agent(request),
     )
+
+
+def _workers_per_agent(request: TrainRequest) -> int:
+    """Local agents that stand in for nodes share the workers evenly; others have what they have slots for."""
+    nodes = request.nodes if request.engine is EngineName.LOCAL else 1
+    return -(-request.max_workers // max(1, nodes))
 
 
 def make_preparation(request: TrainRequest) -> Preparation:
@@ -260,7 +270,7 @@ def make_preparation(request: TrainRequest) -> Preparation:
             function_key=key,
             config=None if request.local_mode else pickled.config,
             config_modules=pickled.config_modules,
-            workers=-(-request.max_workers // max(1, request.nodes)),
+            workers=_workers_per_agent(request),
             storage=join(request.storage_path, request.name),
             filesystem=None if request.filesystem is None else cloudpickle.dumps(request.filesystem),
             experiment=request.name,

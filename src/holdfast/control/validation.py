@@ -19,6 +19,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.core.checkpoint_types import ValidationStatus, ValidationTask
+from holdfast.engines.engine import EngineName
 from holdfast.wire.messages import CollectiveKind
 from holdfast.worker.return_value import decode_value
 
@@ -37,12 +38,20 @@ PrepareValidation = Callable[[ValidationTask], tuple[Preparation, float | None]]
 class ValidationRunner:
     """Runs one validation at a time. Used from the hub's event loop only."""
 
-    def __init__(self, hub: Hub, run: str, prepare: PrepareValidation, publisher: Publisher) -> None:
-        """`run` is the id of the run whose checkpoints are validated."""
+    def __init__(
+        self,
+        hub: Hub,
+        run: str,
+        prepare: PrepareValidation,
+        publisher: Publisher,
+        engine: EngineName = EngineName.LOCAL,
+    ) -> None:
+        """`run` is the id of the run whose checkpoints are validated; `engine` the one whose agents it uses."""
         self._hub = hub
         self._run = run
         self._prepare = prepare
         self._publisher = publisher
+        self._engine = engine
         self._generation = FIRST_GENERATION
 
     async def run(self, command: c.RunValidation) -> e.ValidationFinished:
@@ -51,7 +60,7 @@ class ValidationRunner:
         events: asyncio.Queue[e.Event] = asyncio.Queue()
         self._generation += 1
         gang = Gang(run=f"{self._run}-validation-{self._generation}", workers=1, slots_per_worker=0)
-        agents = self._hub.enter(gang, preparation, events.put_nowait, self._publisher, _answer)
+        agents = self._hub.enter(gang, preparation, events.put_nowait, self._publisher, _answer, engine=self._engine)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._follow(agents, events, command.name)

@@ -1,4 +1,4 @@
-"""The interface of engines. `local` starts agents on this machine; others will start them in a cluster.
+"""The interface of engines. `local` starts agents on this machine, `join` waits for those that somebody else starts.
 
 An engine does not talk to agents: it starts them, and they connect to the hub by themselves. It is told the level, not
 the change: `want` says for which gangs there must be room now, and the engine compares that with what it has. That
@@ -7,13 +7,24 @@ nothing has come yet is no failure; only an agent that ended, or could not be st
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.core.admission import Gang
 
-__all__ = ["ControllerEndpoint", "Engine", "MakeEngine", "OnGone"]
+__all__ = ["ControllerEndpoint", "Engine", "EngineName", "MakeEngine", "OnGone"]
+
+
+class EngineName(enum.StrEnum):
+    """The engines that a run can ask for (`ScalingConfig(engine=...)`)."""
+
+    LOCAL = "local"
+    """Agents are started on this machine."""
+    JOIN = "join"
+    """Agents join by themselves."""
+
 
 OnGone = Callable[[str, str], None]
 """Called with (agent, why) when an agent's process has ended, on the hub's event loop."""
@@ -36,7 +47,7 @@ class Engine(Protocol):
         ...
 
     def knows(self, agent: str) -> bool:
-        """Whether this engine has started an agent of this name that has not ended."""
+        """Whether an agent of this name belongs to this engine: it has started it, and it has not ended."""
         ...
 
     def abandon(self, agent: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from holdfast.errors import ConfigError
 
 __all__ = [
+    "address",
     "callbacks",
     "flag",
     "has_no_effect",
@@ -71,6 +72,17 @@ def share(what: str, value: Any) -> None:
 def flag(what: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{what} must be True or False, not {value!r}.")
+
+
+def address(what: str, value: Any) -> None:
+    """`HOST:PORT`, or None."""
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} must be of the form HOST:PORT, not {value!r}.")
+    from holdfast.wire.join_string import parse_address
+
+    parse_address(value, what)
 
 
 def one_of(what: str, value: Any, allowed: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from holdfast.core.resources import find_problem
+from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError
 from holdfast.storage.locate import default_storage_path
 from holdfast.train import checks
@@ -37,7 +38,11 @@ class ScalingConfig:
 
     `num_workers=0` is local mode: the function runs in the calling process, for breakpoints, or in each process
     of torchrun. `placement_strategy`, `accelerator_type` and what follows them mean something to a cluster and are kept
-    for it. The order of the fields is Ray's; `engine` is ours.
+    for it. The order of the fields is Ray's; what follows is ours.
+
+    `engine`: "local" starts the workers on this machine; "join" uses agents that join by themselves (`holdfast agent`,
+    docs/hosts.md), and is the default where `listen` is not an address of loopback.
+    `listen`: `HOST:PORT` at which agents of other machines are accepted (HOLDFAST_LISTEN); port 0 is any that is free.
     """
 
     trainer_resources: Mapping[str, float] | None = None
@@ -51,6 +56,7 @@ class ScalingConfig:
     topology: str | None = None
     elastic_resize_monitor_interval_s: float = 60.0
     engine: str | None = field(default=None, kw_only=True)
+    listen: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.num_workers, tuple | list):
@@ -74,10 +80,9 @@ class ScalingConfig:
                 f"ScalingConfig(label_selector) has {len(selectors)} entries for {self.num_workers} workers: give one "
                 "for each worker, or one for all."
             )
-        if self.engine not in (None, "local"):
-            raise ConfigError(
-                f'ScalingConfig(engine={self.engine!r}): only "local" is there; leave it out or write that.'
-            )
+        if self.engine is not None:
+            checks.one_of("ScalingConfig(engine)", self.engine, tuple(EngineName))
+        checks.address("ScalingConfig(listen)", self.listen)
         on_one_machine = "workers run on this one machine."
         checks.has_no_effect(
             self,

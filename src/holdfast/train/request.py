@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.control.request import RunContext, TrainRequest
 from holdfast.core.masking import masked
+from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError
 from holdfast.linux.resources import visible_gpus
 from holdfast.train import checks
@@ -68,7 +69,10 @@ def build_request(
     run, scaling, config = trainer.run_config, trainer.scaling_config, trainer.train_loop_config
     local_mode = scaling.num_workers == 0
     workers = max(1, scaling.num_workers)
-    _check_gpus(scaling, workers)
+    listen = None if local_mode else _listen(scaling)
+    engine = _engine(scaling, listen)
+    if engine is EngineName.LOCAL:
+        _check_gpus(scaling, workers)
     torchrun = _torchrun(run) if is_one_of_torchrun(scaling.num_workers) else None
     context = RunContext(
         name=run.name or "",  # `RunConfig` makes one up
@@ -89,6 +93,8 @@ def build_request(
         max_workers=workers,
         local_mode=local_mode,
         nodes=1 if local_mode else _local_nodes(),
+        engine=engine,
+        listen=listen,
         resources={} if local_mode else _resources(scaling),
         max_failures=run.failure_config.max_failures,
         progress_timeout_s=run.failure_config.progress_timeout_s,
@@ -145,6 +151,27 @@ def _resources(scaling: ScalingConfig) -> dict[str, float]:
     if scaling.use_gpu:
         asked.setdefault("GPU", 1.0)
     return asked
+
+
+def _listen(scaling: ScalingConfig) -> str | None:
+    if scaling.listen is not None:
+        return scaling.listen
+    given = os.environ.get("HOLDFAST_LISTEN", "").strip() or None
+    checks.address("HOLDFAST_LISTEN", given)
+    return given
+
+
+def _engine(scaling: ScalingConfig, listen: str | None) -> EngineName:
+    """What was asked for; agents of other machines are wanted where they can connect."""
+    if scaling.num_workers == 0:
+        return EngineName.LOCAL
+    given = scaling.engine or os.environ.get("HOLDFAST_ENGINE", "").strip()
+    if given:
+        checks.one_of("HOLDFAST_ENGINE", given, tuple(EngineName))
+        return EngineName(given)
+    from holdfast.wire.join_string import is_loopback_name, parse_address
+
+    return EngineName.LOCAL if listen is None or is_loopback_name(parse_address(listen, "")[0]) else EngineName.JOIN
 
 
 def _check_gpus(scaling: ScalingConfig, workers: int) -> None:

@@ -22,14 +22,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.decode_errors import DECODE_ERRORS
-from holdfast.errors import WireError
+from holdfast.errors import Unreachable, WireError
 from holdfast.printable import printable
 from holdfast.wire import auth
 from holdfast.wire.control_messages import ControlReply, ControlRequest
 from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
 from holdfast.wire.hello import Hello, Role, find_incompatibility
-from holdfast.wire.join_string import parse_address
+from holdfast.wire.join_string import is_loopback, parse_address
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
 from holdfast.wire.stranger_log import StrangerLog
 from holdfast.wire.tls import client_context, fingerprint_of, make_identity, server_context
@@ -43,7 +43,6 @@ __all__ = [
     "Server",
     "connect",
     "connect_client",
-    "is_loopback",
     "serve",
 ]
 
@@ -89,6 +88,7 @@ class Channel(Generic[_In]):
         self.strangers: StrangerLog | None = None
         """Where a server logs what peers do during the handshake."""
         name = writer.get_extra_info("peername")
+        self.peer_host = str(name[0]) if isinstance(name, tuple) else ""
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "a socket")
 
     @property
@@ -218,8 +218,9 @@ OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 OnClient = Callable[[Channel[ControlRequest]], Awaitable[None]]
 """The same for a control client."""
 
-CheckHello = Callable[[Hello], str | None]
-"""Gives a sentence on why a client that knows the secret is refused nevertheless; None if it is not."""
+CheckHello = Callable[[Hello, str], str | None]
+"""From what an agent that knows the secret says of itself, and the address that it dials from, to a sentence on why it
+is refused nevertheless; None if it is not."""
 
 
 class Server:
@@ -332,7 +333,7 @@ class Server:
         verdict = auth.check_proof(challenge, proof, self._secret, fingerprint)
         hello = None
         if isinstance(verdict, auth.Accepted):
-            hello, problem = self._read_hello(proof)
+            hello, problem = self._read_hello(proof, channel.peer_host)
             if problem is not None:
                 verdict = auth.Rejected(reason=problem)
         if isinstance(verdict, auth.Rejected):
@@ -349,15 +350,15 @@ class Server:
             channel._upgrade(_control_requests, Stamp(hello.agent), MAX_REQUEST_BYTES)
         return hello.role
 
-    def _read_hello(self, proof: auth.Proof) -> tuple[Hello | None, str | None]:
+    def _read_hello(self, proof: auth.Proof, peer: str) -> tuple[Hello | None, str | None]:
         """The hello of a client that knows the secret, or why it is refused."""
         try:
             hello = _hello.decode(proof.hello)
         except DECODE_ERRORS as error:
             return None, f"The client introduced itself in a way that is not understood ({error})."
         problem = find_incompatibility(hello)
-        if problem is None and self._check_hello is not None:
-            problem = self._check_hello(hello)
+        if problem is None and self._check_hello is not None and hello.role is Role.AGENT:
+            problem = self._check_hello(hello, peer)
         return hello, problem
 
 
@@ -380,7 +381,8 @@ async def serve(
 async def connect(
     address: str, secret: str, hello: Hello, limit_bytes: int = MAX_FRAME_BYTES
 ) -> Channel[ControllerMessage]:
-    """Connect to a controller at `host:port` as this agent. Raises `WireError` with one sentence on why not."""
+    """Connect to a controller at `host:port` as this agent. Raises `WireError` with one sentence on why not,
+    `Unreachable` where it may work later."""
     channel = await _connect(address, secret, hello)
     channel._upgrade(_controller_messages, Stamp(hello.agent), limit_bytes)
     return channel
@@ -406,9 +408,9 @@ async def _connect(address: str, secret: str, hello: Hello) -> Channel[Any]:
                 channel.abort()
                 raise
     except TimeoutError:
-        raise WireError(f"The controller at {address} did not answer within {HANDSHAKE_TIMEOUT_S:g} s.") from None
+        raise Unreachable(f"The controller at {address} did not answer within {HANDSHAKE_TIMEOUT_S:g} s.") from None
     except (OSError, ssl.SSLError) as error:
-        raise WireError(f"The controller at {address} cannot be reached: {error}.") from error
+        raise Unreachable(f"The controller at {address} cannot be reached: {error}.") from error
     return channel
 
 
@@ -437,14 +439,6 @@ async def _addresses(host: str, port: int) -> list[str]:
     except ValueError:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(one[4][0]) for one in found))
-
-
-def is_loopback(address: str) -> bool:
-    """Whether what is sent to this address never leaves the machine."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return found.is_loopback
 
 
 async def _introduce(channel: Channel[Any], secret: str, fingerprint: str, hello: Hello) -> None:

@@ -31,6 +31,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = Role.AGENT
     agent: str = ""
     """The agent's name; a control client has none."""
+    address: str = ""
+    """Where other machines reach the agent; "": where it dials from."""
     python: str = _PYTHON
     """Major and minor version."""
     holdfast: str = __version__

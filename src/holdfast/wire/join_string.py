@@ -6,9 +6,18 @@ it is kept on its machine (`storage.run_secret`); both prove to each other that 
 
 from __future__ import annotations
 
+import ipaddress
+
 from holdfast.errors import ConfigError
 
-__all__ = ["format_address", "make_join_string", "parse_address", "parse_join_string"]
+__all__ = [
+    "format_address",
+    "is_loopback",
+    "is_loopback_name",
+    "make_join_string",
+    "parse_address",
+    "parse_join_string",
+]
 
 SCHEME = "holdfast://"
 
@@ -37,3 +46,19 @@ def parse_address(text: str, what: str) -> tuple[str, int]:
 
 def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether what is sent to this address never leaves the machine."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return found.is_loopback
+
+
+def is_loopback_name(host: str) -> bool:
+    """The same of an address or a name, without asking anybody about the name."""
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host == "localhost"

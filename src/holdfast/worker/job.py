@@ -29,6 +29,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     local_world_size: int
     node_count: int
+    address: str = ""
+    """At which other nodes reach this one."""
     master_address: str
     master_port: int
     restart_count: int

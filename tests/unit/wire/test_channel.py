@@ -21,6 +21,7 @@ from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import HEADER_BYTES, Splitter, encode
 from holdfast.wire.hello import Hello
+from holdfast.wire.join_string import is_loopback
 from holdfast.wire.messages import PROTOCOL, AgentMessage, Collected, ControllerMessage, Ping, Pong, Shutdown
 from holdfast.wire.tls import client_context, make_identity, server_context
 
@@ -395,7 +396,7 @@ def test_bytes_that_are_not_tls_are_refused_off_loopback(
     ],
 )
 def test_loopback_addresses_are_known(address: str, loopback: bool) -> None:
-    assert channel.is_loopback(address) is loopback
+    assert is_loopback(address) is loopback
 
 
 def test_another_minor_version_of_python_is_refused_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
@@ -417,7 +418,7 @@ def test_another_minor_version_of_python_is_refused_in_one_sentence(caplog: pyte
 def test_an_agent_that_the_hub_does_not_want_is_told_why() -> None:
     async def test() -> None:
         check = {"b": "The name b is taken."}
-        server = await serve("127.0.0.1", 0, SECRET, Door(), check_hello=lambda hello: check.get(hello.agent))
+        server = await serve("127.0.0.1", 0, SECRET, Door(), check_hello=lambda hello, _: check.get(hello.agent))
         with pytest.raises(WireError, match=r"The name b is taken\."):
             await connect(f"127.0.0.1:{server.port}", SECRET, Hello(agent="b"))
         agent = await connect(f"127.0.0.1:{server.port}", SECRET, Hello(agent="a"))

@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.linux.network import interface_of
 from holdfast.worker import session as sessions
 from holdfast.worker.job import Assignment
 
@@ -43,9 +44,7 @@ class TorchGroup:
         if self.from_environment:
             dist.init_process_group(self._backend(torch), init_method="env://", timeout=timeout)
             return
-        if assignment.master_address.startswith("127."):
-            # All of the group is on this machine: nothing of it needs to be seen from outside.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        _choose_interface(assignment.address or assignment.master_address)
         dist.init_process_group(
             self._backend(torch),
             store=_meet(assignment, master_listen_fd, timeout),
@@ -71,6 +70,16 @@ class TorchGroup:
             return self.backend
         gpu = os.environ.get("HOLDFAST_USE_GPU") == "1" and torch.cuda.is_available()
         return "nccl" if gpu else "gloo"
+
+
+def _choose_interface(address: str) -> None:
+    """Tell gloo and NCCL the interface at which other nodes reach this one: left to themselves, they choose by the
+    host's name, or take the first. On loopback, nothing needs to be seen from outside."""
+    name = interface_of(address)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    if name not in (None, "lo"):
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # this very one, not all that begin like it
 
 
 def _meet(assignment: Assignment, master_listen_fd: int | None, timeout: datetime.timedelta) -> Any:

@@ -1,0 +1,140 @@
+"""Runs on agents that join by themselves: here on loopback, in tests/hosts over a network."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.faults.programs.sandbox import Sandbox
+
+from holdfast import train
+from holdfast.errors import ConfigError
+from holdfast.storage.run_secret import open_secret
+from holdfast.train import DataParallelTrainer, Result, RunConfig, ScalingConfig
+
+
+@pytest.fixture(autouse=True)
+def _secret(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents may start before their driver has made the secret."""
+    open_secret()
+    monkeypatch.setenv("HOLDFAST_AGENTS_TIMEOUT_S", "90")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _trainer(sandbox: Sandbox, port: int, name: str = "run", **scaling: object) -> DataParallelTrainer:
+    listen = f"127.0.0.1:{port}"
+    return DataParallelTrainer(
+        _where,
+        scaling_config=ScalingConfig(engine="join", listen=listen, **scaling),  # type: ignore[arg-type]
+        run_config=RunConfig(name=name, storage_path=sandbox.storage),
+    )
+
+
+def _where() -> list[str]:
+    """The agents of all ranks."""
+    context = train.get_context()
+    mine = {context.get_world_rank(): os.environ["TEST_AGENT"]}
+    train.report({"rank": context.get_world_rank()})
+    return [mine[rank] for rank in sorted(mine)]
+
+
+@contextmanager
+def _agent(
+    sandbox: Sandbox, port: int, name: str, *options: str, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "holdfast", "agent", "--join", f"holdfast://127.0.0.1:{port}"]
+    agent = subprocess.Popen(
+        [*command, "--agent-id", name, "--dial", "60", *options],
+        env={**os.environ, "TEST_AGENT": name, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield agent
+    finally:
+        agent.terminate()
+        agent.communicate()
+
+
+def test_a_run_waits_for_agents_that_join_and_they_end_with_the_driver(sandbox: Sandbox) -> None:
+    port = _free_port()
+    with ThreadPoolExecutor() as threads:
+        result = threads.submit(_trainer(sandbox, port, num_workers=2).fit)
+        with (
+            _agent(sandbox, port, "first", "--slots", "1") as first,
+            _agent(sandbox, port, "second", "--slots", "1") as second,
+        ):
+            assert result.result(timeout=120).return_value == ["first"] or result.result().return_value == ["second"]
+            assert (first.wait(60), second.wait(60)) == (0, 0)
+
+
+def test_two_runs_that_listen_at_different_addresses_share_the_agents_of_both(sandbox: Sandbox) -> None:
+    """The second run has a listener of its own; an agent serves runs of either."""
+    ports = [_free_port(), _free_port()]
+    done: list[Result] = []
+    threads = [
+        threading.Thread(target=lambda n=n: done.append(_trainer(sandbox, ports[n], f"run{n}", num_workers=2).fit()))
+        for n in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    with _agent(sandbox, ports[0], "a", "--slots", "1"), _agent(sandbox, ports[1], "b", "--slots", "1"):
+        for thread in threads:
+            thread.join(120)
+    assert len(done) == 2
+
+
+def test_custom_resources_of_an_agent_are_what_runs_wait_for(sandbox: Sandbox) -> None:
+    port = _free_port()
+    with ThreadPoolExecutor() as threads:
+        trainer = _trainer(sandbox, port, num_workers=1, resources_per_worker={"disk": 2})
+        result = threads.submit(trainer.fit)
+        with _agent(sandbox, port, "without"), _agent(sandbox, port, "with", "--resources", '{"disk": 2}'):
+            assert result.result(timeout=120).return_value == ["with"]
+
+
+def test_an_address_that_is_taken_is_one_sentence(sandbox: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"ScalingConfig\(listen='127.0.0.1:{port}'\) cannot be listened at: .*in use"
+        ):
+            _trainer(sandbox, port, num_workers=1).fit()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--join", "nowhere"], "must be of the form HOST:PORT"),
+        (["--resources", "x"], "--resources must be JSON"),
+        (["--resources", '{"a": -1}'], "amounts of 0 or more"),
+    ],
+)
+def test_a_bad_option_of_an_agent_is_one_sentence(sandbox: Sandbox, options: list[str], why: str) -> None:
+    command = [sys.executable, "-m", "holdfast.agent", "--join", "127.0.0.1:9", "--dial", "0", *options]
+    environment = {**os.environ, "HOLDFAST_TOKEN": "s"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_agent_that_nobody_needs_or_with_another_secret_is_told_so(sandbox: Sandbox, tmp_path: Path) -> None:
+    port = _free_port()
+    with ThreadPoolExecutor() as threads:
+        result = threads.submit(_trainer(sandbox, port, num_workers=1).fit)
+        with _agent(sandbox, port, "stranger", HOLDFAST_TOKEN="wrong") as stranger:
+            _, error = stranger.communicate(timeout=60)
+            assert stranger.returncode == 1 and "run secret is not the controller's" in error
+        with _agent(sandbox, port, "right"):
+            assert result.result(timeout=120).return_value == ["right"]
