@@ -63,7 +63,6 @@ class LazyGroup(click.Group):
 # ------------------------------------------------------------ the commands
 
 _CKPT_COMMANDS = {
-    "agent": LazyCommand("holdfast.cli.agent:agent", "Run workers of a driver on another machine here."),
     "put": LazyCommand("holdfast.cli.ckpt_move:put", "Commit a directory as a run's next checkpoint."),
     "ls": LazyCommand("holdfast.cli.ckpt_read:ls", "List a run's committed checkpoints."),
     "show": LazyCommand("holdfast.cli.ckpt_read:show", "Show a checkpoint's manifest and files."),
