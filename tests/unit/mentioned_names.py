@@ -48,6 +48,8 @@ _FOREIGN = frozenset(
         "xgboost",
         "lightgbm",
         "jax",
+        "matplotlib",
+        "optuna",
         "gcsfuse",
         "rclone",
         "moto_server",

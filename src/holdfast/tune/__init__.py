@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from holdfast.train.lazy_attributes import lazy_attributes
 
 if TYPE_CHECKING:
+    from holdfast.tune.callback import Callback as Callback
+    from holdfast.tune.result_grid import ResultGrid as ResultGrid
     from holdfast.tune.schedulers.create import create_scheduler as create_scheduler
     from holdfast.tune.search.create import create_searcher as create_searcher
     from holdfast.tune.search.sample import choice as choice
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
     from holdfast.tune.search.sample import sample_from as sample_from
     from holdfast.tune.search.sample import uniform as uniform
     from holdfast.tune.search.variant_generator import grid_search as grid_search
+    from holdfast.tune.stopper.stopper import Stopper as Stopper
 
 __all__ = [
+    "Callback",
+    "ResultGrid",
+    "Stopper",
     "choice",
     "create_scheduler",
     "create_searcher",
@@ -42,6 +48,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Callback": "callback",
+    "ResultGrid": "result_grid",
+    "Stopper": "stopper.stopper",
     "create_scheduler": "schedulers.create",
     "create_searcher": "search.create",
     "grid_search": "search.variant_generator",

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from holdfast.errors import ConfigError
 from holdfast.tune.search import sample
 
-__all__ = ["Component", "from_json", "is_stored_whole", "to_json"]
+__all__ = ["Component", "Stateful", "from_json", "is_stored_whole", "to_json"]
 
 _TAG = "$tune"
 _RETRY = "call Tuner(...) again with the same name and storage_path, where it is given, instead of Tuner.restore(...)"
@@ -32,10 +32,14 @@ class Component:
 
     _constructed_with: tuple[tuple[Any, ...], dict[str, Any]]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = super().__new__(cls)
         made._constructed_with = (args, kwargs)
         return made
+
+
+class Stateful(Component):
+    """A component that learns while the experiment goes on."""
 
     def get_state(self) -> dict[str, Any]:
         """What it has learned since it was constructed, in terms of JSON. Optional: without it, whatever happened is

@@ -24,6 +24,10 @@ class Trial:
     last_result: dict[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None
     """Name of the newest checkpoint that is committed."""
+    path: str = ""
+    """Its directory in storage."""
+    error: Exception | None = None
+    """Why it failed for good."""
 
     def is_finished(self) -> bool:
         return self.status in (Trial.TERMINATED, Trial.ERROR)

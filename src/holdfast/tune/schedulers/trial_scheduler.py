@@ -21,7 +21,7 @@ from holdfast.core.metrics import find_metric
 from holdfast.errors import ConfigError
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.objective import Objective, check_metric, check_mode, number
-from holdfast.tune.serialization import Component
+from holdfast.tune.serialization import Stateful
 
 __all__ = ["FIFOScheduler", "TrialScheduler", "TuneController", "configure_scheduler"]
 
@@ -52,7 +52,7 @@ class TuneController(Protocol):
         wins over whatever the checkpoint holds."""
 
 
-class TrialScheduler(Component):
+class TrialScheduler(Stateful):
     """Subclass it, or `FIFOScheduler`, and override what is needed."""
 
     CONTINUE = "CONTINUE"

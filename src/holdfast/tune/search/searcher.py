@@ -15,12 +15,12 @@ from typing import Any
 from holdfast.errors import ConfigError
 from holdfast.tune.objective import check_metric, check_mode
 from holdfast.tune.search.variant_generator import Space
-from holdfast.tune.serialization import Component
+from holdfast.tune.serialization import Stateful
 
 __all__ = ["Searcher", "configure_searcher"]
 
 
-class Searcher(Component):
+class Searcher(Stateful):
     """`metric` and `mode` may be lists where several objectives are optimised at once."""
 
     FINISHED = "FINISHED"
