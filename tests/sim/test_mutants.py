@@ -45,7 +45,7 @@ from holdfast.core import events as e
 from holdfast.core import machine, pending_checkpoints, placement, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
-from holdfast.core.admission import Admission, Decision
+from holdfast.core.admission import Admission, Grant
 from holdfast.core.checkpoint_types import Draft
 from holdfast.core.state import Durable, Generation, State
 from holdfast.errors import Damaged, StorageError
@@ -579,10 +579,12 @@ def grant_a_place_twice(patch: Patch) -> None:
     """What a run was given is still free for the next."""
     grant = Admission._grant
 
-    def generous(self: Admission, request: Any, agent: str, count: int, left: Any, decisions: list[Decision]) -> None:
+    def generous(self: Admission, request: Any, agent: str, count: int, left: Any) -> Grant:
         free = self._free[agent].copy()
-        grant(self, request, agent, count, left, decisions)
+        granted = grant(self, request, agent, count, left)
         self._free[agent] = free
+        self._agent_changed(agent)
+        return granted
 
     patch.setattr(Admission, "_grant", generous)
 

@@ -48,9 +48,9 @@ class AgentPool:
 
     def request(self, run: RunAgents) -> None:
         """The run wants its gang, or what it lost of it. May be asked again and again."""
-        if run.gang not in self._admission.gangs:
+        if not self._admission.has_asked(run.id):
             self._follow(self._admission.ask(run.gang))
-        if run.gang in self._admission.waiting:
+        if self._admission.is_waiting(run.id):
             try:
                 self._engine.want(self._admission.gangs)
             except OSError as error:
@@ -74,7 +74,7 @@ class AgentPool:
 
     def kill(self, agent: str, run: RunAgents) -> None:
         """Kill an agent, unless other runs have places there."""
-        if not any(agent in self._admission.held(other) for other in self._runs if other != run.id):
+        if not set(self._admission.holders(agent)) - {run.id}:
             self._engine.kill(agent)
 
     def _follow(self, decisions: Sequence[Decision]) -> None:
@@ -122,8 +122,8 @@ class AgentPool:
         if self.links.get(link.name) is link:
             del self.links[link.name]
             self._engine.abandon(link.name)
-            for run in list(self._runs.values()):
-                run.lost(link.name, why)
+            for run in list(self._admission.holders(link.name)):
+                self._runs[run].lost(link.name, why)
             self._follow(self._admission.agent_lost(link.name))
 
     def lose_agent(self, agent: str, why: str) -> None:
@@ -143,8 +143,9 @@ class AgentPool:
 
     def tell_waiting(self) -> None:
         """Tell runs that wait only because others have the places that it is so: their patience is for agents."""
-        offers = [_offer(joined) for joined in map(self._joined.__getitem__, self.links)]
-        for gang in self._admission.waiting:
+        waiting = self._admission.waiting
+        offers = [_offer(joined) for joined in map(self._joined.__getitem__, self.links)] if waiting else []
+        for gang in waiting:
             if capacity(gang, offers) == gang.workers:
                 self._runs[gang.run].must_wait()
 

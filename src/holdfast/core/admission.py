@@ -10,7 +10,7 @@ might wait for each other's places for ever; so the later one has to give its pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -54,24 +54,64 @@ Decision = Grant | Revoke
 @dataclass(slots=True)
 class _Request:
     gang: Gang
+    number: int
+    """Requests with lower numbers came earlier."""
     held: dict[str, tuple[Taken, ...]] = field(default_factory=dict)
     """What it has been given, by agent, those included that are being given up."""
     leaving: set[str] = field(default_factory=set)
     """Agents whose places are being given up."""
     withdrawn: bool = False
+    placed: int = 0
+    """How many workers it has places for, without those that are being given up."""
+    kind: object = field(init=False)
+    """The same for gangs that ask for the same."""
 
-    @property
-    def kind(self) -> object:
-        """The same for gangs that ask for the same."""
+    def __post_init__(self) -> None:
         gang = self.gang
-        return gang.workers, gang.workers_per_agent, gang.slots_per_worker, frozenset(gang.resources.items())
+        self.kind = gang.workers, gang.workers_per_agent, gang.slots_per_worker, frozenset(gang.resources.items())
 
     @property
     def missing(self) -> int:
         """How many workers it still waits for."""
-        if self.withdrawn:
-            return 0
-        return self.gang.workers - sum(len(taken) for agent, taken in self.held.items() if agent not in self.leaving)
+        return 0 if self.withdrawn else self.gang.workers - self.placed
+
+    def give(self, agent: str, workers: tuple[Taken, ...]) -> None:
+        self.held[agent] = (*self.held.get(agent, ()), *workers)
+        self.placed += len(workers)
+
+    def take_away(self, agent: str) -> tuple[Taken, ...]:
+        """The request has nothing on this agent any more; gives what it had."""
+        taken = self.held.pop(agent, ())
+        self.placed -= 0 if agent in self.leaving else len(taken)
+        self.leaving.discard(agent)
+        return taken
+
+    def leave(self, agent: str) -> None:
+        """Its places on this agent are to be given up."""
+        self.leaving.add(agent)
+        self.placed -= len(self.held[agent])
+
+    def count(self, agent: str, free: FreeResources) -> int:
+        """How many more of its workers fit on an agent where so much is free."""
+        if agent in self.leaving:
+            return 0  # not before all of it is given back
+        return _count(self.gang, free, self.gang.workers, len(self.held.get(agent, ())))
+
+
+class _Room:
+    """How many workers of a request that waits fit on each agent, kept while agents change one by one."""
+
+    def __init__(self, request: _Request, free: Mapping[str, FreeResources]) -> None:
+        self._request = request
+        self._counts = {agent: request.count(agent, one) for agent, one in free.items()}
+        self.total = sum(self._counts.values())
+
+    def update(self, agent: str, free: FreeResources | None) -> None:
+        """The agent has changed, or (None) is gone."""
+        self.total -= self._counts.pop(agent, 0)
+        if free is not None:
+            self._counts[agent] = self._request.count(agent, free)
+            self.total += self._counts[agent]
 
 
 class Admission:
@@ -81,46 +121,58 @@ class Admission:
         self._offers: dict[str, Offer] = {}
         self._free: dict[str, FreeResources] = {}
         self._requests: dict[str, _Request] = {}
+        self._number = 0
+        self._waiting: dict[str, _Request] = {}
+        """Those that miss something."""
+        self._holders: dict[str, dict[str, None]] = {}
+        """The runs that have places on each agent, in the order in which they got them."""
+        self._rooms: dict[object, _Room] = {}
+        """For requests that wait, by their kind while they hold nothing, else by their run."""
 
     # ------------------------------------------------------------ events
 
     def ask(self, gang: Gang) -> list[Decision]:
         """A run asks for its gang, once; it keeps its turn until it withdraws."""
         assert gang.run not in self._requests, gang.run
-        self._requests[gang.run] = _Request(gang)
+        self._number += 1
+        self._requests[gang.run] = request = _Request(gang, self._number)
+        self._request_changed(request)
         return self._decide()
 
     def withdraw(self, run: str) -> list[Decision]:
         """The run is over and wants nothing any more; what it holds stays its own until it is released."""
         if (request := self._requests.get(run)) is not None:
             request.withdrawn = True
-            self._forget_if_done(run)
+            self._request_changed(request)
         return self._decide()
 
     def release(self, run: str, agent: str) -> list[Decision]:
         """Nothing of the run is left on this agent."""
         request = self._requests.get(run)
         if request is not None and agent in request.held:
-            for taken in request.held.pop(agent):
+            for taken in request.take_away(agent):
                 self._free[agent].give_back(taken)
-            request.leaving.discard(agent)
-            self._forget_if_done(run)
+            self._holders[agent].pop(run, None)
+            self._agent_changed(agent)
+            self._request_changed(request)
         return self._decide()
 
     def agent_joined(self, agent: str, offer: Offer) -> list[Decision]:
         assert agent not in self._offers, agent
         self._offers[agent] = offer
         self._free[agent] = FreeResources(offer)
+        self._holders[agent] = {}
+        self._agent_changed(agent)
         return self._decide()
 
     def agent_lost(self, agent: str) -> list[Decision]:
         """The agent is gone, with all that runs had there."""
         if self._offers.pop(agent, None) is not None:
             del self._free[agent]
-            for run in list(self._requests):
-                self._requests[run].held.pop(agent, None)
-                self._requests[run].leaving.discard(agent)
-                self._forget_if_done(run)
+            for run in self._holders.pop(agent):
+                self._requests[run].take_away(agent)
+                self._request_changed(self._requests[run])
+            self._agent_changed(agent)
         return self._decide()
 
     # ------------------------------------------------------------ questions
@@ -128,112 +180,146 @@ class Admission:
     @property
     def waiting(self) -> list[Gang]:
         """Those who wait, in their order."""
-        return [one.gang for one in self._requests.values() if one.missing]
+        return [one.gang for one in self._in_turn()]
 
     @property
     def gangs(self) -> list[Gang]:
         """All who asked and have not withdrawn."""
         return [one.gang for one in self._requests.values() if not one.withdrawn]
 
+    def has_asked(self, run: str) -> bool:
+        """Whether the run asked for its gang, and has not withdrawn."""
+        return run in self._requests and not self._requests[run].withdrawn
+
+    def is_waiting(self, run: str) -> bool:
+        return run in self._waiting
+
     def held(self, run: str) -> Mapping[str, tuple[Taken, ...]]:
         """What the run has, by agent."""
         return self._requests[run].held if run in self._requests else {}
 
-    # ------------------------------------------------------------ the policy
+    def holders(self, agent: str) -> Collection[str]:
+        """The runs that have places on this agent."""
+        return self._holders.get(agent, {})
 
-    def _forget_if_done(self, run: str) -> None:
-        request = self._requests[run]
+    # ------------------------------------------------------------ what is counted
+
+    def _in_turn(self) -> list[_Request]:
+        return sorted(self._waiting.values(), key=lambda one: one.number)
+
+    def _request_changed(self, request: _Request) -> None:
+        run = request.gang.run
+        if request.missing:
+            self._waiting[run] = request
+        else:
+            self._waiting.pop(run, None)
+            self._rooms.pop(run, None)
+            self._rooms.pop(request.kind, None)  # made again if others of the kind wait
         if request.withdrawn and not request.held:
             del self._requests[run]
 
+    def _agent_changed(self, agent: str) -> None:
+        for room in self._rooms.values():
+            room.update(agent, self._free.get(agent))
+
+    def _fits(self, request: _Request) -> bool:
+        """Whether the request could be granted if nobody came before it."""
+        key = request.gang.run if request.held else request.kind
+        room = self._rooms.get(key)
+        if room is None:
+            like_it = request if request.held else _Request(request.gang, 0)
+            room = self._rooms[key] = _Room(like_it, self._free)
+        return room.total >= request.missing
+
+    # ------------------------------------------------------------ the policy
+
     def _decide(self) -> list[Decision]:
+        waiting = self._in_turn()
+        if not any(map(self._fits, waiting)) and not any(one.held for one in waiting[1:]):
+            return []  # nothing to grant, and nobody to revoke anything from
         decisions: list[Decision] = []
-        left = {agent: free.copy() for agent, free in self._free.items()}
-        """What those who came later may still take."""
+        left: dict[str, FreeResources] = {}
+        """What those who come later may still take, of agents where that is less than what is free."""
         failed: set[object] = set()
         """What did not fit: the next gang of that kind does not fit either, and a thousand may wait."""
-        requests = list(self._requests.values())
-        for n, request in enumerate(requests):
-            if not request.missing:
-                continue
+        for n, request in enumerate(waiting):
             if not request.held and request.kind in failed:
                 continue
-            places = _place(request, left)
+            places = self._place(request, left)
             if places is not None:
-                for agent, wanted in places.items():
-                    self._grant(request, agent, wanted, left, decisions)
+                for agent, count in places.items():
+                    decisions.append(self._grant(request, agent, count, left.get(agent)))
+                self._request_changed(request)
                 continue
             if not request.held:
                 failed.add(request.kind)
-            decisions += self._revoke_for(request, requests[n + 1 :])
-            for agent in self._suitable(request.gang):
-                left[agent].block(frozenset(request.gang.resources))
+            decisions += self._revoke_for(request, waiting[n + 1 :])
+            if n + 1 < len(waiting):
+                for agent in self._suitable(request.gang):
+                    if agent not in left:
+                        left[agent] = self._free[agent].copy()
+                    left[agent].block(frozenset(request.gang.resources))
         return decisions
 
-    def _grant(
-        self,
-        request: _Request,
-        agent: str,
-        count: int,
-        left: dict[str, FreeResources],
-        decisions: list[Decision],
-    ) -> None:
+    def _place(self, request: _Request, left: Mapping[str, FreeResources]) -> dict[str, int] | None:
+        """How many of the missing workers go to each agent; None if they do not all fit."""
+        missing = request.missing
+        places: dict[str, int] = {}
+        for agent, free in self._free.items():
+            count = min(missing, request.count(agent, left.get(agent, free)))
+            if count:
+                places[agent] = count
+                missing -= count
+                if not missing:
+                    return places
+        return None
+
+    def _grant(self, request: _Request, agent: str, count: int, left: FreeResources | None) -> Grant:
         given: list[Taken] = []
         for _ in range(count):
-            taken = _take(left[agent], request.gang)
-            again = _take(self._free[agent], request.gang)
-            assert taken is not None and taken == again, (request.gang, agent)
+            taken = _take(self._free[agent], request.gang)
+            assert taken is not None, (request.gang, agent)
+            if left is not None:
+                again = _take(left, request.gang)
+                assert taken == again, (request.gang, agent)
             given.append(taken)
-        before = request.held.get(agent, ())
-        request.held[agent] = (*before, *given)
-        decisions.append(Grant(run=request.gang.run, agent=agent, workers=tuple(given)))
+        request.give(agent, tuple(given))
+        self._holders[agent][request.gang.run] = None
+        self._agent_changed(agent)
+        return Grant(run=request.gang.run, agent=agent, workers=tuple(given))
 
     def _revoke_for(self, request: _Request, later: list[_Request]) -> list[Decision]:
         """Take the places of later gangs that wait, the last one's first, if that is enough for this gang."""
-        if any(one.leaving for one in self._requests.values()):
+        if not any(one.held for one in later) or any(one.leaving for one in self._requests.values()):
             return []  # one at a time: it may be enough
-        left = {agent: free.copy() for agent, free in self._free.items()}
+        left: dict[str, FreeResources] = {}
         revoked: list[Decision] = []
         for other in reversed(later):
-            if not other.missing or not other.held:
+            if not other.held:
                 continue
             for agent, given in other.held.items():
+                free = left.setdefault(agent, self._free[agent].copy())
                 for taken in given:
-                    left[agent].give_back(taken)
+                    free.give_back(taken)
                 revoked.append(Revoke(run=other.gang.run, agent=agent))
-            if _place(request, left) is not None:
+            if self._place(request, left) is not None:
                 for one in revoked:
-                    self._requests[one.run].leaving.add(one.agent)
+                    self._requests[one.run].leave(one.agent)
+                    self._request_changed(self._requests[one.run])
+                    self._agent_changed(one.agent)
                 return revoked
         return []
 
     def _suitable(self, gang: Gang) -> Iterable[str]:
         """The agents that could hold a worker of the gang if they were empty."""
-        return [agent for agent, offer in self._offers.items() if _take(FreeResources(offer), gang)]
+        return [agent for agent, offer in self._offers.items() if _count(gang, FreeResources(offer), 1)]
 
 
-def _place(request: _Request, left: Mapping[str, FreeResources]) -> dict[str, int] | None:
-    """How many of the missing workers go to each agent; None if they do not all fit."""
-    missing = request.missing
-    places: dict[str, int] = {}
-    for agent, free in left.items():
-        count = _fill(free.copy(), request.gang, missing, len(request.held.get(agent, ())))
-        if agent in request.leaving:
-            count = 0  # not before all of it is given back
-        if count:
-            places[agent] = count
-            missing -= count
-    return places if missing == 0 else None
-
-
-def _fill(free: FreeResources, gang: Gang, most: int, there: int = 0) -> int:
+def _count(gang: Gang, free: FreeResources, most: int, there: int = 0) -> int:
     """How many workers of the gang fit, up to `most`, where so many are there already."""
     if gang.workers_per_agent is not None:
         most = min(most, gang.workers_per_agent - there)
-    count = 0
-    while count < most and _take(free, gang) is not None:
-        count += 1
-    return count
+    return free.count(gang.resources, gang.slots_per_worker, most)
 
 
 def _take(free: FreeResources, gang: Gang) -> Taken | None:
@@ -244,5 +330,7 @@ def capacity(gang: Gang, offers: Iterable[Offer]) -> int:
     """How many of the gang's workers these agents could hold if they were empty; at most all of them."""
     total = 0
     for offer in offers:
-        total += _fill(FreeResources(offer), gang, gang.workers - total)
+        if total == gang.workers:
+            break
+        total += _count(gang, FreeResources(offer), gang.workers - total)
     return total

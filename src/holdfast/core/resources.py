@@ -81,6 +81,17 @@ class FreeResources:
         self._add(taken, -1)
         return taken
 
+    def count(self, wanted: Mapping[str, float], slots: int, most: int) -> int:
+        """How many workers that want this could take it, one after the other; at most `most`."""
+        for name, amount in wanted.items():
+            if (units := to_units(amount)) and name != GPU:
+                most = min(most, self._amounts.get(name, 0) // units)
+        if slots and self._slots is not None:
+            most = min(most, self._slots // slots)
+        if units := to_units(wanted.get(GPU, 0)):
+            most = min(most, self._count_gpu_workers(units))
+        return max(0, most)
+
     def give_back(self, taken: Taken) -> None:
         self._add(taken, 1)
 
@@ -100,6 +111,11 @@ class FreeResources:
             self._gpus[gpu] += sign * taken.gpu_units
         if self._slots is not None:
             self._slots += sign * taken.slots
+
+    def _count_gpu_workers(self, units: int) -> int:
+        if units < _UNITS:
+            return sum(left // units for left in self._gpus.values())
+        return sum(left == _UNITS for left in self._gpus.values()) // (units // _UNITS)
 
     def _choose_gpus(self, units: int) -> tuple[tuple[str, ...] | None, int]:
         """Devices for so much, and how much of each is taken; None if there are none.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from tests.opcodes import count_opcodes
 
 from holdfast.core.admission import Admission, Decision, Gang, Grant, Revoke, capacity
 from holdfast.core.resources import Offer, Taken
@@ -294,3 +297,31 @@ def test_a_large_gang_is_not_overtaken_for_ever(
             for agent in list(policy.held(run)):
                 follow(policy.release(run, agent))
     assert "large" in running or any(one.run.startswith("before") for one in policy.waiting)
+
+
+def _cost_of_joining(agents: int) -> int:
+    """While a gang waits that needs every agent, and runs hold other agents."""
+    policy = admission(**{f"busy-{n}": offer(1) for n in range(agents)})
+    for n in range(agents):
+        policy.ask(gang(f"run-{n}", 1, CPU=1))
+    policy.ask(gang("all", agents, CPU=1))
+    return [count_opcodes(policy.agent_joined, f"agent-{n}", offer(1)) for n in range(agents - 1)][-1]
+
+
+def _cost_of_losing(agents: int) -> int:
+    """A gang that holds every agent loses them one after the other."""
+    policy = admission(**{f"agent-{n}": offer(1) for n in range(agents)})
+    policy.ask(gang("all", agents, CPU=1))
+    return [count_opcodes(policy.agent_lost, f"agent-{n}") for n in range(agents // 2)][-1]
+
+
+def _cost_of_releasing(agents: int) -> int:
+    policy = admission(**{f"agent-{n}": offer(1) for n in range(agents)})
+    policy.ask(gang("all", agents, CPU=1))
+    policy.withdraw("all")
+    return [count_opcodes(policy.release, "all", f"agent-{n}") for n in range(agents // 2)][-1]
+
+
+@pytest.mark.parametrize("cost", [_cost_of_joining, _cost_of_losing, _cost_of_releasing])
+def test_an_agent_that_changes_costs_the_same_among_many_as_among_few(cost: Callable[[int], int]) -> None:
+    assert cost(800) == pytest.approx(cost(8), rel=0.2)

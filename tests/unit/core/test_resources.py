@@ -101,3 +101,26 @@ def test_no_device_is_given_out_more_than_once(wanted: list[float], returned: li
     held |= {100 + n: taken for n, amount in enumerate(wanted) if (taken := free.take({"GPU": amount})) is not None}
     for gpu in ("0", "1", "2"):
         assert sum(one.gpu_units for one in held.values() if gpu in one.gpus) <= 10_000
+
+
+_AMOUNTS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0])
+
+
+@given(
+    st.dictionaries(st.sampled_from(["CPU", "GPU", "disk"]), _AMOUNTS),
+    st.lists(_AMOUNTS, max_size=4),
+    st.sampled_from([None, 0, 1, 5]),
+    st.integers(0, 2),
+)
+def test_the_number_of_workers_that_fit_is_how_many_can_take_one_after_the_other(
+    wanted: dict[str, float], before: list[float], slots: int | None, slots_per_worker: int
+) -> None:
+    free = FreeResources(Offer(resources={"CPU": 4}, gpus=("0", "1", "2"), slots=slots))
+    for amount in before:
+        free.take({"GPU": amount})
+    most = 20
+    fitting = free.count(wanted, slots_per_worker, most)
+    taken = 0
+    while taken < most and free.take(wanted, slots_per_worker) is not None:
+        taken += 1
+    assert fitting == taken
