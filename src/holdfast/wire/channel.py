@@ -87,9 +87,7 @@ class Channel(Generic[_In]):
         self._closed = False
         self.strangers: StrangerLog | None = None
         """Where a server logs what peers do during the handshake."""
-        name = writer.get_extra_info("peername")
-        self.peer_host = str(name[0]) if isinstance(name, tuple) else ""
-        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "a socket")
+        self.peer_host, self.peer = _peer_of(writer)
 
     @property
     def agent(self) -> str:
@@ -212,6 +210,12 @@ class Channel(Generic[_In]):
         self._splitter.limit_bytes = limit_bytes
 
 
+def _peer_of(writer: asyncio.StreamWriter) -> tuple[str, str]:
+    """The peer's address, and that with its port."""
+    name = writer.get_extra_info("peername")
+    return (str(name[0]), f"{name[0]}:{name[1]}") if isinstance(name, tuple) else ("", str(name or "a socket"))
+
+
 OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 """Serves one agent's connection, which ends when this returns."""
 
@@ -281,24 +285,25 @@ class Server:
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]
             oldest.transport.abort()
-            peer = writer.get_extra_info("peername")
-            self._strangers.warn(
-                f"{peer[0]}:{peer[1]}", "many", f"Too many connections that say nothing, the last one of {peer[0]}."
-            )
+            host, peer = _peer_of(writer)
+            self._strangers.warn(peer, "many", f"Too many connections that say nothing, the last one of {host}.")
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer, encrypted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # A task that was cancelled before its first step closes nothing itself.
-        task.add_done_callback(lambda _: writer.transport.abort())
+        # A task that was cancelled before its first step closes nothing itself. TLS changes the writer's transport.
+        transport = writer.transport
+        task.add_done_callback(lambda _: transport.abort())
         task.add_done_callback(lambda _: self._handshakes.pop(writer, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, encrypted: bool) -> None:
-        channel = Channel[Any](reader, writer, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
-        channel.strangers = self._strangers
+        channel: Channel[Any] | None = None
+        peer = _peer_of(writer)[1]
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                if encrypted and not await self._start_tls(channel.peer, writer):
+                if encrypted and not await self._start_tls(peer, writer):
                     return
+                channel = Channel[Any](reader, writer, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+                channel.strangers = self._strangers
                 role = await self._authenticate(channel, self._fingerprint if encrypted else "")
             self._handshakes.pop(writer, None)
             if role is Role.AGENT:
@@ -307,20 +312,31 @@ class Server:
                 await self._on_client(channel)
         except TimeoutError:
             self._strangers.warn(
-                channel.peer,
-                "silent",
-                f"The connection of {channel.peer} is closed: it kept silent during the handshake",
+                peer, "silent", f"The connection of {peer} is closed: it kept silent during the handshake"
             )
         finally:
-            await channel.close()
+            if channel is not None:
+                await channel.close()
 
     async def _start_tls(self, peer: str, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection is encrypted now. As `StreamWriter.start_tls`, which fails with an AttributeError if
+        the connection was closed meanwhile, and leaves the writer without a transport."""
         assert self._tls is not None
+        protocol: Any = writer.transport.get_protocol()
         try:
-            await writer.start_tls(self._tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S)
+            transport = await asyncio.get_running_loop().start_tls(
+                writer.transport, protocol, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            )
         except (OSError, ssl.SSLError) as error:
-            self._strangers.warn(peer, "tls", f"The connection of {peer} is closed: it does not speak TLS ({error})")
+            if not isinstance(error, ConnectionError):
+                self._strangers.warn(
+                    peer, "tls", f"The connection of {peer} is closed: it does not speak TLS ({error})"
+                )
             return False
+        if transport is None:
+            return False
+        writer._transport = transport  # type: ignore[attr-defined]
+        protocol._replace_writer(writer)
         return True
 
     async def _authenticate(self, channel: Channel[Any], fingerprint: str) -> Role | None:

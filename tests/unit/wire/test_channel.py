@@ -450,6 +450,29 @@ def test_silent_connections_are_bounded_and_keep_nobody_out(
     assert len(caplog.records) == 1 and "Too many connections" in caplog.text
 
 
+def test_connections_that_are_closed_before_tls_has_begun_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    off_loopback(monkeypatch)
+    monkeypatch.setattr(channel, "_HANDSHAKES_MAX", 1)
+
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, SECRET, Door())
+        strangers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+        for reader, writer in strangers[:-1]:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        agent = await connect(f"127.0.0.1:{server.port}", SECRET, Hello(agent="a"))
+        assert await _message(agent) == Ping()
+        await agent.close()
+        strangers[-1][1].close()
+        await server.close()
+
+    run(test)
+    assert len(caplog.records) == 1 and "Too many connections" in caplog.text
+
+
 def test_trouble_with_one_host_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         server = await serve("127.0.0.1", 0, SECRET, Door())

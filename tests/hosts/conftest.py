@@ -1,0 +1,114 @@
+"""The fixture of all tests with several hosts: two of them, and a directory that both see."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs import processes
+from tests.hosts.namespaces import Host, network
+
+from holdfast.storage.run_secret import open_secret
+
+PORT = 7077
+
+
+class Hosts:
+    """Two hosts: the driver runs on the first, agents on both."""
+
+    def __init__(self, first: Host, second: Host, root: Path) -> None:
+        self.first, self.second = first, second
+        self.root = root
+        self.storage = root / "storage"
+        self.directory = root / "directory"
+        self.directory.mkdir()
+        self._processes: list[subprocess.Popen[str]] = []
+        self.environment = {
+            "HOLDFAST_STATE_DIR": str(root / "state"),
+            "HOLDFAST_AGENTS_TIMEOUT_S": "120",
+            "HOLDFAST_BACKOFF_S": "0.01",
+            "HOLDFAST_QUIET": "1",
+        }
+
+    @property
+    def listen(self) -> str:
+        return f"{self.first.address}:{PORT}"
+
+    def start_driver(self, function: str, workers: int = 2, **options: Any) -> subprocess.Popen[str]:
+        """Run a function of `driver` on the first host."""
+        scaling = {"num_workers": workers, "listen": self.listen}
+        given = {
+            "function": function,
+            "scaling": scaling,
+            "storage": str(self.storage),
+            "config": {"directory": str(self.directory)},
+            **options,
+        }
+        command = [sys.executable, "-m", "tests.hosts.driver", json.dumps(given)]
+        return self._start(self.first, command, "driver", {})
+
+    def start_agent(self, host: Host, name: str, *options: str, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "holdfast", "agent", "--join", f"holdfast://{self.listen}"]
+        command += ["--agent-id", name, "--slots", "1", *options]
+        return self._start(host, command, name, {"TEST_HOST": name, **environment})
+
+    def wait_for_file(self, name: str, minimum: int = 0) -> None:
+        """Until a worker has written a file; with `minimum`, a number of at least so much."""
+        path = self.directory / name
+
+        def is_there() -> bool:
+            return path.exists() and (not minimum or int(path.read_text() or 0) >= minimum)
+
+        processes.wait_until(is_there, f"{name} is written; {self.output()}")
+
+    def end(self) -> None:
+        """Let the function `work` return."""
+        (self.directory / "end").touch()
+
+    def result(self, driver: subprocess.Popen[str], timeout_s: float = 120) -> dict[str, Any]:
+        """What the driver's `fit()` returned."""
+        assert driver.wait(timeout_s) == 0, self.output()
+        found: dict[str, Any] = json.loads(self.log("driver").splitlines()[-1])
+        return found
+
+    def log(self, name: str) -> str:
+        """What the driver printed, or an agent on stderr."""
+        return (self.root / f"{name}.out").read_text()
+
+    def output(self) -> str:
+        return "\n".join(f"{path.name}: {path.read_text()}" for path in self.root.glob("*.out"))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _start(self, host: Host, command: list[str], name: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+        own = {"HOLDFAST_LOCAL_CACHE_DIR": str(self.root / f"cache_{name}"), **self.environment, **environment}
+        with (self.root / f"{name}.out").open("a") as output:
+            process = host.start(command, own, stdout=output, stderr=subprocess.STDOUT, cwd=_TREE)
+        self._processes.append(process)
+        return process
+
+
+_TREE = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    open_secret()  # both hosts have the same home
+    assert os.geteuid() == 0
+    with network(2) as (first, second):
+        made = Hosts(first, second, tmp_path)
+        try:
+            yield made
+        finally:
+            made.close()

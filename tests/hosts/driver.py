@@ -1,0 +1,82 @@
+"""A driver for tests with several hosts: `python -m tests.hosts.driver OPTIONS`, with options in JSON.
+
+Prints what `fit()` returned as its last line, in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast import train
+from holdfast.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+
+
+def allreduce(config: dict[str, Any]) -> dict[str, Any]:
+    """Train a model with DDP for some steps; rank 0 tells what it found around it."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for step in range(3):
+        model(torch.full((2, 4), float(dist.get_rank() + 1))).sum().backward()
+        train.report({"step": step})
+    gradient = next(iter(model.parameters())).grad
+    assert gradient is not None
+    places: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(
+        places, [os.environ["TEST_HOST"], os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]]
+    )
+    return {"gradient": gradient[0, 0].item(), "places": places, "master": os.environ["MASTER_ADDR"]}
+
+
+def work(config: dict[str, Any]) -> dict[str, Any]:
+    """Report steps until a file is there; every rank tells in a file of its own that it has started."""
+    rank = train.get_context().get_world_rank()
+    with Path(config["directory"], f"started_{rank}").open("a") as file:
+        file.write(f"{os.environ['TEST_HOST']}\n")
+    step = 0
+    while not Path(config["directory"], "end").exists():
+        step += 1
+        train.report({"step": step})
+        Path(config["directory"], f"step_{rank}").write_text(str(step))
+        time.sleep(0.05)
+    return {"steps": step}
+
+
+def imports(config: dict[str, Any]) -> dict[str, Any]:
+    """Where a module of the driver's directory comes from."""
+    import beside_the_script  # type: ignore[import-not-found]
+
+    return {"value": beside_the_script.VALUE, "file": beside_the_script.__file__}
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    kind: type[DataParallelTrainer] = DataParallelTrainer
+    if options["function"] == "allreduce":
+        from holdfast.train.torch import TorchTrainer
+
+        kind = TorchTrainer
+    trainer = kind(
+        globals()[options["function"]],
+        train_loop_config=options.get("config", {}),
+        scaling_config=ScalingConfig(**options["scaling"]),
+        run_config=RunConfig(
+            name="run",
+            storage_path=options["storage"],
+            failure_config=FailureConfig(max_failures=options.get("max_failures", 0)),
+            **options.get("run", {}),
+        ),
+    )
+    result = trainer.fit()
+    print(json.dumps({"value": result.return_value, "failures": result.metrics}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Hosts as network namespaces: each has an address on a network of its own, and a cable that can be pulled.
+
+All are connected to a bridge in a namespace of its own. They share disk and process table with this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+__all__ = ["Host", "network"]
+
+
+class Host:
+    """One network namespace."""
+
+    def __init__(self, namespace: str, address: str, port: str, switch: str) -> None:
+        self.namespace = namespace
+        self.address = address
+        self._port = port
+        """The bridge's end of the cable."""
+        self._switch = switch
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a process on this host; its pid is the command's own."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, *command],
+            env={**os.environ, **(environment or {})},
+            text=True,
+            **options,
+        )
+
+    def run(self, command: Sequence[str], timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["ip", "netns", "exec", self.namespace, *command],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def accepts(self, port: int) -> bool:
+        """Whether somebody listens there."""
+        found = self.run(["ss", "-Hltn", f"sport = :{port}"]).stdout
+        return bool(found.strip())
+
+    def cut(self) -> None:
+        """Pull the cable: nothing arrives any more, and nobody is told."""
+        _ip("-n", self._switch, "link", "set", self._port, "down")
+
+    def heal(self) -> None:
+        _ip("-n", self._switch, "link", "set", self._port, "up")
+
+    def kill_all(self) -> None:
+        """As if the power failed."""
+        found = subprocess.run(["ip", "netns", "pids", self.namespace], check=False, capture_output=True, text=True)
+        for pid in found.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+@contextmanager
+def network(count: int = 2) -> Iterator[list[Host]]:
+    """So many hosts on one network; processes that are left there are killed at the end."""
+    prefix = f"hf{os.getpid()}"
+    switch = f"{prefix}s"
+    hosts = [Host(f"{prefix}h{number}", f"10.231.7.{number + 1}", f"p{number}", switch) for number in range(count)]
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for number, host in enumerate(hosts):
+            _ip("netns", "add", host.namespace)
+            cable = ["link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", host.namespace]
+            _ip("-n", switch, *cable)
+            _ip("-n", switch, "link", "set", f"p{number}", "master", "bridge", "up")
+            _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "eth0")
+            _ip("-n", host.namespace, "link", "set", "eth0", "up")
+            _ip("-n", host.namespace, "link", "set", "lo", "up")
+        yield hosts
+    finally:
+        for host in hosts:
+            host.kill_all()
+            subprocess.run(["ip", "netns", "delete", host.namespace], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "delete", switch], check=False, capture_output=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
