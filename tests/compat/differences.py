@@ -52,6 +52,7 @@ OURS = {
     "train.collective": "a module, as in Ray",
     "train.context": "a module, as in Ray",
     "train.should_checkpoint": "whether a checkpoint is worth its cost now",
+    "train.report(complete)": "this rank's checkpoint is whole, and is committed even if another rank dies",
     "train.torch": "a module, as in Ray",
     "train.torch.unwrap_model": "the module that `prepare_model` was given",
 }

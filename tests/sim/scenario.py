@@ -120,6 +120,9 @@ class Scenario:
     runs_take_turns: bool = False
     """There are agents for one run at a time only: the others wait."""
 
+    whole_parts: bool = False
+    """Each rank's part is all that a checkpoint needs, and its report says so."""
+
     def dir_name(self, iteration: int) -> str | None:
         """The name that the user gives the checkpoint of this iteration."""
         return f"turn_{iteration // self.checkpoint_every % 2}" if self.names_in_turn else None
@@ -184,6 +187,7 @@ def _draw_run(seed: str) -> Scenario:
     )
     _draw_users(scenario, random.Random(f"users {seed}"))
     _draw_storage(scenario, random.Random(f"storage {seed}"))
+    scenario.whole_parts = random.Random(f"whole parts {seed}").random() < 0.3
     if chance.random() < 0.5:
         _sharpen(scenario, chance)
         return scenario

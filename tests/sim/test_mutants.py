@@ -150,6 +150,14 @@ def commit_what_lost_a_part(patch: Patch) -> None:
     patch.setattr(pending_checkpoints, "lose_agent", lose)
 
 
+def give_up_what_the_living_hold(patch: Patch) -> None:
+    patch.setattr(pending_checkpoints, "complete_without_dead", lambda state, generation, now, out: None)
+
+
+def take_any_part_for_the_whole(patch: Patch) -> None:
+    patch.setattr(states.Pending, "has_all_it_needs", property(lambda self: bool(self.parts)))
+
+
 def wait_for_ranks_that_are_gone(patch: Patch) -> None:
     patch.setattr(pending_checkpoints, "drop_incomplete", lambda state, now, out: None)
 
@@ -634,6 +642,8 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     end_before_removals_are_answered: lambda one: one.spec.retention.num_to_keep is not None,
     resume_from_the_oldest: _always,
     trust_the_journal_over_storage: _always,
+    give_up_what_the_living_hold: lambda one: one.whole_parts,
+    take_any_part_for_the_whole: lambda one: one.checkpoint_ranks == "all" and not one.whole_parts,
     commit_what_lost_a_part: lambda one: _has(one, "kill_node", "cut_link"),
     wait_for_ranks_that_are_gone: _always,
     see_no_hang: _always,

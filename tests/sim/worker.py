@@ -178,10 +178,18 @@ class Worker:
         if part:
             self.unsettled = e.Ticket(self.generation, self.number)
             self.node.sim.moment("part")
-        metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 else None
+        is_whole = part and self.scenario.whole_parts
+        metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 or is_whole else None
         name = self.scenario.dir_name(iteration) if self.rank == 0 else None
         at = self.node.sim.loop.time()
-        report = Report(number=self.number, at=at, metrics=metrics, checkpoint=part, checkpoint_dir_name=name)
+        report = Report(
+            number=self.number,
+            at=at,
+            metrics=metrics,
+            checkpoint=part,
+            checkpoint_dir_name=name,
+            needed_ranks=(self.rank,) if is_whole else None,
+        )
         self.connection.arrive(WorkerReport(report=report, part=self._snapshot() if part else None))
         self.soon()
         self.fabric.moved()

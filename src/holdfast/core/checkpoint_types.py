@@ -170,7 +170,8 @@ class RequestedValidation(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call of `train.report`. `number` counts this rank's calls in this generation from 1.
 
-    Ranks other than 0 send metrics as None, unless the run has callbacks: only rank 0's count."""
+    Ranks other than 0 send metrics as None, unless the run has callbacks or they know the checkpoint to be whole: only
+    rank 0's count, or those of a rank that stands in for it."""
 
     number: int
     at: float
@@ -183,4 +184,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The paths of the files that this rank gives, where there are other ranks: they may give some of the same."""
     stall_s: float = 0.0
     """How long this call kept training waiting (copying, or waiting for an earlier upload)."""
+    needed_ranks: tuple[int, ...] | None = None
+    """The ranks whose parts are all that this checkpoint needs, where the rank that reports knows: it may then be
+    committed without the others, should they die before they have reported it. None: every rank's part is needed."""
     validation: ValidationTask | None = None

@@ -41,8 +41,8 @@ def _check_pending(state: State) -> None:
     _require(len(persisting) <= 1, f"{persisting} are persisted at once")
     for ticket, pending in state.pending.items():
         _require(ticket == pending.ticket, f"{pending.ticket} is kept as {ticket}")
-        _require(bool(pending.parts), f"{ticket} has no parts")
-        _require(max(pending.parts) < pending.world_size, f"{ticket} has a part of a rank that there is not")
+        _require(bool(pending.parts) or pending.lost is not None, f"{ticket} has no parts")
+        _require(max(pending.parts, default=0) < pending.world_size, f"{ticket} has a part of a rank that there is not")
         _require(pending.complete or not pending.persisting, f"{ticket} is persisted before it is complete")
         _require(not (pending.complete and pending.lost), f"{ticket} is complete although a part of it is lost")
         of_current = state.generation is not None and state.generation.number == ticket.generation
@@ -164,7 +164,7 @@ class Monitor:
         self._index = state.durable.next_index
         self._counts = dict(state.generation.counts) if state.generation is not None else {}
         self._running = state.generation.number if state.generation is not None else None
-        self._persisting = {ticket for ticket, pending in state.pending.items() if pending.persisting}
+        self._persisting = {ticket: len(one.parts) for ticket, one in state.pending.items() if one.persisting}
 
     def _check_growth(self) -> None:
         state = self._state
@@ -203,7 +203,8 @@ class Monitor:
                 newest = self._state.durable.newest()
                 _require(newest is not None and newest.name != command.name, f"the newest, {command.name}, must go")
                 _require(command.name not in self._state.pins, f"{command.name} is pinned and must go")
-        again = self._persisting & {command.ticket for command in persisted} & set(self._state.pending)
+        # A part that was lost on the way may be done without; what was tried with it is tried again without it.
+        again = [command.ticket for command in persisted if self._persisting.get(command.ticket) == len(command.parts)]
         _require(not again, f"{again} were persisted twice")
 
 

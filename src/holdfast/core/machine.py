@@ -316,6 +316,7 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
     """Record the end of the generation: its last worker is gone."""
     reason = generation.stop_reason
     assert reason is not None
+    pending_checkpoints.complete_without_dead(state, generation, now, out)
     out.record(
         r.GenerationEnded(
             at=now,

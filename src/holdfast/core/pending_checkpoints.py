@@ -2,7 +2,8 @@
 
 A checkpoint is the n-th report of every rank in a generation. It is *complete* once every rank has made its n-th
 report (or finished), so the set of its parts is known; it is then persisted, one ticket after the other, whether
-or not the workers that reported it still live. Only what is complete survives its generation.
+or not the workers that reported it still live. Only what is complete survives its generation, or what has all it needs
+without the ranks that died before they reported it (`Report.needed_ranks`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "answer_questions",
     "complete",
+    "complete_without_dead",
     "deadlines",
     "record_damage",
     "drop_incomplete",
@@ -124,6 +126,8 @@ def _add_part(state: State, generation: Generation, rank: int, item: Report, ite
         pending = state.pending[ticket] = Pending(ticket, iteration, now, generation.world_size)
     pending.add_part(rank, generation.agent_of(rank))
     pending.validations[rank] = item.validation
+    if item.needed_ranks is not None:
+        pending.claims[rank] = item
     if item.file_names:
         pending.file_names[rank] = item.file_names
     if rank == 0:
@@ -137,14 +141,48 @@ def complete(state: State, generation: Generation) -> None:
     for ticket, pending in state.pending.items():
         reachable = not pending.complete and pending.lost is None and ticket.generation == generation.number
         if reachable and generation.has_reached(ticket.number):
-            pending.complete = True
-            pending.name = _name(generation, pending)
-            pending.metrics = pending.metrics or generation.recent.get(ticket.number) or state.durable.metrics or {}
+            _complete(state, generation, pending)
     if generation.recent or generation.dir_names:
         behind = generation.behind or 0
         for remembered in (generation.recent, generation.dir_names):
             while remembered and (number := next(iter(remembered))) <= behind:
                 del remembered[number]
+
+
+def _complete(state: State, generation: Generation, pending: Pending) -> None:
+    pending.complete = True
+    pending.name = _name(generation, pending)
+    pending.metrics = pending.metrics or generation.recent.get(pending.ticket.number) or state.durable.metrics or {}
+
+
+def complete_without_dead(state: State, generation: Generation, now: float, out: Output) -> None:
+    """The generation has ended: complete the checkpoints that have all they need without the ranks that died.
+
+    Where rank 0 is one of those, its report of that step is missing: the lowest rank that knows the checkpoint to be
+    whole stands in for it, so that the reports that count have no gap. Where rank 0 lags further behind, the reports in
+    between are unknown, and the checkpoint is given up."""
+    for ticket in sorted(state.pending):
+        pending = state.pending[ticket]
+        if pending.complete or ticket.generation != generation.number or not pending.has_all_it_needs:
+            continue
+        if 0 not in generation.finished and generation.counts[0] < ticket.number:
+            if generation.counts[0] < ticket.number - 1:
+                continue
+            claim = pending.claims[min(pending.claims)]
+            pending.metrics = claim.metrics or {}
+            generation.report(0, ticket.number)
+            out.record(
+                r.Reported(
+                    at=claim.at,
+                    generation=generation.number,
+                    iteration=pending.iteration,
+                    metrics=pending.metrics,
+                    checkpoint=True,
+                    stall_s=claim.stall_s,
+                )
+            )
+        pending.lost = None
+        _complete(state, generation, pending)
 
 
 def record_rank_metrics(state: State, generation: Generation, now: float, out: Output) -> None:
@@ -231,14 +269,22 @@ def finish_persisting(
         _announce(state, pending, event.stored.name, out)
         state.retention_due = True
         return {}
+    lost = {rank: agent for rank, agent in pending.parts.items() if agent not in state.agents}
+    if lost and not event.fatal:
+        for agent in set(lost.values()):
+            pending.remove_parts(agent)
+        if pending.has_all_it_needs:
+            pending.persisting = False
+            state.pending[event.ticket] = pending  # tried again, without the parts that are gone
+            return {}
     _give_up(state, pending, event.error, now, out)
     if event.fatal:
         state.fatal = state.fatal or (event.kind, event.error)
-    return {rank: agent for rank, agent in pending.parts.items() if agent not in state.agents}
+    return lost
 
 
 def drop_incomplete(state: State, now: float, out: Output) -> None:
-    """The generation has ended: give up the checkpoints that not every rank has reported."""
+    """The generation has ended: give up the checkpoints that are not complete."""
     for pending in [pending for pending in state.pending.values() if not pending.complete]:
         state.pending.pop(pending.ticket)
         why = pending.lost or "the workers stopped before every rank had reported it"
@@ -246,14 +292,17 @@ def drop_incomplete(state: State, now: float, out: Output) -> None:
 
 
 def lose_agent(state: State, agent: str, now: float, out: Output) -> set[int]:
-    """Parts staged on a lost agent are lost with it; says whose. What is being persisted is left to its own outcome,
-    and what is not complete to the end of its generation: another rank's part may still come, and must not make it
-    whole.
+    """Parts staged on a lost agent are lost with it; says whose, unless the checkpoint has all it needs without them.
+    What is being persisted is left to its own outcome, and what is not complete to the end of its generation: another
+    rank's part may still come, and must not make it whole.
     """
     bereft: set[int] = set()
     for pending in list(state.pending.values()):
         ranks = pending.ranks.get(agent)
         if not ranks or pending.persisting:
+            continue
+        pending.remove_parts(agent)
+        if pending.has_all_it_needs:
             continue
         bereft.update(ranks)
         why = f"agent {agent} was lost with its part"

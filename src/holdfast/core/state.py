@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core import records as r
 from holdfast.core.checkpoint_interval import CheckpointInterval
-from holdfast.core.checkpoint_types import RequestedValidation, StoredCheckpoint, Validation, ValidationTask
+from holdfast.core.checkpoint_types import Report, RequestedValidation, StoredCheckpoint, Validation, ValidationTask
 from holdfast.core.commands import Place
 from holdfast.core.events import Ticket
 from holdfast.core.failure_kind import FailureKind
@@ -321,6 +321,8 @@ class Pending:
     metrics: dict[str, Any] = field(default_factory=dict)
     validations: dict[int, ValidationTask | None] = field(default_factory=dict)
     """How each rank that gave a part wants it validated."""
+    claims: dict[int, Report] = field(default_factory=dict)
+    """The reports that say which ranks' parts are all that it needs, by rank."""
     complete: bool = False
     persisting: bool = False
     warned: bool = False
@@ -331,6 +333,21 @@ class Pending:
         if rank not in self.parts:
             self.parts[rank] = agent
             self.ranks.setdefault(agent, []).append(rank)
+
+    @property
+    def has_all_it_needs(self) -> bool:
+        """Whether some rank knows that the parts which are there make the checkpoint whole."""
+        return any(
+            claim.needed_ranks is not None and self.parts.keys() >= set(claim.needed_ranks)
+            for claim in self.claims.values()
+        )
+
+    def remove_parts(self, agent: str) -> None:
+        """The parts on this agent are lost, and whatever came with them."""
+        for rank in self.ranks.pop(agent, ()):
+            del self.parts[rank]
+            for given in (self.names, self.file_names, self.adopted, self.validations, self.claims):
+                given.pop(rank, None)
 
     @property
     def validation(self) -> ValidationTask | None:

@@ -45,6 +45,8 @@ def report(
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: UploadFunction | None = None,
     validation: bool | ValidationTaskConfig = False,
+    *,
+    complete: bool = False,
 ) -> None:
     """Tell the run how it goes, and give it a checkpoint.
 
@@ -64,6 +66,8 @@ def report(
     raised by the next call.
     `validation`: have the trainer's `ValidationConfig` score the checkpoint once it is committed, while training goes
     on; a `ValidationTaskConfig` says how.
+    `complete`: this rank's checkpoint is all that is needed to resume, whatever other ranks give: should one of those
+    die before it has made the same report, it is committed all the same. `Checkpoint.from_state` knows this by itself.
     """
     current("train.report()").report(
         metrics,
@@ -73,6 +77,7 @@ def report(
         delete_local_checkpoint_after_upload,
         checkpoint_upload_fn,
         task_of(validation) if validation else None,
+        complete,
     )
 
 

@@ -139,6 +139,7 @@ class Session:
         delete_local_checkpoint_after_upload: bool | None = None,
         checkpoint_upload_fn: UploadFunction | None = None,
         validation: ValidationTask | None = None,
+        complete: bool = False,
     ) -> None:
         """See `holdfast.train.report`."""
         self._check_process()
@@ -147,6 +148,8 @@ class Session:
         if checkpoint_dir_name is not None:
             check_name(checkpoint_dir_name)
         self._check_validation(validation, checkpoint)
+        if complete and checkpoint is None:
+            raise ConfigError("train.report(complete=True) needs a checkpoint: it says that this one is complete.")
         if checkpoint is None:
             with self._lock:
                 self._send_report(self._make_report(plain, checkpoint_dir_name))
@@ -160,13 +163,23 @@ class Session:
             if checkpoint_upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD:
                 in_background = checkpoint_upload_mode is CheckpointUploadMode.ASYNC
                 self._report_uploaded(
-                    plain, checkpoint, checkpoint_dir_name, move, checkpoint_upload_fn, in_background, validation
+                    plain,
+                    checkpoint,
+                    checkpoint_dir_name,
+                    move,
+                    checkpoint_upload_fn,
+                    in_background,
+                    validation,
+                    (self.assignment.rank,) if complete else None,
                 )
             else:
                 began = time.monotonic()
-                part = self._make_part(checkpoint, mode, move)
+                part, needed_ranks = self._make_part(checkpoint, mode, move)
                 stall_s = time.monotonic() - began
-                report = self._make_report(plain, checkpoint_dir_name, part, stall_s, validation=validation)
+                needed_ranks = (self.assignment.rank,) if complete else needed_ranks
+                report = self._make_report(
+                    plain, checkpoint_dir_name, part, stall_s, validation=validation, needed_ranks=needed_ranks
+                )
                 self._send_report(report)
                 self._agent.pending.append(self._number)
             if mode is not CheckpointUploadMode.ASYNC:
@@ -202,6 +215,7 @@ class Session:
         upload: UploadFunction,
         in_background: bool,
         validation: ValidationTask | None,
+        needed_ranks: tuple[int, ...] | None,
     ) -> None:
         """Report a checkpoint that the user's function stores, under a name on which all ranks agree without asking."""
         local = self._directory_to_stage(checkpoint, move) if move and not _is_state(checkpoint) else None
@@ -215,7 +229,7 @@ class Session:
             if local is not None:
                 shutil.rmtree(local)
             stall_s = 0.0 if in_background else time.monotonic() - began
-            return self._make_report(metrics, dir_name, part, stall_s, number, validation)
+            return self._make_report(metrics, dir_name, part, stall_s, number, validation, needed_ranks)
 
         if in_background:
             self._reports.send_uploaded(store, self._make_report(metrics, dir_name))
@@ -224,8 +238,11 @@ class Session:
             self._send_report(store())
         self._agent.pending.append(number)
 
-    def _make_part(self, checkpoint: Checkpoint, mode: CheckpointUploadMode, move: bool) -> Part:
-        """Make the checkpoint the agent's: what happens in here is the stall."""
+    def _make_part(
+        self, checkpoint: Checkpoint, mode: CheckpointUploadMode, move: bool
+    ) -> tuple[Part, tuple[int, ...] | None]:
+        """Make the checkpoint the agent's: what happens in here is the stall. Gives the part, and the ranks whose parts
+        make the checkpoint whole, where that is known: of a state, not of a directory."""
         from holdfast.checkpoint.state.handle import StateCheckpoint
 
         if isinstance(checkpoint, StateCheckpoint):
@@ -233,7 +250,7 @@ class Session:
         if mode is CheckpointUploadMode.NO_UPLOAD:
             existing = self._name_in_run(checkpoint)
             self._agent.wait_for_pending()
-            return ExistingPart(existing)
+            return ExistingPart(existing), None
         source = self._directory_to_stage(checkpoint, move)
         self._agent.wait_for_pending()
         target = self._staging_target()
@@ -241,7 +258,7 @@ class Session:
             checkpoint.to_directory(target)  # verified on the way: a damaged one must not become a new commit
         else:
             stage(source, target, move=move)
-        return StagedPart(str(target))
+        return StagedPart(str(target)), None
 
     def _directory_to_stage(self, checkpoint: Checkpoint, move: bool) -> Path | None:
         """The local directory of a reported checkpoint; None if it is remote, or a committed one. Refuses what must
@@ -256,17 +273,21 @@ class Session:
         check_reported_directory(source, run, self.assignment, move=move and not committed)
         return None if committed else source
 
-    def _make_part_of_state(self, checkpoint: StateCheckpoint, mode: CheckpointUploadMode) -> Part:
+    def _make_part_of_state(
+        self, checkpoint: StateCheckpoint, mode: CheckpointUploadMode
+    ) -> tuple[Part, tuple[int, ...] | None]:
         if mode is CheckpointUploadMode.NO_UPLOAD:
             raise ConfigError("A checkpoint made by from_state() is in memory, not in storage: use ASYNC or SYNC.")
         plan = checkpoint.plan()
+        others = plan.other_ranks
+        needed_ranks = None if others is None else tuple(sorted({self.assignment.rank, *others}))
         snapshot = self._snapshots.copy(plan, self._number + 1)
         if snapshot is not None:
-            return snapshot
+            return snapshot, needed_ranks
         self._agent.wait_for_pending()
         target = self._staging_target()
         plan.write_files(target)
-        return StagedPart(str(target))
+        return StagedPart(str(target)), needed_ranks
 
     def _staging_target(self) -> Path:
         here = self.assignment
@@ -280,19 +301,23 @@ class Session:
         stall_s: float = 0.0,
         number: int | None = None,
         validation: ValidationTask | None = None,
+        needed_ranks: tuple[int, ...] | None = None,
     ) -> WorkerReport:
         """The next report, unless it has a number already."""
         existing = part.name if isinstance(part, ExistingPart) else None
+        # A rank that knows a checkpoint to be whole may have to stand in for rank 0.
+        metrics_count = self.assignment.rank == 0 or self.assignment.all_metrics or needed_ranks is not None
         report = Report(
             number=number or self._number + 1,
             at=time.time(),
-            metrics=metrics if self.assignment.rank == 0 or self.assignment.all_metrics else None,
+            metrics=metrics if metrics_count else None,
             checkpoint=part is not None,
             checkpoint_dir_name=existing or dir_name,
             adopt=existing is not None,
             file_names=_file_names(part) if self.assignment.world_size > 1 else (),
             stall_s=stall_s,
             validation=validation,
+            needed_ranks=needed_ranks,
         )
         return WorkerReport(report=report, part=part)
 

@@ -169,6 +169,7 @@ def test_all_ranks_raise_when_their_plans_disagree(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="rank 1 gave a state with other paths"):
             plan({"a" if rank == 0 else "b": tensor})
         assert len(plan({"a": tensor}).files) == (3 if rank == 0 else 1)
+        assert plan({"a": tensor}).other_ranks == ((1,) if rank == 0 else None)
         assert len(plan({"b": tensor}).files) == (3 if rank == 0 else 1)
         with pytest.raises(CheckpointError, match="rank 1 gave a state with other paths"):
             plan({"a" if rank == 0 else "b": tensor})  # Each is known by now, and they differ all the same.

@@ -58,6 +58,26 @@ def test_other_ranks_validate_but_do_not_send_their_metrics() -> None:
             agent.session.report({"loss": object()})
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_is_known_to_be_whole_and_comes_with_metrics(rank: int, tmp_path: Path) -> None:
+    with FakeAgent(rank=rank, world_size=2, staging_dir=str(tmp_path / "staging")) as agent:
+        agent.session.report({"loss": 1}, checkpoint=Checkpoint.from_state({"step": 1}))
+        report = agent.next().report
+    assert (report.needed_ranks, report.metrics) == ((rank,), {"loss": 1})
+
+
+def test_a_directory_is_known_to_be_whole_only_if_the_user_says_so(tmp_path: Path) -> None:
+    checkpoint = directory(tmp_path / "mine", model="weights")
+    with FakeAgent(rank=1, world_size=2, staging_dir=str(tmp_path / "staging")) as agent:
+        agent.session.report({}, checkpoint=checkpoint)
+        assert agent.next().report.needed_ranks is None
+        agent.announce(1, "checkpoint_000000")
+        agent.session.report({}, checkpoint=checkpoint, complete=True)
+        assert agent.next().report.needed_ranks == (1,)
+        with pytest.raises(ConfigError, match="complete=True"):
+            agent.session.report({}, complete=True)
+
+
 def test_a_refused_report_is_not_counted() -> None:
     with FakeAgent() as agent:
         with pytest.raises(TypeError):

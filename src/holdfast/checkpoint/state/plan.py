@@ -39,10 +39,18 @@ class PlannedFile(NamedTuple):
 class Plan:
     """A state that is ready to be copied. It holds the state's tensors until it is dropped."""
 
-    __slots__ = ("_layout", "_leaves", "_tail", "files", "size_bytes")
+    __slots__ = ("_layout", "_leaves", "_tail", "files", "other_ranks", "size_bytes")
 
-    def __init__(self, layout: Layout, leaves: Sequence[Any], tail: Sequence[tuple[str, bytes]]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        leaves: Sequence[Any],
+        tail: Sequence[tuple[str, bytes]],
+        other_ranks: tuple[int, ...] | None = (),
+    ) -> None:
         """`tail`: the files that differ for every state, by path and content."""
+        self.other_ranks = other_ranks
+        """The other ranks whose plans are needed as well for a whole state; None where only rank 0 knows."""
         self._layout = layout
         self._leaves = leaves
         self._tail = [content for _, content in tail]

@@ -52,9 +52,10 @@ def plan_sharded(known: Structure, flat: Flat) -> Plan:
     planner.set_up_planner(tensors, is_coordinator=rank == 0)
     leaves = [planner.resolve_data(item) for item in written.items]
     if rank != 0:
-        return Plan(written.layout, leaves, [])
+        return Plan(written.layout, leaves, [], other_ranks=None)
     leaves += [flat.leaves[number] for number, _, _ in others]
-    return Plan(written.layout, leaves, [(FILE, known.skeleton.encode(flat.plains, written.files))])
+    text = known.skeleton.encode(flat.plains, written.files)
+    return Plan(written.layout, leaves, [(FILE, text)], written.other_ranks)
 
 
 def _work_out(known: Structure, tensors: Mapping[str, Any], others: _Named, rank: int, world: int) -> StateWriter:
@@ -104,6 +105,8 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
         self.layout: Layout | None = None
         self.files: list[str] = []
         """Of rank 0: every rank's files."""
+        self.other_ranks: tuple[int, ...] = ()
+        """Of rank 0: those that write any."""
         self.digest = digest
         self._others = others if rank == 0 else []
         self._tensors: list[Tensor] = []
@@ -155,6 +158,7 @@ class StateWriter(StorageWriter):  # type: ignore[misc]
             tensors[tensor.name] = ShardedTensor(tensor.code, tensor.shape, (chunk,) if tensor.size_bytes else ())
         self._lay_out((INDEX, build_index(tensors)))
         self.files = sorted({chunk.file for tensor in tensors.values() for chunk in tensor.chunks}) + [INDEX]
+        self.other_ranks = tuple(rank for rank, written in enumerate(results) if rank != self.rank and written)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
