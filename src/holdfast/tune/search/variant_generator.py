@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.errors import ConfigError
 from holdfast.tune.search.sample import Domain, Function
 
-__all__ = ["Space", "grid_search", "has_unresolved_values", "merge_configs", "spell_path"]
+__all__ = ["Path", "Space", "grid_search", "has_unresolved_values", "merge_configs", "spell_path"]
 
 Path = tuple[Any, ...]
 _GRID = "grid_search"
@@ -83,6 +83,10 @@ class Space:
             if path not in values:
                 values[path] = _resolve_nested(domain.draw(rng), rng, path)
         self._call_functions(values, rng)
+        return self.with_values(values)
+
+    def with_values(self, values: Mapping[Path, Any]) -> dict[str, Any]:
+        """The space with these values at their paths."""
         made = _build(self._template, (), values)
         assert isinstance(made, dict)
         return made
