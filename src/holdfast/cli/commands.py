@@ -101,6 +101,10 @@ _COMMANDS = {
     "agent": LazyCommand("holdfast.cli.agent:agent", "Run workers of a driver on another machine here."),
     "ckpt": LazyCommand("holdfast.cli.commands:ckpt", "Commit, list, verify, fetch and remove checkpoints."),
     "events": LazyCommand("holdfast.cli.events:events", "Show what happened in a run."),
+    "status": LazyCommand("holdfast.cli.control:status", "Show how a run stands."),
+    "logs": LazyCommand("holdfast.cli.logs:logs", "Show what a run's workers print."),
+    "stop": LazyCommand("holdfast.cli.control:stop", "Stop a run, as Ctrl+C in its terminal does."),
+    "join": LazyCommand("holdfast.cli.control:join", "Print what an agent needs in order to join a run."),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, ManifestRead
@@ -15,11 +16,11 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.cli.output import print_line
 from holdfast.errors import ConfigError, Damaged, NotCommitted, NotFound
 from holdfast.storage import uri as uris
-from holdfast.storage.locate import open_store
+from holdfast.storage.locate import default_storage_path, open_store
 from holdfast.storage.store import Store
 from holdfast.storage.uri import is_uri
 
-__all__ = ["Chosen", "choose", "find", "find_checkpoint", "find_run", "split"]
+__all__ = ["Chosen", "choose", "find", "find_checkpoint", "find_run", "find_run_or_name", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ def find_run(uri: str) -> Store:
     if name is not None:
         raise ConfigError(f"{_shown(store, name)} is a checkpoint: name its run, {store.uri}, or use `ckpt show`.")
     return store
+
+
+def find_run_or_name(text: str) -> Store:
+    """The store of a run that is named by its URI, or by its name alone where it lies in the default storage path."""
+    if is_uri(text) or "/" in text or Path(text).is_dir():
+        return find_run(text)
+    return find_run(uris.join(default_storage_path(), text))
 
 
 def find_checkpoint(uri: str) -> tuple[Store, str]:

@@ -15,10 +15,12 @@ from holdfast.control.agent_link import AgentLink, send_all
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
 from holdfast.core.admission import Admission, Decision, Grant, Revoke, capacity
+from holdfast.core.agent_phase import AgentPhase
 from holdfast.core.resources import Offer
 from holdfast.engines.engine import ControllerEndpoint, Engine, MakeEngine
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
+from holdfast.wire.control_messages import AgentStatus
 
 __all__ = ["AgentPool"]
 
@@ -148,6 +150,12 @@ class AgentPool:
         for gang in waiting:
             if capacity(gang, offers) == gang.workers:
                 self._runs[gang.run].must_wait()
+
+    def statuses(self) -> list[AgentStatus]:
+        """Every agent that there is, or that is expected."""
+        return [
+            AgentStatus(agent=agent, host=self._joined[agent].host, phase=AgentPhase.JOINED) for agent in self.links
+        ]
 
     def forgive(self) -> None:
         """Forget unanswered pings, since this process itself stood still and could not read the answers."""

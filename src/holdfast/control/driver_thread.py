@@ -31,6 +31,9 @@ class DriverThread:
         self._over = False
         self._busy = False
         self._asked = 0
+        self._thread_id = 0
+        """Of the thread that answers signals; 0 if none does."""
+        self._interrupting = False
         self._lock = threading.RLock()
         """Reentrant, since a signal may come while it is held."""
         self._post: Callable[[StopRequested], None] | None = None
@@ -56,6 +59,14 @@ class DriverThread:
                 self._post(request)
             else:
                 self._early.append(request)
+
+    def stop_from_hub(self, request: StopRequested) -> None:
+        """Tell the controller of this run alone to stop, and get out of the user's function as a signal would. A
+        function that runs in another thread than the main one goes on until its next report."""
+        self.stop(request)
+        if self._busy and self._thread_id:
+            self._interrupting = True
+            signal.pthread_kill(self._thread_id, signal.SIGINT)
 
     def serve(self) -> None:
         """Until the run is over."""
@@ -89,6 +100,11 @@ class DriverThread:
         wakeup = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
 
         def handle(number: int, frame: FrameType | None) -> None:
+            if self._interrupting:  # by `stop_from_hub`, which has told the controller
+                self._interrupting = False
+                if self._busy:
+                    raise KeyboardInterrupt
+                return
             self._asked += 1
             why = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
             stop(StopRequested(why=why, force=self._asked > 1))
@@ -96,9 +112,11 @@ class DriverThread:
                 raise KeyboardInterrupt
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._thread_id = threading.get_ident()
         try:
             yield
         finally:
+            self._thread_id = 0
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(wakeup)

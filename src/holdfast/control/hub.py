@@ -14,6 +14,7 @@ from typing import Protocol
 
 from holdfast.control.agent_link import Preparation
 from holdfast.control.agent_pool import AgentPool
+from holdfast.control.api import ControlApi
 from holdfast.control.collectives import Answer
 from holdfast.control.liveness import LoopWatch
 from holdfast.control.publisher import Publisher
@@ -26,7 +27,7 @@ from holdfast.engines.local import LocalEngine
 from holdfast.errors import ConfigError
 from holdfast.linux.network import outward_address
 from holdfast.storage.run_secret import make_secret
-from holdfast.wire.channel import Channel, CheckHello, OnAgent, serve
+from holdfast.wire.channel import Channel, CheckHello, OnAgent, OnClient, serve
 from holdfast.wire.hello import Hello
 from holdfast.wire.join_string import is_loopback_name, make_join_string, parse_address
 from holdfast.wire.messages import AgentMessage
@@ -39,7 +40,9 @@ _FLUSH_S = 10.0
 
 
 class Listener(Protocol):
-    """Accepts agents' connections until it is closed."""
+    """Accepts the connections of agents and control clients until it is closed."""
+
+    on_client: OnClient | None
 
     @property
     def port(self) -> int: ...
@@ -81,6 +84,7 @@ class Hub:
             EngineName.JOIN: JoinEngine,
         }
         self._agent_silence_s = agent_silence_s
+        self.api = ControlApi()
         self._pools: list[AgentPool] = []
         self._shared: dict[EngineName, AgentPool] = {}
         self._listeners: dict[str, Listener] = {}
@@ -91,23 +95,26 @@ class Hub:
     async def open(self) -> None:
         """Listen on loopback, for agents of this machine. Engines are made when the first run needs them."""
         self._server = await self._listen("127.0.0.1", 0, self._secret, self._serve, self._find_problem)
+        self._server.on_client = self.api.serve
         self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", self._secret)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     async def listen_at(self, address: str) -> None:
-        """Accept agents at this address, too, `HOST:PORT`, as long as the hub lives. Port 0 is any that is free; runs
-        that ask for the same address share the listener."""
+        """Accept agents and control clients at this address, too, `HOST:PORT`, as long as the hub lives. Port 0 is any
+        that is free; runs that ask for the same address share the listener."""
         host, port = parse_address(address, "ScalingConfig(listen)")
         async with self._opening:
             if address in self._listeners:
                 return
             try:
-                self._listeners[address] = await self._listen(host, port, self._secret, self._serve, self._find_problem)
+                listener = await self._listen(host, port, self._secret, self._serve, self._find_problem)
             except OSError as error:
                 raise ConfigError(
                     f"ScalingConfig(listen={address!r}) cannot be listened at: {error.strerror or error}; choose an "
                     "address of this machine, and a port that is free."
                 ) from error
+            listener.on_client = self.api.serve
+            self._listeners[address] = listener
 
     @property
     def join_strings(self) -> list[str]:
@@ -150,6 +157,7 @@ class Hub:
         if self._pinging is not None:
             self._pinging.cancel()
             await asyncio.gather(self._pinging, return_exceptions=True)
+        await self.api.close()
         for listener in [*self._listeners.values(), self._server]:
             await listener.close()
 

@@ -38,15 +38,20 @@ class HubThread:
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
         self._thread.start()
 
-    def run(
-        self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread, listen: str | None = None
-    ) -> RunStatus:
-        """Run a controller as a guest, and the calling thread beside it; what the controller's `run` returns. Agents
-        are accepted at the address `listen`, too."""
+    def listen(self, address: str | None) -> str:
+        """Accept agents and control clients at this address, too, unless it is None. Gives the join string for other
+        machines, if they can reach this one; raises what kept the hub from listening."""
+        loop = self._opened.result()
+        if address is not None:
+            asyncio.run_coroutine_threadsafe(self._hub.listen_at(address), loop).result()
+        return self._hub.join_strings[0]
+
+    def run(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
+        """Run a controller as a guest, and the calling thread beside it; what the controller's `run` returns."""
         with driver_thread.signals(self._stop_guests):
             loop = self._opened.result()
             self._drivers.append(driver_thread)
-            status = asyncio.run_coroutine_threadsafe(self._run_guest(make_controller, driver_thread, listen), loop)
+            status = asyncio.run_coroutine_threadsafe(self._run_guest(make_controller, driver_thread), loop)
             status.add_done_callback(lambda _: driver_thread.put(None))
             try:
                 driver_thread.serve()
@@ -69,13 +74,10 @@ class HubThread:
         for driver_thread in list(self._drivers):
             driver_thread.stop(request)
 
-    async def _run_guest(
-        self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread, listen: str | None
-    ) -> RunStatus:
-        if listen is not None:
-            await self._hub.listen_at(listen)
+    async def _run_guest(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
         controller = make_controller(self._hub)
         driver_thread.connect(controller.post_threadsafe)
+        controller.control.stop = driver_thread.stop_from_hub
         return await controller.run()
 
     async def _main(self) -> None:

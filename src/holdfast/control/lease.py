@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,7 +33,16 @@ from holdfast.storage.durability import make_durable, volatile
 from holdfast.storage.mount_cache import find_mount_cache
 from holdfast.storage.store import Store
 
-__all__ = ["TIME_TO_LIVE_S", "EpochFile", "GuestLease", "Lease", "acquire", "read_cuts"]
+__all__ = [
+    "TIME_TO_LIVE_S",
+    "EpochFile",
+    "GuestLease",
+    "Holder",
+    "Lease",
+    "acquire",
+    "find_holder",
+    "read_cuts",
+]
 
 TIME_TO_LIVE_S = 15.0
 _MAX_CACHE_WAIT_S = 5.0
@@ -51,6 +61,16 @@ class EpochFile(msgspec.Struct, frozen=True, kw_only=True):
     holder: ProcessIdentity
     started_at: str
     time_to_live_s: float = TIME_TO_LIVE_S
+    address: str = ""
+    """Of the holder's control API, `HOST:PORT`. The run secret, which opens it, is never in storage."""
+
+
+class Holder(NamedTuple):
+    """Who took a run on last, and whether it still holds it."""
+
+    epoch: EpochFile
+    is_alive: bool | None
+    """None: it runs on another machine, so only its address, or its heartbeat, can tell."""
 
 
 class _Beat(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,9 +231,10 @@ def acquire(
     time_to_live_s: float = TIME_TO_LIVE_S,
     sleep: Callable[[float], None] | None = None,
     with_keys: Sequence[str] = (),
+    address: str = "",
 ) -> Lease:
     """Become the run's controller; `RunBusy` names who holds it otherwise. The lease is durable when this returns, and
-    so are `with_keys`, which may have been written through a `volatile` view."""
+    so are `with_keys`, which may have been written through a `volatile` view. `address` is of the control API."""
     sleep = sleep or current().sleep
     cache_s = _mount_cache_s(store)
     highest = max(list_epochs(store), default=0)
@@ -231,6 +252,7 @@ def acquire(
         holder=this_process(),
         started_at=now_text(),
         time_to_live_s=time_to_live_s,
+        address=address,
     )
     _held.add(own.id)  # before others can see the epoch file: they are to find its holder alive
     try:
@@ -246,6 +268,21 @@ def acquire(
         _held.discard(own.id)
         raise
     return lease
+
+
+def find_holder(store: Store) -> Holder | None:
+    """Who took the run on last, unless it has let go of it; None if nobody holds it. One look, without waiting."""
+    highest = max(list_epochs(store), default=0)
+    if not highest:
+        return None
+    beat = _read_beat(store, highest)
+    if beat is not None and beat.released:
+        return None
+    found = _read(store, highest)
+    dead = is_dead(found.holder)
+    if dead is False and found.holder == this_process() and found.id not in _held:
+        dead = True
+    return Holder(found, None if dead is None else not dead)
 
 
 def read_cuts(store: Store) -> list[tuple[int, Position]]:

@@ -27,6 +27,7 @@ from holdfast.control.persister import Persister
 from holdfast.control.publisher import Publisher, ReadBack
 from holdfast.control.remover import Remover
 from holdfast.control.retry import retry_for
+from holdfast.control.run_control import RunControl, RunFacts
 from holdfast.control.validation import PrepareValidation, ValidationRunner
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -124,6 +125,7 @@ class Controller:
             self._blocking,
             refuse_conflicts=plan.settings.refuse_conflicts,
         )
+        self._hub = hub
         self._validation: ValidationRunner | None = None
         if plan.prepare_validation is not None:
             self._validation = ValidationRunner(hub, plan.run_id, plan.prepare_validation, self._publisher, plan.engine)
@@ -133,6 +135,21 @@ class Controller:
         self._journal_lost: StorageError | None = None
         self._runtime = current()
         self._started = (self._runtime.now(), self._runtime.monotonic())
+        self.control = RunControl(
+            RunFacts(
+                name=plan.preparation.run.experiment,
+                uri=plan.store.uri,
+                host=plan.began.host,
+                pid=plan.began.pid,
+                started_at=self._now(),
+            ),
+            self._state,
+            self._agents,
+            self._publisher.recent_logs,
+            self.post,
+            hub.join_strings[0],
+        )
+        """For control clients."""
         self._loop = asyncio.get_running_loop()
         self._stepped_at = 0.0
         self._watch = LoopWatch(plan.state.spec.progress_timeout_s or _STALL_S, self._loop.time())
@@ -165,6 +182,7 @@ class Controller:
         self._spawn(self._keep_lease())
         self._spawn(self._watch_loop())
         self.post(self._plan.began)
+        self._hub.api.enter(self._plan.run_id, self.control)
         try:
             while self._status is None:
                 await self._wait()
@@ -356,4 +374,5 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._blocking.finished()
+        self._hub.api.leave(self._plan.run_id)
         await self._blocking.run(self._publisher.close)

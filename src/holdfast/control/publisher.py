@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from holdfast.control.recent_logs import RecentLogs
 from holdfast.core.records import Record
 from holdfast.errors import StorageError
 from holdfast.views.observer import Observer
@@ -39,6 +40,7 @@ class Publisher:
     def __init__(self, observers: Sequence[Observer], read_back: ReadBack | None = None) -> None:
         self._threads = [_ObserverThread(observer, read_back) for observer in observers]
         self._held: list[Record] = []
+        self.recent_logs = RecentLogs()
 
     def hold(self, records: Sequence[Record]) -> None:
         self._held.extend(records)
@@ -54,6 +56,7 @@ class Publisher:
             self._held = []
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
+        self.recent_logs.add(generation, lines)
         for one in self._threads:
             one.put_logs(generation, lines)
 

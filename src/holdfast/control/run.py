@@ -7,6 +7,7 @@ thread does meanwhile is in `driver_thread`. `setup` puts together what the cont
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,8 @@ from holdfast.control.failures import run_error
 from holdfast.control.group_commit import GroupCommit, RunJournal
 from holdfast.control.history import RUN_FILE, read_history
 from holdfast.control.hub_thread import join_hub
-from holdfast.control.lease import Lease, acquire
-from holdfast.control.loop import Controller, ControllerSetup
+from holdfast.control.lease import acquire
+from holdfast.control.loop import Controller
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.control.setup import (
     changes_of,
@@ -35,6 +36,7 @@ from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
 from holdfast.views.terminal.terminal import print_complete
+from holdfast.wire.join_string import parse_join_string
 
 __all__ = ["run_training"]
 
@@ -52,33 +54,31 @@ def run_training(request: TrainRequest) -> TrainOutcome:
         return _outcome(store, history.durable.outcome)
     preparation = make_preparation(request)
     write_run_file(request, store)
-    lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE])
-    driver_thread = DriverThread()
-    try:
-        make_engine = engine_of_run(request, driver_thread.put)
-        views = partial(make_observers, request)
-        plan = make_setup(request, preparation, store, read_history(store), lease, views, make_engine)
-        status = _drive(plan, lease, driver_thread, request.listen)
-    finally:
-        lease.release()
-        driver_thread.close()
+    with ExitStack() as before_release:
+        # The hub comes first: the lease says at which address control clients find it.
+        hub = before_release.enter_context(join_hub())
+        join_string = hub.listen(request.listen)
+        lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE], address=parse_join_string(join_string))
+        driver_thread = DriverThread()
+        try:
+            make_engine = engine_of_run(request, driver_thread.put)
+            views = partial(make_observers, request)
+            plan = make_setup(request, preparation, store, read_history(store), lease, views, make_engine)
+            journal = Journal(store, lease.epoch, lease.id)
+            journal.on_loss = plan.fold_writer.ask
+            commit = GroupCommit(journal)
+            status = hub.run(partial(Controller, plan, lease, RunJournal(commit, plan.run_id)), driver_thread)
+            before_release.close()  # with the last run the agents end
+            commit.close()
+            plan.fold_writer.flush()  # if the journal turned out to be gone only now
+        finally:
+            before_release.close()
+            lease.release()
+            driver_thread.close()
     if status is RunStatus.FENCED:
         assert plan.state.fatal is not None
         raise Fenced(plan.state.fatal[1])
     return _outcome(store, plan.state.durable.outcome)
-
-
-def _drive(plan: ControllerSetup, lease: Lease, driver_thread: DriverThread, listen: str | None) -> RunStatus:
-    """Run the controller in the hub's thread, and this one beside it."""
-    journal = Journal(plan.store, lease.epoch, lease.id)
-    journal.on_loss = plan.fold_writer.ask
-    commit = GroupCommit(journal)
-    with join_hub() as hub:
-        make_controller = partial(Controller, plan, lease, RunJournal(commit, plan.run_id))
-        status = hub.run(make_controller, driver_thread, listen)
-    commit.close()
-    plan.fold_writer.flush()  # if the journal turned out to be gone only now
-    return status
 
 
 def _outcome(store: Store, ended: Any) -> TrainOutcome:

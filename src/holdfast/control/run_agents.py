@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +22,7 @@ from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.core.resources import Taken
 from holdfast.wire import messages as m
+from holdfast.wire.control_messages import AgentStatus
 
 if TYPE_CHECKING:
     from holdfast.control.agent_pool import AgentPool
@@ -97,6 +98,10 @@ class RunAgents:
     def send_command(self, command: c.StopWorkers | c.AnnounceCheckpoint | c.AnnounceSettled) -> None:
         """Send a command to the agents that it names."""
         self.send(command.agents, msgspec.structs.replace(command, agents=()))
+
+    def statuses(self, ranks: Mapping[str, tuple[int, ...]]) -> tuple[AgentStatus, ...]:
+        """The agents that the run may get places on, each with its ranks there."""
+        return tuple(msgspec.structs.replace(one, ranks=ranks.get(one.agent, ())) for one in self._pool.statuses())
 
     def hurry(self) -> None:
         """Wait no longer for agents that store logs and artifacts of the run: kill those that serve no other run."""

@@ -240,7 +240,8 @@ class Server:
     ) -> None:
         self._secret = secret
         self._on_agent = on_agent
-        self._on_client = on_client
+        self.on_client = on_client
+        """None: control clients are not served."""
         self._limit_bytes = limit_bytes
         self._check_hello = check_hello
         self._fingerprint = ""
@@ -308,8 +309,8 @@ class Server:
             self._handshakes.pop(writer, None)
             if role is Role.AGENT:
                 await self._on_agent(channel)
-            elif role is Role.CONTROL and self._on_client is not None:
-                await self._on_client(channel)
+            elif role is Role.CONTROL and self.on_client is not None:
+                await self.on_client(channel)
         except TimeoutError:
             self._strangers.warn(
                 peer, "silent", f"The connection of {peer} is closed: it kept silent during the handshake"

@@ -1,0 +1,150 @@
+"""`holdfast status`, `stop` and `join`: ask the driver that runs a run.
+
+They find it by the run's lease (`control.client`). `status` and `stop` make sense without one, too, and then tell what
+the run's directory knows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from holdfast.cli.output import json_option, print_json, print_line, print_table
+from holdfast.cli.uri_args import find_run_or_name
+from holdfast.control.client import DriverAddress, ask, find_driver
+from holdfast.control.history import History, read_history
+from holdfast.core import records as r
+from holdfast.errors import NotFound, WireError
+from holdfast.storage.store import Store
+from holdfast.views.formatting import count_text, metrics_text, ranks_brief, running_time
+from holdfast.wire import control_messages as cm
+
+__all__ = ["join", "status", "stop"]
+
+_POLL_S = 0.1
+
+
+@click.command(short_help="Show how a run stands.")
+@click.argument("run", metavar="RUN")
+@json_option
+def status(run: str, as_json: bool) -> None:
+    """Show how RUN stands: what its driver says, or, where none runs, how it ended and how to continue.
+
+    RUN is the URI of a run's directory, or its name where it lies in the default storage path.
+    """
+    store = find_run_or_name(run)
+    driver = find_driver(store)
+    if driver is not None:
+        try:
+            reply = ask(driver, cm.GetStatus(), cm.RunStatusReply)
+        except WireError as error:
+            _print_stored(store, as_json, driver, str(error))
+            return
+        if as_json:
+            print_json({"running": True, **msgspec.to_builtins(reply)})
+        else:
+            _print_running(reply)
+        return
+    _print_stored(store, as_json)
+
+
+@click.command(short_help="Stop a run, as Ctrl+C in its terminal does.")
+@click.argument("run", metavar="RUN")
+@click.option("--force", is_flag=True, help="Wait neither for workers nor for checkpoints on their way.")
+def stop(run: str, force: bool) -> None:
+    """Stop RUN, as Ctrl+C in its terminal does, and wait until it has ended.
+
+    Other runs of the same driver go on. The same script continues the run from its newest checkpoint.
+    """
+    store = find_run_or_name(run)
+    driver = find_driver(store)
+    if driver is None:
+        print_line(f"Nothing runs in {store.uri}.")
+        return
+    print_line(ask(driver, cm.StopRun(force=force), cm.Done).text, err=True)
+    while (now := find_driver(store)) is not None and now.holder.epoch.id == driver.holder.epoch.id:
+        time.sleep(_POLL_S)
+    _print_stored(store, as_json=False)
+
+
+@click.command(short_help="Print what an agent needs in order to join a run.")
+@click.argument("run", metavar="RUN")
+def join(run: str) -> None:
+    """Print RUN's join string, for `holdfast agent --join` on another machine."""
+    print_line(ask(_running(find_run_or_name(run)), cm.GetJoinString(), cm.Done).text)
+
+
+def _running(store: Store) -> DriverAddress:
+    driver = find_driver(store)
+    if driver is None:
+        raise NotFound(f"Nothing runs in {store.uri}: start its script first.")
+    return driver
+
+
+def _print_running(reply: cm.RunStatusReply) -> None:
+    since = running_time(time.time() - reply.started_at)
+    print_line(f"Run {reply.name}: {reply.phase}, in process {reply.pid} on {reply.host} for {since}")
+    workers = str(reply.workers_max)
+    if reply.workers_min != reply.workers_max:
+        workers = f"{reply.workers_min} to {reply.workers_max}"
+    rows = [("workers", f"{reply.world_size} of {workers}")]
+    if reply.waiting_for:
+        rows.append(("waiting for", reply.waiting_for))
+    rows.append(("iteration", f"{reply.iteration}  {metrics_text(reply.metrics)}".rstrip()))
+    newest = f"{reply.checkpoint} (iteration {reply.checkpoint_iteration})" if reply.checkpoint else "none yet"
+    rows.append(("checkpoint", newest))
+    budget = "any number" if reply.max_failures < 0 else str(reply.max_failures)
+    rows.append(("failures", f"{reply.failures} of {budget}"))
+    rows.append(("directory", reply.uri))
+    for name, value in rows:
+        print_line(f"  {name:<12}{value}")
+    agents = [[one.agent, one.host, _phase(one), ranks_brief(one.ranks) if one.ranks else ""] for one in reply.agents]
+    if agents:
+        print_line()
+        print_table(["AGENT", "HOST", "PHASE", "WORKERS"], agents)
+
+
+def _phase(agent: cm.AgentStatus) -> str:
+    return f"{agent.phase} ({agent.why})" if agent.why else str(agent.phase)
+
+
+def _print_stored(store: Store, as_json: bool, driver: DriverAddress | None = None, why: str = "") -> None:
+    """What the run's directory knows; `why` its driver, which may still run, did not answer."""
+    history = read_history(store)
+    newest = history.durable.resume_point()
+    if as_json:
+        shape: dict[str, Any] = {
+            "running": None if driver else False,
+            "uri": store.uri,
+            "outcome": _outcome(history),
+            "iteration": history.durable.iteration,
+            "metrics": history.durable.metrics or {},
+            "checkpoint": newest.name if newest else "",
+            "checkpoint_iteration": newest.iteration if newest else 0,
+        }
+        print_json(shape | ({"error": why} if why else {}))
+        return
+    if why:
+        print_line(f"warning: {why}", err=True)
+    done = f"after {count_text(history.durable.iteration, 'iteration')}"
+    print_line(f"Run {store.uri}: {_outcome(history)} {done}.")
+    if newest is not None:
+        print_line(f"The newest checkpoint is {newest.name} (iteration {newest.iteration}).")
+    if driver is None and not isinstance(history.durable.outcome, r.RunFinished):
+        source = f"from {newest.name}" if newest else "from the beginning"
+        print_line(f"To continue {source}, run the same script again.")
+
+
+def _outcome(history: History) -> str:
+    match history.durable.outcome:
+        case r.RunFinished():
+            return "finished"
+        case r.RunFailed(error=error):
+            return f"failed ({error})"
+        case r.RunInterrupted(why=why):
+            return f"stopped ({why})"
+        case _:
+            return "not ended" if history.durable.epoch else "not started"

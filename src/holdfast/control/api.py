@@ -1,0 +1,104 @@
+"""The control API's server: answers the requests of control clients that connect to the hub's port.
+
+Each connection is served by a task of its own, which waits whenever its client reads too slowly: no client can delay
+the event loop, a run, or another client. What a request does to a run is in `run_control`; the messages are in
+`wire.control_messages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from holdfast.control.recent_logs import RecentLogs
+from holdfast.wire import control_messages as cm
+from holdfast.wire.channel import Channel
+from holdfast.wire.envelope import Envelope
+
+__all__ = ["ControlApi", "ControlledRun"]
+
+_LAST_LINES_S = 1.0
+"""How long clients may take to read what is left when the hub ends."""
+
+
+class ControlledRun(Protocol):
+    """What control clients may do with a run."""
+
+    @property
+    def logs(self) -> RecentLogs: ...
+
+    def answer(self, request: cm.ControlRequest) -> cm.ControlReply:
+        """Carry out any request but `ReadLogs`. Must not block."""
+        ...
+
+
+class ControlApi:
+    """The control clients of one hub, and the runs that they may ask about. Used from its event loop only."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, ControlledRun] = {}
+        self._reading: set[asyncio.Task[None]] = set()
+        """The tasks of clients that read logs."""
+
+    def enter(self, run_id: str, run: ControlledRun) -> None:
+        self._runs[run_id] = run
+
+    def leave(self, run_id: str) -> None:
+        """The run has ended; who follows its logs is told."""
+        self._runs.pop(run_id).logs.close()
+
+    async def serve(self, channel: Channel[cm.ControlRequest]) -> None:
+        """One client's connection."""
+        arriving = asyncio.ensure_future(channel.recv())
+        try:
+            while (envelope := await arriving) is not None:
+                arriving = asyncio.ensure_future(channel.recv())
+                await self._answer(channel, envelope, arriving)
+        finally:
+            arriving.cancel()
+
+    async def close(self) -> None:
+        """Give clients a moment to read the last lines of runs that have ended."""
+        if self._reading:
+            await asyncio.wait(self._reading, timeout=_LAST_LINES_S)
+
+    async def _answer(
+        self,
+        channel: Channel[cm.ControlRequest],
+        envelope: Envelope[cm.ControlRequest],
+        arriving: asyncio.Future[Envelope[cm.ControlRequest] | None],
+    ) -> None:
+        run = self._runs.get(envelope.run)
+        if run is None:
+            reason = f"This driver has no run {envelope.run!r} now: it is about to start, or has ended."
+            await channel.send(cm.Refused(reason=reason), envelope.run)
+        elif isinstance(envelope.message, cm.ReadLogs):
+            reading = asyncio.ensure_future(_send_logs(channel, envelope.run, envelope.message, run.logs))
+            self._reading.add(reading)
+            try:
+                # A client that follows, and hangs up or asks for something else, does not want more.
+                ends: list[asyncio.Future[Any]] = [reading, arriving] if envelope.message.follow else [reading]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                reading.cancel()
+                self._reading.discard(reading)
+                await asyncio.gather(reading, return_exceptions=True)
+        else:
+            await channel.send(run.answer(envelope.message), envelope.run)
+
+
+async def _send_logs(channel: Channel[cm.ControlRequest], run_id: str, request: cm.ReadLogs, logs: RecentLogs) -> None:
+    position = 0
+    while True:
+        batches, left_out, position = logs.read(position)
+        for batch in batches:
+            lines = [line for line in batch.lines if request.rank in (None, line.rank)]
+            if lines or left_out:
+                await channel.send(cm.LogLines(generation=batch.generation, lines=lines, left_out=left_out), run_id)
+                await channel.drain()
+            left_out = 0
+        if not request.follow or (logs.is_closed and logs.read(position)[2] == position):
+            break
+        await logs.wait(position)
+    await channel.send(cm.LogsEnded(), run_id)
+    await channel.drain()

@@ -1,0 +1,109 @@
+"""What control clients learn of a run, and what they may do with it (`api` serves them).
+
+Everything that changes a run becomes an event of its core, as a signal would; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.control.recent_logs import RecentLogs
+from holdfast.control.run_agents import RunAgents
+from holdfast.core.events import StopRequested
+from holdfast.core.state import State
+from holdfast.wire import control_messages as cm
+
+__all__ = ["STOPPED_BY_CLIENT", "RunControl", "RunFacts"]
+
+STOPPED_BY_CLIENT = "holdfast stop"
+"""Why a run ended that a control client stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What does not change while a controller has the run."""
+
+    name: str
+    uri: str
+    host: str
+    pid: int
+    started_at: float
+
+
+class RunControl:
+    """One run, for control clients. Used from the hub's event loop only."""
+
+    def __init__(
+        self,
+        facts: RunFacts,
+        state: State,
+        agents: RunAgents,
+        logs: RecentLogs,
+        stop: Callable[[StopRequested], None],
+        join_string: str,
+    ) -> None:
+        self.logs = logs
+        self.stop = stop
+        """Ends the run as a signal to its driver would; `hub_thread` has it interrupt the driver's thread as well."""
+        self._facts = facts
+        self._state = state
+        self._agents = agents
+        self._join_string = join_string
+
+    def answer(self, request: cm.ControlRequest) -> cm.ControlReply:
+        match request:
+            case cm.GetStatus():
+                return self._status()
+            case cm.StopRun(force=force):
+                self.stop(StopRequested(why=STOPPED_BY_CLIENT, force=force))
+                return cm.Done(text=f"Run {self._facts.name} is being stopped.")
+            case cm.DrainNode():
+                return cm.Refused(reason="Nodes cannot be drained.")
+            case cm.SetWorkers():
+                return cm.Refused(
+                    reason="The number of workers of a run cannot change while it runs: stop it, set "
+                    "ScalingConfig(num_workers), and run the same script again."
+                )
+            case cm.GetJoinString():
+                return cm.Done(text=self._join_string)
+            case cm.ReadLogs():
+                raise AssertionError(request)  # which `api` answers
+
+    def _status(self) -> cm.RunStatusReply:
+        state, facts = self._state, self._facts
+        generation, newest = state.generation, state.durable.resume_point()
+        return cm.RunStatusReply(
+            name=facts.name,
+            uri=facts.uri,
+            phase=self._phase(),
+            host=facts.host,
+            pid=facts.pid,
+            started_at=facts.started_at,
+            workers_min=state.spec.workers_min,
+            workers_max=state.spec.workers_max,
+            generation=state.durable.generation,
+            world_size=generation.world_size if generation is not None else 0,
+            iteration=state.durable.iteration,
+            metrics=state.durable.metrics or {},
+            checkpoint=newest.name if newest is not None else "",
+            checkpoint_iteration=newest.iteration if newest is not None else 0,
+            failures=state.durable.failures,
+            max_failures=state.spec.max_failures,
+            waiting_for="",
+            agents=self._agents.statuses(self._ranks()),
+        )
+
+    def _phase(self) -> cm.RunPhase:
+        state = self._state
+        if state.stop is not None or state.fatal is not None or state.ended:
+            return cm.RunPhase.STOPPING
+        if state.generation is None:
+            return cm.RunPhase.WAITING
+        return cm.RunPhase.STARTING if state.generation.running_since is None else cm.RunPhase.RUNNING
+
+    def _ranks(self) -> dict[str, tuple[int, ...]]:
+        """The ranks on each agent."""
+        if self._state.generation is None:
+            return {}
+        return {place.agent: place.ranks for place in self._state.generation.places}

@@ -1,0 +1,148 @@
+"""`holdfast status`, `logs`, `stop` and `join` on drivers that run, and on runs that nobody runs any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.small import make_trainer, save
+from tests.faults.programs.sandbox import Sandbox
+
+from holdfast import train
+from holdfast.cli.main import main
+from holdfast.train import Result
+from holdfast.train.interrupted import Interrupted
+
+
+def _hold(config: dict[str, Any]) -> str:
+    """Report a checkpoint, print, tell that it is here, and wait until it may go on."""
+    name = train.get_context().get_experiment_name()
+    print(f"hello of {name}", flush=True)
+    save(1, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
+    Path(config["root"], f"{name}.here").write_text("here")
+    return Path(config["root"], f"{name}.go").read_text()
+
+
+def _start(pool: ThreadPoolExecutor, sandbox: Sandbox, name: str) -> Future[Result]:
+    """Start a run, and wait until its worker holds."""
+    for end in ("here", "go"):
+        os.mkfifo(sandbox.root / f"{name}.{end}")
+    started = pool.submit(make_trainer(sandbox, _hold, config={"root": str(sandbox.root)}, name=name, verbose=0).fit)
+    (sandbox.root / f"{name}.here").read_text()
+    return started
+
+
+@contextmanager
+def _threads(sandbox: Sandbox, *runs: str) -> Iterator[ThreadPoolExecutor]:
+    """For the runs' `fit()`, which are stopped if the test fails."""
+    with ThreadPoolExecutor(len(runs) + 1) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for run in runs:
+                main(["stop", str(sandbox.storage / run), "--force"])
+            raise
+
+
+def _let_go(sandbox: Sandbox, name: str) -> None:
+    (sandbox.root / f"{name}.go").write_text("go")
+
+
+def test_status_logs_and_stop_of_one_of_two_runs(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_STORAGE", str(sandbox.storage))
+    with _threads(sandbox, "a", "b") as pool:
+        first, second = _start(pool, sandbox, "a"), _start(pool, sandbox, "b")
+        capsys.readouterr()
+
+        assert main(["status", str(sandbox.storage / "a")]) == 0
+        shown = capsys.readouterr().out
+        assert f"Run a: running, in process {os.getpid()} on " in shown
+        assert "checkpoint_000000 (iteration 1)" in shown and "1 of 1" in shown and "joined" in shown
+        assert main(["status", "b", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["name"], told["running"], told["phase"], told["iteration"]) == ("b", True, "running", 1)
+        assert [one["ranks"] for one in told["agents"]] == [[0]]
+
+        assert main(["logs", "a"]) == 0
+        assert capsys.readouterr().out == "(rank 0) hello of a\n"
+        assert main(["logs", "a", "--rank", "1"]) == 0
+        assert capsys.readouterr().out == ""
+        assert main(["join", "a"]) == 0
+        assert capsys.readouterr().out.startswith("holdfast://127.0.0.1:")
+
+        following = pool.submit(main, ["logs", "b", "-f"])
+        assert main(["stop", "a"]) == 0
+        shown = capsys.readouterr().out
+        assert "stopped (holdfast stop) after 1 iteration" in shown
+        with pytest.raises(Interrupted, match="holdfast stop"):
+            first.result(60)
+        assert not second.done() and not following.done()
+        _let_go(sandbox, "b")
+        assert second.result(60).return_value == "go"
+        assert following.result(60) == 0
+
+    assert (shown + capsys.readouterr().out).count("(rank 0) hello of b\n") == 1
+    assert main(["stop", "a"]) == 0
+    assert capsys.readouterr().out == f"Nothing runs in {sandbox.storage / 'a'}.\n"
+    assert main(["status", "a"]) == 0
+    shown = capsys.readouterr().out
+    assert "stopped (holdfast stop)" in shown and "To continue from checkpoint_000000" in shown
+    assert main(["logs", "a"]) == 0
+    assert capsys.readouterr().out == "(rank 0) hello of a\n"
+    assert main(["logs", "a", "--rank", "7"]) == 3
+    assert main(["join", "a"]) == 3
+    assert "Nothing runs in" in capsys.readouterr().err
+    assert main(["status", "c"]) == 3
+    assert "is no training run" in capsys.readouterr().err
+
+
+def test_a_run_in_local_mode_is_interrupted_in_its_function(sandbox: Sandbox) -> None:
+    """Its function waits for something that never comes; Ctrl+C would interrupt it, too."""
+    here = sandbox.root / "here"
+    os.mkfifo(here)
+
+    def function(config: dict[str, str]) -> None:
+        Path(config["here"]).write_text("here")
+        threading.Event().wait(60)
+        raise AssertionError("it was not interrupted")
+
+    def stop() -> int:
+        here.read_text()
+        return main(["stop", str(sandbox.storage / "run")])
+
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(stop)
+        with pytest.raises(Interrupted, match="holdfast stop"):
+            make_trainer(sandbox, function, workers=0, config={"here": str(here)}, verbose=0).fit()
+        assert stopping.result(60) == 0
+
+
+def test_another_users_secret_opens_nothing(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(sandbox.storage / "a")
+    with _threads(sandbox, "a") as pool:
+        started = _start(pool, sandbox, "a")
+        with monkeypatch.context() as other:
+            other.setenv("HOLDFAST_TOKEN", "wrong")
+            assert main(["stop", run]) == 1
+            assert "is not the controller's" in capsys.readouterr().err
+            assert main(["status", run]) == 0  # what storage says needs no secret
+            told = capsys.readouterr()
+            assert "is not the controller's" in told.err and "not ended after 1 iteration" in told.out
+        with monkeypatch.context() as other:
+            other.setenv("HOLDFAST_STATE_DIR", str(sandbox.root / "elsewhere"))
+            assert main(["stop", run]) == 2
+            assert "HOLDFAST_TOKEN_FILE" in capsys.readouterr().err
+        assert not started.done()
+        _let_go(sandbox, "a")
+        assert started.result(60).return_value == "go"
