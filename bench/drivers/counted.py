@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast import train
 from holdfast.train import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
-from holdfast.wire.channel import Channel
+from holdfast.wire.resumable_channel import ResumableChannel
 
 SCENARIO, COUNT, STORAGE, MESSAGES = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 _STATE_BYTES = 256 * 1024 * 1024
@@ -62,20 +62,20 @@ def restore(config: dict[str, int]) -> None:
 
 def _count_messages() -> collections.Counter[str]:
     counts: collections.Counter[str] = collections.Counter()
-    send, receive = Channel.send_nowait, Channel.recv
+    send, receive = ResumableChannel.send_nowait, ResumableChannel.recv
 
-    def send_nowait(self: Channel[Any], message: Any, run: str = "") -> None:
+    def send_nowait(self: ResumableChannel[Any], message: Any, run: str = "") -> None:
         counts[type(message).__name__] += 1
         send(self, message, run)
 
-    async def recv(self: Channel[Any]) -> Any:
+    async def recv(self: ResumableChannel[Any]) -> Any:
         envelope = await receive(self)
         if envelope is not None:
             counts[type(envelope.message).__name__] += 1
         return envelope
 
-    Channel.send_nowait = send_nowait  # type: ignore[method-assign]
-    Channel.recv = recv  # type: ignore[method-assign]
+    ResumableChannel.send_nowait = send_nowait  # type: ignore[method-assign]
+    ResumableChannel.recv = recv  # type: ignore[method-assign]
     return counts
 
 

@@ -32,9 +32,10 @@ from holdfast.core.records import WorkerFailure
 from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, Server, serve
 from holdfast.wire.messages import AgentMessage, Logs, PrepareFunction, PrepareRun
+from holdfast.wire.resumable_channel import ResumableChannel, read_opening
 from holdfast.worker.job import Framework, Job
 
-__all__ = ["RUN", "AgentHarness", "job_of", "run_async", "started_agent", "wait_gone"]
+__all__ = ["RUN", "AgentHarness", "job_of", "open_channel", "run_async", "started_agent", "wait_gone"]
 
 M = TypeVar("M")
 RUN = "run-1"
@@ -59,18 +60,28 @@ class AgentHarness:
         self._left = asyncio.Event()
         self._secret = make_secret()
         self._server: Server
-        self._channel: Channel[AgentMessage]
+        self._channel: ResumableChannel[AgentMessage]
         self.process: subprocess.Popen[bytes]
         self.master_port = 0
+        self.silence_s = 30.0
+
+    async def listen(self, port: int = 0) -> int:
+        """Where the agent connects to."""
+        self._server = await serve("127.0.0.1", port, self._secret, self._accept)
+        return self._server.port
+
+    def options(self) -> list[str]:
+        """What the agent is told besides its name and where to connect."""
+        return ["--parent-pid", str(os.getpid())]
 
     async def open(self, **environment: str) -> None:
-        self._server = await serve("127.0.0.1", 0, self._secret, self._accept)
+        self.port = await self.listen()
         self.directory.mkdir(parents=True, exist_ok=True)
-        arguments = ["--connect", f"127.0.0.1:{self._server.port}", "--agent-id", "a1", "--slots", "4"]
+        arguments = ["--connect", f"127.0.0.1:{self.port}", "--agent-id", "a1", "--slots", "4", *self.options()]
         token_file = self.directory / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(self._secret)
-        arguments += ["--token-file", str(token_file), "--parent-pid", str(os.getpid())]
+        arguments += ["--token-file", str(token_file)]
         self.process = self.launch(
             [sys.executable, "-m", "holdfast.agent", *arguments],
             {**os.environ, "HOLDFAST_LOCAL_CACHE_DIR": str(self.cache), **environment},
@@ -82,8 +93,12 @@ class AgentHarness:
         return subprocess.Popen(command, env=environment)
 
     async def _accept(self, channel: Channel[AgentMessage]) -> None:
-        self._channel = channel
-        while (envelope := await channel.recv()) is not None:
+        self._channel = await open_channel(channel, self.silence_s)
+        await self._receive()
+        self._left.set()
+
+    async def _receive(self) -> None:
+        while (envelope := await self._channel.recv()) is not None:
             message = envelope.message
             async with self._changed:
                 if isinstance(message, Logs):
@@ -95,7 +110,6 @@ class AgentHarness:
                 self._runs[id(message)] = envelope.run
                 self.messages.append(message)
                 self._changed.notify_all()
-        self._left.set()
 
     async def expect(self, kind: type[M], *, run: str | None = None, **fields: Any) -> M:
         """Wait for the first message of this kind with these fields, of this run or of any, and remove it from
@@ -224,6 +238,15 @@ class AgentHarness:
     def leftovers(self) -> list[Path]:
         """The files in the agent's part of the cache."""
         return sorted(self.cache.glob("agents/*"))
+
+
+async def open_channel(channel: Channel[AgentMessage], silence_s: float = 30.0) -> ResumableChannel[AgentMessage]:
+    """Accept an agent that has connected for the first time."""
+    opening = await read_opening(channel)
+    assert opening is not None and opening.received is None
+    resumable = ResumableChannel[AgentMessage](channel.agent, opening.incarnation, comes_back=opening.comes_back)
+    resumable.accept(channel, opening, silence_s)
+    return resumable
 
 
 def _ended_rank(message: AgentMessage) -> int | None:

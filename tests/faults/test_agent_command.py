@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.faults.agent_harness import open_channel
 from tests.faults.programs import processes
 from tests.faults.programs.sandbox import Sandbox
 
@@ -52,10 +53,11 @@ def test_the_secret_of_a_running_agent_is_not_in_environment_or_arguments(
         hello: asyncio.Future[AgentJoined] = asyncio.get_running_loop().create_future()
 
         async def on_agent(channel: Channel[AgentMessage]) -> None:
-            found = await channel.recv()
+            resumable = await open_channel(channel)
+            found = await resumable.recv()
             assert found is not None and isinstance(found.message, AgentJoined)
             hello.set_result(found.message)
-            await channel.recv()
+            await resumable.recv()
 
         server = await serve("127.0.0.1", 0, secret, on_agent)
         arguments = ["--connect", f"127.0.0.1:{server.port}"]

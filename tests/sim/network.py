@@ -125,9 +125,7 @@ class _End:
             self._send(b"")
 
 
-async def connect(
-    process: Process, endpoint: ControllerEndpoint, make_channel: type[Channel[ControllerMessage]]
-) -> tuple[Channel[ControllerMessage], Connection]:
+async def connect(process: Process, endpoint: ControllerEndpoint) -> tuple[Channel[ControllerMessage], Connection]:
     """Dial a controller, as `wire.channel.connect` does."""
     sim = process.sim
     listener = sim.listeners.get(endpoint.address)
@@ -137,7 +135,7 @@ async def connect(
     await asyncio.sleep(sim.delay_s(sim.scenario.message_s))
     listener.process.call(listener.connected, connection.server)
     end = connection.client
-    channel = make_channel(end.reader, end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)  # type: ignore[arg-type]
+    channel = Channel[Any](end.reader, end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             await introduce(channel, endpoint.secret, "", Hello(agent=process.name))

@@ -35,10 +35,12 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.engines.engine import ControllerEndpoint
 from holdfast.errors import CheckpointError, Damaged, HoldfastError, WireError
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
 from holdfast.wire.envelope import Envelope
+from holdfast.wire.resumable_channel import ResumableChannel
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import WorkerFds
 
@@ -70,6 +72,7 @@ class Node:
         self.connection: NetworkConnection | None = None
         self.lost_controller_at: float | None = None
         self.linger_s = _LINGER_S
+        self.comes_back = False
         self._loads: dict[tuple[str, int], asyncio.Task[State]] = {}
         self._buffers: list[Buffers] = []
         self.agent: Agent | None = None
@@ -218,10 +221,11 @@ class SimulatedPlatform(Platform):
     async def connect(self, agent: str) -> Channel[m.ControllerMessage]:
         node = self._node
         await asyncio.sleep(node.sim.delay_s(0.3))
-        channel, node.connection = await connect(node.process, node.endpoint, NodeChannel)
-        assert isinstance(channel, NodeChannel)
-        channel.node = node
+        channel, node.connection = await connect(node.process, node.endpoint)
         return channel
+
+    def make_channel(self, agent: str) -> ResumableChannel[m.ControllerMessage]:
+        return NodeChannel(self._node)
 
     def open_session(self, agent: str) -> SessionDir:
         return SimulatedSession(agent)
@@ -367,16 +371,16 @@ class SimulatedSpawner:
         """Nothing is held."""
 
 
-class NodeChannel(Channel[m.ControllerMessage]):
+class NodeChannel(ResumableChannel[m.ControllerMessage]):
     """The agent's real channel. Some messages are sent twice, and some once more when they are stale."""
 
-    node: Node
-    _aged: list[tuple[tuple[int, int], m.AgentMessage, str]]
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.name, current().token_hex(8), comes_back=node.comes_back)
+        self.node = node
+        self._aged: list[tuple[tuple[int, int], m.AgentMessage, str]] = []
 
     def send_nowait(self, message: Any, run: str = "") -> None:
         super().send_nowait(message, run)
-        if self._stamp is None or not hasattr(self, "node"):
-            return
         node, sim = self.node, self.node.sim
         if (host := node.agent._runs.get(run) if node.agent is not None else None) is not None:
             assert host._order is not None
@@ -392,7 +396,7 @@ class NodeChannel(Channel[m.ControllerMessage]):
         if sim.happens(node.scenario.repeats):
             super().send_nowait(message, run)
         if (age := _age(message)) is not None:
-            self._aged = [*getattr(self, "_aged", []), (age, message, run)]
+            self._aged.append((age, message, run))
             stale_age, stale, stale_run = sim.random.choice(self._aged)
             if stale_age < age if isinstance(stale, m.Uploaded) else stale_age[0] < age[0]:
                 super().send_nowait(stale, stale_run)

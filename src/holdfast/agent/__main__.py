@@ -112,6 +112,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
         resources=_read_resources(options.resources),
         dial_s=0.0 if options.parent_pid is not None else options.dial,
         own_process=True,
+        comes_back=options.parent_pid is None,
     )
     agent = Agent(options.agent_id, options.slots, platform)
     loop = asyncio.get_running_loop()

@@ -1,15 +1,19 @@
 """The agent: one per node, between the controller and the node's workers.
 
-Holds the connection to the controller, the functions that workers run, and what all runs share; for each run a
-`RunHost` carries the controller's commands out and sends it the run's events. What one run does, or is done to it,
-changes no other. When the controller is gone, the workers are killed at once. Uploads that it had ordered are finished
-first (`finish_uploads`), for at most HOLDFAST_LINGER_S; without any the agent ends at once, too.
+Holds the channel to the controller, the functions that workers run, and what all runs share; for each run a `RunHost`
+carries the controller's commands out and sends it the run's events. What one run does, or is done to it, changes no
+other. An agent that was started to come back connects again when its connection breaks, and goes on where it was. When
+it hears nothing for its silence limit, or the controller does not know it any more, or when the only connection of
+another agent ends, the controller is lost: the workers are killed at once. Uploads that it had ordered are finished
+first (`finish_uploads`), for at most HOLDFAST_LINGER_S. Then an agent that comes back offers itself anew, with the
+zygotes that it has; others end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
 from collections.abc import Coroutine
 from typing import Any
@@ -17,14 +21,18 @@ from typing import Any
 from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.platform import Platform
 from holdfast.agent.run_host import RunHost
+from holdfast.core.backoff import backoff_s
 from holdfast.core.events import AgentJoined
+from holdfast.errors import Unreachable, WireError
 from holdfast.runtime import current
-from holdfast.wire.channel import Channel
+from holdfast.wire.liveness import LoopWatch
 from holdfast.wire.messages import (
     AgentMessage,
+    ChannelOpened,
     CloseRun,
     ControllerMessage,
     FunctionPiece,
+    Leave,
     Ping,
     Pong,
     PrepareFunction,
@@ -32,24 +40,34 @@ from holdfast.wire.messages import (
     RunClosed,
     Shutdown,
 )
+from holdfast.wire.resumable_channel import ChannelRefusedError, ResumableChannel
 
 __all__ = ["Agent"]
 
 _RENEW_EVERY_S = 30.0
 _LAST_WORD_S = 1.0
 _PAUSE_BACKLOG_BYTES = 32 * 1024 * 1024
+_RESUME_BACKLOG_BYTES = 4 * 1024 * 1024
+_REDIAL_S = (0.1, 2.0)
+"""The first pause between two attempts to connect again, and the longest."""
+_log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One agent. `run` returns when the controller is gone, or has sent `Shutdown`, and everything is cleaned up."""
+    """One agent. `run` returns when the controller has sent `Shutdown`, or is gone and the agent does not come back,
+    and everything is cleaned up."""
 
     def __init__(self, agent_id: str, slots: int, platform: Platform) -> None:
         self._id = agent_id
         self._host = socket.gethostname()
         self._slots = slots
         self._platform = platform
-        self._channel: Channel[ControllerMessage] | None = None
+        self._channel: ResumableChannel[ControllerMessage] | None = None
         self._end = asyncio.Event()
+        """Set when the channel is over."""
+        self._is_leaving = False
+        """Whether the agent ends with this channel, although it was to come back."""
+        self._heard = False
         self._error: BaseException | None = None
         self._told_to_end = asyncio.Event()
         self._controller_died = False
@@ -67,14 +85,19 @@ class Agent:
         self._platform.sweep_cache()
         self._spawners = self._platform.make_spawners(self._session)
         try:
-            channel = await self._platform.connect(self._id)
-            self._channel = channel
-            try:
-                await self._serve(channel)
-            finally:
-                await channel.close()
-            if self._lingers:
-                await self._linger()
+            channel = self._platform.make_channel(self._id)
+            opened = await self._dial_first(channel)
+            while True:
+                await self._serve(channel, opened)
+                if self._lingers:
+                    await self._linger()
+                if not self._comes_back:
+                    break
+                await self._forget_runs()
+                channel = self._platform.make_channel(self._id)
+                if (again := await self._offer_again(channel)) is None:
+                    break
+                opened = again
         finally:
             await self._spawners.close()
             await asyncio.gather(*(run.close(self._flush_s) for run in self._runs.values()))
@@ -88,16 +111,98 @@ class Agent:
         """Ask `run` to end: kill everything now, then take up to `flush_s` to store logs and artifacts."""
         self._flush_s = max(self._flush_s, flush_s)
         self._told_to_end.set()
+        self._is_leaving = True
         self._end.set()
 
     def parent_died(self) -> None:
         """For SIGHUP, which the kernel sends when the thread that started this process ends. The connection ends with
         the last thread, and may have more to say until then."""
+        self._is_leaving = True
         asyncio.get_running_loop().call_later(_LAST_WORD_S, self._lose_controller)
 
     # ------------------------------------------------------------------ the connection
 
-    async def _serve(self, channel: Channel[ControllerMessage]) -> None:
+    async def _dial_first(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened:
+        """Connect for the first time; a controller that does not listen yet is waited for. Raises `WireError`."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._platform.dial_s
+        failures = 0
+        while True:
+            try:
+                return await self._connect(channel)
+            except Unreachable:
+                failures += 1
+                pause_s = backoff_s(failures, *_REDIAL_S)
+                if loop.time() + pause_s > give_up_at:
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def _connect(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened:
+        """Connect, for the first time or again. Raises `WireError`, or `ChannelRefusedError` if that is no use."""
+        return await channel.join(await self._platform.connect(self._id))
+
+    async def _resume(self, channel: ResumableChannel[ControllerMessage]) -> bool:
+        """Connect again, however often that fails; False if the controller does not know the channel any more. The end
+        of the silence limit cancels this."""
+        failures = 0
+        while True:
+            try:
+                await self._connect(channel)
+                return True
+            except ChannelRefusedError as error:
+                _log.warning("%s", error)
+                return False
+            except WireError:
+                failures += 1
+                await asyncio.sleep(backoff_s(failures, *_REDIAL_S))
+
+    async def _offer_again(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened | None:
+        """Connect as an agent that has no runs, however often that fails; None when told to end."""
+        self._end.clear()
+        self._controller_died = False
+        if self._is_leaving:
+            return None
+        told = asyncio.ensure_future(self._end.wait())
+        failures, logged = 0, ""
+        try:
+            while not told.done():
+                dialing = asyncio.ensure_future(self._connect(channel))
+                await asyncio.wait([dialing, told], return_when=asyncio.FIRST_COMPLETED)
+                if told.done():
+                    dialing.cancel()
+                    await asyncio.gather(dialing, return_exceptions=True)
+                    return None
+                try:
+                    return dialing.result()
+                except WireError as error:
+                    if str(error) != logged:
+                        _log.warning("%s It is tried again.", logged := str(error))
+                failures += 1
+                await asyncio.wait([told], timeout=backoff_s(failures, *_REDIAL_S))
+            return None
+        finally:
+            told.cancel()
+
+    async def _watch_silence(self, channel: ResumableChannel[ControllerMessage], silence_s: float) -> None:
+        """Lose a controller that sends nothing for the limit; after half of it, try another connection, since one that
+        lost packets for that long may take longer to notice that the network is back."""
+        loop = asyncio.get_running_loop()
+        watch = LoopWatch(silence_s, loop.time())
+        limit = max(2, round(silence_s / watch.interval_s))
+        silent = 0
+        while silent < limit:
+            await asyncio.sleep(watch.interval_s)
+            stood_still = watch.stalled_s(loop.time()) > 0
+            silent = 0 if self._heard or stood_still else silent + 1
+            self._heard = False
+            if silent == limit // 2:
+                channel.disconnect()
+        _log.warning("The controller was silent for %g s: the workers are stopped.", silence_s)
+        self._lose_controller()
+
+    async def _serve(self, channel: ResumableChannel[ControllerMessage], opened: ChannelOpened) -> None:
+        """Carry out what the controller sends, until the channel is over and the workers are gone."""
+        self._channel = channel
         try:
             self._address = self._platform.advertise or channel.local_host
             resources, gpus = self._platform.find_resources()
@@ -114,28 +219,49 @@ class Agent:
             )
             self._spawn(self._receive_all(channel))
             self._spawn(self._renew_times())
+            if channel.comes_back:
+                self._spawn(self._watch_silence(channel, opened.silence_s))
             await self._end.wait()
         finally:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._draining = False
             await self._end_runs()
+            if channel.comes_back and not self._comes_back:
+                self._send(Leave())
+            await channel.close()
 
     async def _end_runs(self) -> None:
         """Kill all workers of all runs."""
         runs = list(self._runs.values())
         await asyncio.gather(*(run.cancel() for run in runs))
-        if self._lingers:
-            # The zygotes stay: should this process be killed, they remove what that leaves.
+        if self._lingers or self._comes_back:
+            # The zygotes stay: for the next controller, and to remove what this process leaves if it is killed.
             await asyncio.gather(*(run.kill_workers() for run in runs))
         else:
             await self._spawners.close()
         for run in runs:
             run.release_workers()
 
-    async def _receive_all(self, channel: Channel[ControllerMessage]) -> None:
-        while (envelope := await channel.recv()) is not None:
-            self._handle(envelope.run, envelope.message)
+    async def _forget_runs(self) -> None:
+        """The controller is lost, and its uploads are finished: end what is left of its runs. Zygotes and functions
+        stay, for a controller that has the same ones."""
+        await asyncio.gather(*(run.close(0.0) for run in self._runs.values()))
+        self._runs.clear()
+        for key, function in list(self._functions.items()):
+            if not function.is_whole:
+                self._functions.pop(key).close()
+        self._choose_death_signal()
+
+    async def _receive_all(self, channel: ResumableChannel[ControllerMessage]) -> None:
+        while True:
+            while (envelope := await channel.recv()) is not None:
+                self._heard = True
+                self._handle(envelope.run, envelope.message)
+            if not self._comes_back or not await self._resume(channel):
+                break
+            self._heard = True
         self._lose_controller()
 
     def _handle(self, run: str, message: ControllerMessage) -> None:
@@ -147,7 +273,8 @@ class Agent:
         elif isinstance(message, PrepareRun):
             self._prepare(run, message)
         elif isinstance(message, Ping):
-            self._send(Pong())
+            assert self._channel is not None
+            self._channel.signal(Pong())
         elif isinstance(message, Shutdown):
             self.shut_down(message.flush_s)
         elif isinstance(message, CloseRun):
@@ -194,10 +321,11 @@ class Agent:
     def _backlog_bytes(self) -> int:
         return self._channel.backlog_bytes if self._channel is not None else 0
 
-    async def _wait_for_controller(self, channel: Channel[ControllerMessage]) -> None:
-        """Let workers wait in `report` while the controller lags, rather than fill this process's memory."""
+    async def _wait_for_controller(self, channel: ResumableChannel[ControllerMessage]) -> None:
+        """Let workers wait in `report` while the controller lags or is away, rather than fill this process's memory or
+        lose what they reported."""
         paused = [run.pause() for run in self._runs.values()]
-        await channel.drain()
+        await channel.drain(_RESUME_BACKLOG_BYTES)
         self._draining = False
         for workers in paused:
             if workers is not None:
@@ -206,10 +334,15 @@ class Agent:
     # ------------------------------------------------------------------ the end
 
     def _lose_controller(self) -> None:
-        """The connection ended without a `Shutdown`. Uploads that were ordered may still be finished; all else ends."""
+        """The channel ended without a `Shutdown`. Uploads that were ordered may still be finished; all else ends."""
         self._platform.outlive_controller()
         self._controller_died = True
         self._end.set()
+
+    @property
+    def _comes_back(self) -> bool:
+        """Whether the agent goes on after this channel."""
+        return self._channel is not None and self._channel.comes_back and not self._is_leaving and self._error is None
 
     @property
     def _lingers(self) -> bool:
@@ -230,7 +363,8 @@ class Agent:
 
     async def _linger(self) -> None:
         """Finish the uploads that were ordered, within the time limit, unless told to end."""
-        self._platform.detach_output()
+        if not self._comes_back:
+            self._platform.detach_output()
         finishing = asyncio.ensure_future(asyncio.gather(*(run.finish_uploads() for run in self._runs.values())))
         told = asyncio.ensure_future(self._told_to_end.wait())
         both: list[asyncio.Future[Any]] = [finishing, told]

@@ -57,6 +57,11 @@ class FunctionMemory:
         else:
             self.whole.set_result(None)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it has arrived, undamaged."""
+        return self.whole.done() and not self.whole.cancelled() and self.whole.exception() is None
+
     def close(self) -> None:
         """Closing twice is fine."""
         self.whole.cancel()

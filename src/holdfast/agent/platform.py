@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
@@ -24,22 +23,20 @@ from holdfast.agent.spawner import Spawners
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.agent.worker_process import WorkerProcess
 from holdfast.agent.zygote_client import Zygotes
-from holdfast.core.backoff import backoff_s
-from holdfast.errors import Unreachable
 from holdfast.linux.memory import oom_kills
 from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
+from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.wire.channel import Channel, connect
 from holdfast.wire.hello import Hello
 from holdfast.wire.messages import ControllerMessage, PrepareRun
+from holdfast.wire.resumable_channel import ResumableChannel
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import detach_output
 
 __all__ = ["MasterPort", "Platform", "linger_s"]
 
-_DIAL_AGAIN_S = 0.1
-_DIAL_AGAIN_MAX_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -94,35 +91,32 @@ class Platform:
         root: Path | None = None,
         spawners: Spawners | None = None,
         own_process: bool = False,
+        comes_back: bool = False,
     ) -> None:
         """`advertise` is the address at which other machines reach this one, where that is not the one that it dials
-        from. `resources` are besides, or instead of, those that are found. A controller that cannot be reached is
-        dialled again for `dial_s`. `own_process`: the agent is a process of its own and a subreaper, and has no
-        children but its zygotes."""
+        from. `resources` are besides, or instead of, those that are found. A controller that cannot be reached at first
+        is dialled again for `dial_s`. `own_process`: the agent is a process of its own and a subreaper, and has no
+        children but its zygotes. `comes_back`: it outlives its connections and its controller; others end with the
+        first."""
         self._connect_to = connect_to
         self._secret = secret
         self.advertise = advertise
         self._resources = dict(resources or {})
-        self._dial_s = dial_s
+        self.dial_s = dial_s
         self._root = root
         self._spawners = spawners
         self._own_process = own_process
+        self._comes_back = comes_back
         self.linger_s = linger_s()
 
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
         """Connect to the controller as the agent of this name."""
         hello = Hello(agent=agent, address=self.advertise or "")
-        give_up_at = asyncio.get_running_loop().time() + self._dial_s
-        failures = 0
-        while True:
-            try:
-                return await connect(self._connect_to, self._secret, hello)
-            except Unreachable:
-                failures += 1
-                pause_s = backoff_s(failures, _DIAL_AGAIN_S, _DIAL_AGAIN_MAX_S)
-                if asyncio.get_running_loop().time() + pause_s > give_up_at:
-                    raise
-            await asyncio.sleep(pause_s)
+        return await connect(self._connect_to, self._secret, hello)
+
+    def make_channel(self, agent: str) -> ResumableChannel[ControllerMessage]:
+        """A channel to the controller that has no connection yet."""
+        return ResumableChannel(agent, current().token_hex(8), comes_back=self._comes_back)
 
     def open_session(self, agent: str) -> SessionDir:
         return SessionDir(agent, self._root)

@@ -1,4 +1,4 @@
-"""One connected agent, as the controller sees it: its channel, and whether it still answers."""
+"""One agent that has joined, as the controller sees it: its channel, and whether it still answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.wire import messages as m
-from holdfast.wire.channel import Channel
 from holdfast.wire.frames import encode_body
+from holdfast.wire.resumable_channel import ResumableChannel
 
 __all__ = ["FUNCTION_PIECE_BYTES", "AgentLink", "Preparation", "send_all"]
 
@@ -26,11 +26,11 @@ class Preparation:
 
 
 class AgentLink:
-    """An agent that has sent `AgentJoined`."""
+    """An agent that has sent `AgentJoined` and is not lost, whether or not it is connected just now."""
 
-    def __init__(self, channel: Channel[m.AgentMessage], name: str) -> None:
-        self._channel = channel
-        self.name = name
+    def __init__(self, channel: ResumableChannel[m.AgentMessage]) -> None:
+        self.channel = channel
+        self.name = channel.agent
         self.gone = asyncio.Event()
         self.unanswered_pings = 0
         """Sent since this agent last sent anything."""
@@ -38,8 +38,13 @@ class AgentLink:
         """The keys of the functions that it was sent."""
 
     def send(self, message: m.ControllerMessage | msgspec.Raw, run: str = "") -> None:
-        """Queue a message of a run, or of the connection itself."""
-        self._channel.send_nowait(message, run)
+        """Queue a message of a run, or of the agent itself."""
+        self.channel.send_nowait(message, run)
+
+    def ping(self, message: m.Ping | msgspec.Raw) -> None:
+        """Ask for an answer; one that nobody sends is not waited for while there is no connection."""
+        self.unanswered_pings += 1
+        self.channel.signal(message)
 
     async def prepare(self, run: str, preparation: Preparation) -> None:
         """Prepare the agent for a run; a function that it has already is not sent again."""
@@ -52,14 +57,10 @@ class AgentLink:
         """Send a function in pieces, no faster than the agent takes them: pings go in between."""
         function = memoryview(order.function)
         first = bytes(function[:FUNCTION_PIECE_BYTES])
-        await self._channel.send(msgspec.structs.replace(order, function=first))
+        await self.channel.send(msgspec.structs.replace(order, function=first))
         for start in range(FUNCTION_PIECE_BYTES, len(function), FUNCTION_PIECE_BYTES):
             piece = bytes(function[start : start + FUNCTION_PIECE_BYTES])
-            await self._channel.send(m.FunctionPiece(key=order.key, data=piece))
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        self._channel.abort()
+            await self.channel.send(m.FunctionPiece(key=order.key, data=piece))
 
 
 def send_all(links: Collection[AgentLink], message: m.ControllerMessage, run: str = "") -> None:

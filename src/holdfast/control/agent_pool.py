@@ -1,7 +1,8 @@
 """The agents of an engine, shared by runs: accepting them, placing runs on them, and noticing when one is gone.
 
-Which run gets places on which agent is `core.admission`'s decision, which is carried out here. What an agent sends goes
-to the run that the message names, if that run has places there, and to no other.
+An agent whose connection breaks and that comes back within its silence limit goes on where it was, and no run learns
+of it. Which run gets places on which agent is `core.admission`'s decision, which is carried out here. What an agent
+sends goes to the run that the message names, if that run has places there, and to no other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from holdfast.engines.engine import ControllerEndpoint, Engine, MakeEngine
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
 from holdfast.wire.control_messages import AgentStatus
+from holdfast.wire.frames import encode_body
+from holdfast.wire.resumable_channel import ResumableChannel, read_opening, refuse
 
 __all__ = ["AgentPool"]
 
@@ -32,9 +35,12 @@ _LAST_WORD_S = 1.0
 class AgentPool:
     """Every agent of one engine by name. Used from the hub's event loop only."""
 
-    def __init__(self, make_engine: MakeEngine, endpoint: ControllerEndpoint, *, private: bool = False) -> None:
-        """`private`: the engine is one run's own, and ends with it."""
+    def __init__(
+        self, make_engine: MakeEngine, endpoint: ControllerEndpoint, silence_s: float, *, private: bool = False
+    ) -> None:
+        """An agent that is silent for `silence_s` is lost. `private`: the engine is one run's own, and ends with it."""
         self.is_closed = False
+        self._silence_s = silence_s
         self._private = private
         self.links: dict[str, AgentLink] = {}
         self._joined: dict[str, e.AgentJoined] = {}
@@ -94,33 +100,73 @@ class AgentPool:
         return self._engine.knows(agent)
 
     async def serve(self, channel: Channel[m.AgentMessage]) -> None:
-        """One agent's connection, from its `AgentJoined` to its end."""
-        first = await channel.recv()
+        """One connection of an agent: its first, or one by which it comes back."""
+        opening = await read_opening(channel)
+        if opening is None:
+            return
+        link = self.links.get(channel.agent)
+        if why := self._why_not(link, opening):
+            await refuse(channel, why)
+        elif link is not None and opening.received is not None:
+            link.unanswered_pings = 0
+            link.channel.accept(channel, opening, self._silence_s)
+            await self._receive(link)
+        else:
+            await self._join(channel, opening)
+
+    def _why_not(self, link: AgentLink | None, opening: m.OpenChannel) -> str | None:
+        """Why a connection is refused; `link` is the agent of that name, if it has joined."""
+        if opening.received is not None:
+            known = link is not None and link.channel.incarnation == opening.incarnation
+            if link is None or not known or not link.channel.can_resume(opening.received):
+                return "This controller does not know the agent's channel any more: it was lost meanwhile."
+        elif link is not None and link.channel.is_connected:
+            return (
+                f"An agent named {link.name!r} is connected already, from {link.channel.peer}: give this one another "
+                "name, or end the other first."
+            )
+        return None
+
+    async def _join(self, channel: Channel[m.AgentMessage], opening: m.OpenChannel) -> None:
+        resumable = ResumableChannel[m.AgentMessage](channel.agent, opening.incarnation, comes_back=opening.comes_back)
+        resumable.accept(channel, opening, self._silence_s)
+        first = await resumable.recv()
         joined = None if first is None else first.message
         if not isinstance(joined, e.AgentJoined) or joined.agent != channel.agent:
             return
-        link = AgentLink(channel, channel.agent)
-        # The end of its former connection may be noticed long after the agent has connected again.
-        self.lose_agent(link.name, "it connected anew")
+        link = AgentLink(resumable)
+        self.lose_agent(link.name, "another one has joined under its name")
         self.links[link.name] = link
         self._joined[link.name] = joined
         self._follow(self._admission.agent_joined(link.name, _offer(joined)))
+        await self._receive(link)
+
+    async def _receive(self, link: AgentLink) -> None:
+        """Receive an agent's messages until its connection is over. It is lost with it, unless it will come back."""
+        is_over = True
         try:
-            while (envelope := await channel.recv()) is not None and _is_of(link.name, envelope.message):
+            while (envelope := await link.channel.recv()) is not None and _is_of(link.name, envelope.message):
                 link.unanswered_pings = 0
+                if isinstance(envelope.message, m.Leave):
+                    self.lose(link, "it ended")
+                    return
                 run = self._runs.get(envelope.run)
                 if run is not None and run.links.get(link.name) is link:
                     run.receive(link.name, envelope.message)
+            if envelope is None and link.channel.comes_back:
+                is_over = False  # another connection has come already, or comes while pings are waited for
+                return
             with suppress(TimeoutError):  # where the engine knows how it died, it says so soon
                 async with asyncio.timeout(_LAST_WORD_S):
                     await link.gone.wait()
         finally:
-            self.lose(link, "its connection closed")
+            if is_over:
+                self.lose(link, "its connection closed")
 
     def lose(self, link: AgentLink, why: str) -> None:
-        """End one connection. The agent is lost with it, unless another connection has taken its place."""
+        """End an agent's channel. The agent is lost with it, unless another of its name has taken its place."""
         link.gone.set()
-        link.abort()
+        link.channel.abort()
         if self.links.get(link.name) is link:
             del self.links[link.name]
             self._engine.abandon(link.name)
@@ -134,14 +180,14 @@ class AgentPool:
             self.lose(link, why)
 
     def ping(self, limit: int, silence_s: float) -> None:
-        """Send a ping to each agent; one that left `limit` of them unanswered (a stopped process, a dead network) is
-        lost."""
+        """Send a ping to each agent; one that left `limit` of them unanswered (a stopped process, a dead network, no
+        connection) is lost."""
         for link in [link for link in self.links.values() if link.unanswered_pings >= limit]:
             self.lose(link, f"it was silent for {silence_s:g} s: {limit} pings were not answered")
             self._engine.kill(link.name)
+        message = encode_body(m.Ping())
         for link in self.links.values():
-            link.unanswered_pings += 1
-        send_all(self.links.values(), m.Ping())
+            link.ping(message)
 
     def tell_waiting(self) -> None:
         """Tell runs that wait only because others have the places that it is so: their patience is for agents."""

@@ -16,7 +16,6 @@ from holdfast.control.agent_link import Preparation
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.api import ControlApi
 from holdfast.control.collectives import Answer
-from holdfast.control.liveness import LoopWatch
 from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
@@ -30,6 +29,7 @@ from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, CheckHello, OnAgent, OnClient, serve
 from holdfast.wire.hello import Hello
 from holdfast.wire.join_string import is_loopback_name, make_join_string, parse_address
+from holdfast.wire.liveness import LoopWatch
 from holdfast.wire.messages import AgentMessage
 
 __all__ = ["Hub", "Listen", "Listener", "listen_with_sockets"]
@@ -162,7 +162,7 @@ class Hub:
             await listener.close()
 
     def _add_pool(self, make_engine: MakeEngine, *, private: bool = False) -> AgentPool:
-        pool = AgentPool(make_engine, self._endpoint, private=private)
+        pool = AgentPool(make_engine, self._endpoint, self._agent_silence_s, private=private)
         self._pools = [*(one for one in self._pools if not one.is_closed), pool]
         return pool
 

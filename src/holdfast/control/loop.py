@@ -22,7 +22,6 @@ from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.group_commit import RunJournal
 from holdfast.control.hub import Hub
 from holdfast.control.lease import GuestLease, Lease
-from holdfast.control.liveness import LoopWatch
 from holdfast.control.persister import Persister
 from holdfast.control.publisher import Publisher, ReadBack
 from holdfast.control.remover import Remover
@@ -43,6 +42,7 @@ from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.views.observer import Observer
 from holdfast.wire import messages as m
+from holdfast.wire.liveness import LoopWatch
 
 __all__ = ["Controller", "ControllerSetup", "Settings"]
 

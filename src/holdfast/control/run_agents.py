@@ -188,7 +188,7 @@ class RunAgents:
                     self.send(list(self.links), answer)
             case m.RunClosed():
                 self._closed(agent)
-            case m.Pong() | e.AgentJoined():
+            case m.Pong() | m.OpenChannel() | m.Acknowledge() | m.Leave() | e.AgentJoined():
                 return
             case _:
                 if isinstance(message, e.AgentPrepared):

@@ -3,9 +3,10 @@
 The controller calls `serve`, an agent `connect`, a control client `connect_client`. A `Channel` decodes only the
 messages of its own direction. A peer that sends garbage, too much, another agent's message, or nothing during the
 handshake loses its connection and is logged once; nobody else notices. `frames` splits the stream, `auth` authenticates
-the peer, `envelope` numbers the messages. A connection over loopback is plain, any other is encrypted (`tls`), since
-the training function would cross the network in the clear, and could be replaced on its way. Both ends see which it is
-by their own address, so that nothing has to be agreed upon, and a tunnel that ends on loopback works.
+the peer, `resumable_channel` makes several connections of an agent one channel. A connection over loopback is plain,
+any other is encrypted (`tls`), since the training function would cross the network in the clear, and could be replaced
+on its way. Both ends see which it is by their own address, so that nothing has to be agreed upon, and a tunnel that
+ends on loopback works.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Channel(Generic[_In]):
         self._bodies: deque[bytes] = deque()
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
+        self.received_bytes = 0
+        """Of all messages that `recv` has given out."""
         self._closed = False
         self.strangers: StrangerLog | None = None
         """Where a server logs what peers do during the handshake."""
@@ -101,16 +104,19 @@ class Channel(Generic[_In]):
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send_nowait(self, message: Any, run: str = "") -> None:
-        """Queue one message of a run, or of the connection itself; all that one turn of the event loop queued goes out
-        together. Dropped when closed."""
+        """Queue one message of a run, or of the connection itself, without a number. Dropped when closed."""
+        enveloped = message if self._stamp is None else self._stamp.wrap(message, run)
+        self.write_frame(encode(enveloped, type(message).__name__))
+
+    def write_frame(self, frame: bytes) -> None:
+        """Queue a message that is encoded already; all that one turn of the event loop queued goes out together.
+        Dropped when closed."""
         if self._closed:
             return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        enveloped = message if self._stamp is None else self._stamp.wrap(message, run)
-        data = encode(enveloped, type(message).__name__)
-        self._unsent.append(data)
-        self._unsent_bytes += len(data)
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
 
     async def send(self, message: Any, run: str = "") -> None:
         """Queue one message, and wait where the peer reads too slowly."""
@@ -143,14 +149,16 @@ class Channel(Generic[_In]):
             if not await self._fill():
                 return None
         try:
-            found = self._decoder.decode(self._bodies.popleft())
+            body = self._bodies.popleft()
+            self.received_bytes += len(body)
+            found = self._decoder.decode(body)
             if self._stamp is not None:
                 self._stamp.check(found)
         except DECODE_ERRORS as error:
-            self._give_up(f"It sent a message that is none of those expected ({error}).")
+            self.give_up(f"It sent a message that is none of those expected ({error}).")
             return None
         except WireError as error:
-            self._give_up(str(error))
+            self.give_up(str(error))
             return None
         return found
 
@@ -183,7 +191,7 @@ class Channel(Generic[_In]):
         try:
             self._bodies.extend(self._splitter.feed(data))
         except WireError as error:
-            self._give_up(str(error))
+            self.give_up(str(error))
             return False
         return True
 
@@ -195,7 +203,8 @@ class Channel(Generic[_In]):
             if not self._closed:
                 self._writer.write(data)
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """End the connection at once for what the peer did, and log why."""
         if not self._closed:
             if self._stamp is None and self.strangers is not None:
                 self.strangers.warn(self.peer, "nonsense", f"The connection of {self.peer} is closed: {reason}")

@@ -1,8 +1,8 @@
-"""What every frame between controller and agent carries around its message: the run, the agent, and a number.
+"""What every frame between controller and agent carries around its message: the run, the agent, and two numbers.
 
-The connection stamps and checks it (`wire.channel`); nobody else makes one. The numbers of each direction count from 1
-for each connection, so a lost or repeated message is noticed where it arrives. One connection serves any number of
-runs: the receiver routes each message by its run. Messages about the connection itself have the run "".
+One connection serves any number of runs: the receiver routes each message by its run. Messages about the connection
+itself have the run "" and the number 0; they are lost with it. All others are numbered from 1 in each direction, for as
+long as the agent is known to the controller, over any number of connections (`wire.resumable_channel`).
 """
 
 from __future__ import annotations
@@ -19,31 +19,27 @@ _M = TypeVar("_M")
 
 
 class Envelope(msgspec.Struct, Generic[_M], frozen=True, array_like=True):
-    """One message, with its run, its agent and its number in this direction of the connection."""
+    """One message, with its run and its agent."""
 
     run: str
     agent: str
     sequence: int
+    """Its number in this direction; 0: it is of this connection only."""
+    acknowledged: int
+    """The number of the last message that the sender has received."""
     message: _M
 
 
 class Stamp:
-    """Makes the envelopes of one side of a connection, and checks those of the other."""
+    """Makes the envelopes of one connection, and checks that those of the other side name its agent."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
-        self._sent = 0
-        self._received = 0
 
-    def wrap(self, message: Any, run: str) -> Envelope[Any]:
-        """The message in the next envelope."""
-        self._sent += 1
-        return Envelope(run, self.agent, self._sent, message)
+    def wrap(self, message: Any, run: str, sequence: int = 0, acknowledged: int = 0) -> Envelope[Any]:
+        return Envelope(run, self.agent, sequence, acknowledged, message)
 
     def check(self, envelope: Envelope[Any]) -> None:
-        """Raise `WireError` unless this is the other side's next envelope."""
+        """Raise `WireError` unless it names the agent of this connection."""
         if envelope.agent != self.agent:
             raise WireError(f"It sent a message of agent {envelope.agent!r} on the connection of {self.agent!r}.")
-        self._received += 1
-        if envelope.sequence != self._received:
-            raise WireError(f"It sent message {envelope.sequence} where message {self._received} comes next.")

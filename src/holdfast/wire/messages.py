@@ -33,7 +33,10 @@ from holdfast.core.failure_kind import FailureKind
 
 __all__ = [
     "PROTOCOL",
+    "Acknowledge",
     "AgentMessage",
+    "ChannelOpened",
+    "ChannelRefused",
     "CloseRun",
     "Collect",
     "Collected",
@@ -41,9 +44,11 @@ __all__ = [
     "ControllerMessage",
     "FunctionPiece",
     "Imported",
+    "Leave",
     "LogLine",
     "Logs",
     "Note",
+    "OpenChannel",
     "Ping",
     "Pong",
     "PrepareFunction",
@@ -117,6 +122,21 @@ class RunClosed(_Message, frozen=True, kw_only=True):
 
 class Pong(_Message, frozen=True, kw_only=True):
     """The answer to `Ping`."""
+
+
+class Leave(_Message, frozen=True, kw_only=True):
+    """The agent ends, and does not come back."""
+
+
+class OpenChannel(_Message, frozen=True, kw_only=True):
+    """The first message of every connection of an agent; answered by `ChannelOpened` or `ChannelRefused`."""
+
+    incarnation: str
+    """Of the agent's channel: another one has other messages."""
+    received: int | None = None
+    """The number of the last message that the agent has of this channel; None: the channel is new."""
+    comes_back: bool = False
+    """Whether the agent connects again when the connection breaks. Others end with it."""
 
 
 class CollectiveKind(enum.StrEnum):
@@ -226,11 +246,33 @@ class Ping(_Message, frozen=True, kw_only=True):
     """Answered by `Pong`, so that a stopped agent or a dead network is noticed."""
 
 
+class ChannelOpened(_Message, frozen=True, kw_only=True):
+    """The answer to `OpenChannel`: the channel goes on over this connection."""
+
+    received: int = 0
+    """The number of the last message that the controller has of this channel."""
+    silence_s: float = 30.0
+    """An agent that hears nothing for so long is lost, and ends its runs."""
+
+
+class ChannelRefused(_Message, frozen=True, kw_only=True):
+    """The answer to `OpenChannel`: the agent is not wanted under this name, or its channel is unknown."""
+
+    reason: str
+
+
 class Shutdown(_Message, frozen=True, kw_only=True):
     """Kill everything, remove everything, exit."""
 
     flush_s: float = 30.0
     """How long the agent may take to bring logs and artifacts to storage first."""
+
+
+# ---------------------------------------------------------------- either way between controller and agent
+
+
+class Acknowledge(_Message, frozen=True, kw_only=True):
+    """What was received is acknowledged by the envelope of any message; of this one where there is no other."""
 
 
 # ---------------------------------------------------------------- worker -> agent only
@@ -294,6 +336,9 @@ AgentMessage = (
     | Collect
     | RunClosed
     | Pong
+    | Leave
+    | OpenChannel
+    | Acknowledge
 )
 ControllerMessage = (
     PrepareFunction
@@ -307,5 +352,8 @@ ControllerMessage = (
     | AnnounceSettled
     | Collected
     | Ping
+    | ChannelOpened
+    | ChannelRefused
+    | Acknowledge
     | Shutdown
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.agent_harness import open_channel
 
 from holdfast import train
 from holdfast.agent.agent import Agent
@@ -43,7 +44,8 @@ def _run_locally(
         work_dir=str(tmp_path / "work"),
     )
 
-    async def controller(channel: Channel[AgentMessage]) -> None:
+    async def controller(connection: Channel[AgentMessage]) -> None:
+        channel = await open_channel(connection)
         while (envelope := await channel.recv()) is not None:
             message = envelope.message
             said.append(message)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
+import pytest
 
 from holdfast.control.agent_link import FUNCTION_PIECE_BYTES, Preparation
 from holdfast.control.agent_pool import AgentPool
@@ -18,9 +20,19 @@ from holdfast.core.events import Ticket
 from holdfast.engines.engine import ControllerEndpoint
 from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.hello import Hello
-from holdfast.wire.messages import CloseRun, ControllerMessage, FunctionPiece, PrepareFunction, PrepareRun, RunClosed
+from holdfast.wire.messages import (
+    CloseRun,
+    ControllerMessage,
+    FunctionPiece,
+    Leave,
+    PrepareFunction,
+    PrepareRun,
+    RunClosed,
+)
+from holdfast.wire.resumable_channel import ChannelRefusedError, ResumableChannel
 
 _SECRET = "correct horse"
+_incarnations = itertools.count()
 _PREPARATION = Preparation(
     PrepareFunction(key="f", function=b"", sys_path=[], environment={}),
     PrepareRun(
@@ -63,7 +75,7 @@ class _Controller:
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
         self.engine = _NoEngine()
-        self.pool = AgentPool(lambda endpoint, on_gone: self.engine, ControllerEndpoint("", ""))
+        self.pool = AgentPool(lambda endpoint, on_gone: self.engine, ControllerEndpoint("", ""), 30.0)
         self.run = self.enter("run-1", self.events)
         self.run.request(2)
 
@@ -77,9 +89,15 @@ class _Controller:
         finally:
             self.served.put_nowait(None)
 
-    async def join(self, address: str) -> Channel[ControllerMessage]:
+    async def open(self, address: str, *, comes_back: bool = False) -> ResumableChannel[ControllerMessage]:
+        """Connect under the agent's name."""
+        channel = ResumableChannel[ControllerMessage](self.agent, str(next(_incarnations)), comes_back=comes_back)
+        await channel.join(await connect(address, _SECRET, Hello(agent=self.agent)))
+        return channel
+
+    async def join(self, address: str, *, comes_back: bool = False) -> ResumableChannel[ControllerMessage]:
         """Connect as the run's agent, and wait until the controller has answered."""
-        channel = await connect(address, _SECRET, Hello(agent=self.agent))
+        channel = await self.open(address, comes_back=comes_back)
         channel.send_nowait(e.AgentJoined(agent=self.agent, host="h", slots=4, address="127.0.0.1"))
         for kind in (PrepareFunction, PrepareRun):
             envelope = await channel.recv()
@@ -100,24 +118,68 @@ def _run(test: Callable[[_Controller, str], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def _is_reachable(controller: _Controller, agent: Channel[ControllerMessage]) -> bool:
+async def _is_reachable(controller: _Controller, agent: ResumableChannel[ControllerMessage]) -> bool:
     message = AnnounceCheckpoint(ticket=Ticket(1, 1), name=None)
     controller.run.send([controller.agent], message)
     envelope = await agent.recv()
     return envelope is not None and (envelope.run, envelope.message) == ("run-1", message)
 
 
-def test_the_end_of_an_old_connection_does_not_evict_the_agent_that_has_connected_again() -> None:
+def test_a_second_agent_of_the_same_name_is_refused_while_the_first_is_connected() -> None:
     async def test(controller: _Controller, address: str) -> None:
-        old = await controller.join(address)
-        new = await controller.join(address)
-        assert await old.recv() is None  # the controller hung up
-        await old.close()
+        first = await controller.join(address, comes_back=True)
+        with pytest.raises(ChannelRefusedError, match=r"^An agent named 'a' is connected already, from 127\.0\.0\.1:"):
+            await controller.join(address, comes_back=True)
         await controller.served.get()
-        kinds = [type(event) for event in controller.events]
-        assert kinds == [e.AgentJoined, e.AgentLost, e.AgentJoined]
+        assert await _is_reachable(controller, first)
+        assert [type(event) for event in controller.events] == [e.AgentJoined]
+        await first.close()
+        await controller.served.get()
+
+    _run(test)
+
+
+def test_no_run_learns_of_an_agent_that_comes_back_in_time() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address, comes_back=True)
+        for reason in ("noticed by both", "noticed by the agent alone"):
+            if reason == "noticed by both":
+                agent.disconnect()
+                await controller.served.get()
+            agent.send_nowait(e.AgentPrepared(agent="a"), "run-1")
+            await agent.join(await connect(address, _SECRET, Hello(agent="a")))
+            assert await _is_reachable(controller, agent)
+        assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentPrepared, e.AgentPrepared]
+        await agent.close()
+
+    _run(test)
+
+
+def test_an_agent_that_does_not_come_back_is_lost_after_a_while_and_its_channel_is_not_known_any_more() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address, comes_back=True)
+        agent.disconnect()
+        await controller.served.get()
+        for _ in range(4):
+            controller.pool.ping(4, 30.0)
+        assert [type(event) for event in controller.events] == [e.AgentJoined]
+        controller.pool.ping(4, 30.0)
+        assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentLost]
+        with pytest.raises(ChannelRefusedError, match="does not know the agent's channel"):
+            await agent.join(await connect(address, _SECRET, Hello(agent="a")))
+        new = await controller.join(address, comes_back=True)
         assert await _is_reachable(controller, new)
         await new.close()
+
+    _run(test)
+
+
+def test_an_agent_that_says_that_it_ends_is_lost_at_once() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address, comes_back=True)
+        agent.send_nowait(Leave())
+        assert await agent.recv() is None
+        assert [type(event) for event in controller.events] == [e.AgentJoined, e.AgentLost]
 
     _run(test)
 
@@ -158,7 +220,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
 
     async def test(controller: _Controller, address: str) -> None:
         controller.run._preparation = Preparation(order, _PREPARATION.run)
-        channel = await connect(address, _SECRET, Hello(agent=controller.agent))
+        channel = await controller.open(address)
         channel.send_nowait(e.AgentJoined(agent=controller.agent, host="h", slots=2))
         first = await channel.recv()
         assert first is not None and isinstance(first.message, PrepareFunction)
@@ -177,7 +239,7 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
 
 def test_an_agent_joins_under_its_authenticated_name_only() -> None:
     async def test(controller: _Controller, address: str) -> None:
-        channel = await connect(address, _SECRET, Hello(agent=controller.agent))
+        channel = await controller.open(address)
         channel.send_nowait(e.AgentJoined(agent="b", host="h", slots=2))
         assert await channel.recv() is None
         await channel.close()

@@ -80,8 +80,8 @@ def test_a_message_that_is_encoded_once_arrives_in_every_envelope_as_if_it_were_
     message = Collected(generation=1, sequence=2, data={"loss": 0.5})
     body = frames.encode_body(message)
     for agent, sequence in (("a", 1), ("b", 300)):
-        expected = frames.encode(Envelope("run-1", agent, sequence, message))
-        assert frames.encode(Envelope("run-1", agent, sequence, body)) == expected
+        expected = frames.encode(Envelope("run-1", agent, sequence, 7, message))
+        assert frames.encode(Envelope("run-1", agent, sequence, 7, body)) == expected
 
 
 def test_a_message_for_several_receivers_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.control.liveness import LoopWatch
+from holdfast.wire.liveness import LoopWatch
 
 
 def test_a_loop_that_runs_on_time_never_stalls() -> None:
