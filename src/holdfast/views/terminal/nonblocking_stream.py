@@ -2,8 +2,9 @@
 
 A terminal that was stopped (Ctrl+S), or a pager that nobody scrolls, blocks its writers; what watches a run must
 not block. So text is written in small pieces, only while the stream is ready, and what piles up beyond a limit is left
-out, and counted. A reader that goes away ends the writing, not the run. On a terminal a status line is drawn in place,
-below the text. `terminal` and `worker_output` are the users.
+out, and counted. A reader that goes away ends the writing, not the run. On a terminal status lines are drawn in place,
+below the text: one for each run, for all runs of a process that print to the same stream share one writer
+(`open_stream`). `terminal` and `worker_output` are the users.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import threading
+import weakref
 from collections import deque
 from io import UnsupportedOperation
 from typing import TextIO
 
 from holdfast.printable import printable
 
-__all__ = ["NonblockingStream", "is_notebook", "is_same_file"]
+__all__ = ["NonblockingStream", "is_notebook", "is_same_file", "open_stream"]
 
 _PIECE_CHARS = 1_000
 """At most 4,000 bytes: so much goes into a pipe that is ready, without waiting."""
 _BACKLOG_CHARS = 4_000_000
 _ERASE_LINE = "\r\x1b[2K"
+_ERASE_BELOW = "\r\x1b[J"
 
 
 class NonblockingStream:
-    """A stream, with what it can show. `interactive`: someone is looking at it."""
+    """A stream, with what it can show. `interactive`: someone is looking at it. May be used from any thread."""
 
     def __init__(self, stream: TextIO, interactive: bool | None = None) -> None:
         self._stream = stream
@@ -38,7 +42,10 @@ class NonblockingStream:
         self.live = self.interactive and os.environ.get("TERM") != "dumb"
         """Whether a status line can be drawn."""
         self.colour = self.live and os.environ.get("NO_COLOR", "") == ""
-        self._status = self._drawn = ""
+        self._lock = threading.RLock()
+        self._statuses: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        """The status line of each run that prints here, "" if it has none now."""
+        self._drawn: tuple[str, ...] = ()
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.fine = _takes("╭─│", self._encoding)
         self._poll = _poll_of(stream)
@@ -57,12 +64,13 @@ class NonblockingStream:
 
     def raw(self, text: str) -> None:
         """Like `line`, for text whose escape sequences are meant: a worker's output."""
-        if self._gone:
-            return
-        if self._backlog_chars > _BACKLOG_CHARS:
-            self._left_out += text.count("\n") + 1
-            return
-        self._put(f"{text}\n")
+        with self._lock:
+            if self._gone:
+                return
+            if self._backlog_chars > _BACKLOG_CHARS:
+                self._left_out += text.count("\n") + 1
+                return
+            self._put(f"{text}\n")
 
     @property
     def width(self) -> int:
@@ -74,15 +82,31 @@ class NonblockingStream:
         except (OSError, ValueError, AttributeError):
             return shutil.get_terminal_size().columns
 
-    def set_status(self, text: str) -> None:
-        """The line that `drain` shows below everything else, where it can; "" for none. It must fit on one."""
-        self._status = printable(text) if self.live and not self._gone else ""
+    @property
+    def is_shared(self) -> bool:
+        """Whether several runs print here now."""
+        return len(self._statuses) > 1
+
+    def set_status(self, run: object, text: str) -> None:
+        """The line that `drain` shows for this run below everything else, where it can; "" for none. It must fit on
+        one."""
+        with self._lock:
+            self._statuses[run] = printable(text) if self.live and not self._gone else ""
+
+    def leave(self, run: object) -> None:
+        """The run prints nothing any more; it came with its first `set_status`."""
+        with self._lock:
+            self._statuses.pop(run, None)
 
     def drain(self, *, wait: bool = False) -> None:
         """Write what the stream accepts now; with `wait`, all of it."""
+        with self._lock:
+            self._drain(wait)
+
+    def _drain(self, wait: bool) -> None:
         try:
             if self._pieces and self._drawn and (wait or self._ready()):
-                self._draw("")
+                self._draw(())
             while self._pieces and (wait or self._ready()):
                 piece = self._pieces.popleft()
                 self._backlog_chars -= len(piece)
@@ -91,17 +115,37 @@ class NonblockingStream:
                 if not self._pieces and self._left_out:
                     self._put(f"[{self._left_out} lines are left out here: the terminal was too slow]\n")
                     self._left_out = 0
-            if not self._pieces and self._status != self._drawn and (wait or self._ready()):
-                self._draw(self._status)
+            if not self._pieces and (lines := self._status_lines()) != self._drawn and (wait or self._ready()):
+                self._draw(lines)
         except (OSError, ValueError):  # closed, by us or by the reader
             self._gone = True
             self._pieces.clear()
 
-    def _draw(self, status: str) -> None:
-        """The cursor is left at the line's beginning, so that what others print does not begin behind it."""
-        self._stream.write(f"{_ERASE_LINE}{self._encodable(status)}\r" if status else _ERASE_LINE)
+    def _status_lines(self) -> tuple[str, ...]:
+        """What is to be drawn: no more than half of the terminal."""
+        lines = [text for text in self._statuses.values() if text]
+        most = max(2, self._height // 2)
+        if len(lines) > most:
+            lines[most - 1 :] = [f"and {len(lines) - most + 1} more runs"]
+        return tuple(lines)
+
+    def _draw(self, lines: tuple[str, ...]) -> None:
+        """The cursor is left at the beginning of the first line, so that what others print does not begin behind it."""
+        text = _ERASE_BELOW if max(len(lines), len(self._drawn)) > 1 else _ERASE_LINE
+        if lines:
+            text += "\n".join(map(self._encodable, lines)) + "\r"
+        if len(lines) > 1:
+            text += f"\x1b[{len(lines) - 1}A"
+        self._stream.write(text)
         self._stream.flush()
-        self._drawn = status
+        self._drawn = lines
+
+    @property
+    def _height(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).lines or 24
+        except (OSError, ValueError, AttributeError):
+            return shutil.get_terminal_size().lines
 
     def _put(self, text: str) -> None:
         text = self._encodable(text)
@@ -114,6 +158,20 @@ class NonblockingStream:
 
     def _ready(self) -> bool:
         return self._poll is None or bool(self._poll.poll(0))
+
+
+_lock = threading.Lock()
+_open: weakref.WeakValueDictionary[int, NonblockingStream] = weakref.WeakValueDictionary()
+"""By the identity of what they write to, which lives as long as they do."""
+
+
+def open_stream(stream: TextIO, interactive: bool | None = None) -> NonblockingStream:
+    """The one writer of this stream, for all runs of the process that print to it."""
+    with _lock:
+        found = _open.get(id(stream))
+        if found is None:
+            found = _open[id(stream)] = NonblockingStream(stream, interactive)
+        return found
 
 
 def is_notebook(stream: TextIO) -> bool:

@@ -24,10 +24,10 @@ from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.journal.format import encode_record
 from holdfast.printable import printable
-from holdfast.views.formatting import count_text, local_time, place, ranks_text, running_time
+from holdfast.views.formatting import count_text, local_time, place, ranks_text, running_time, trim
 from holdfast.views.terminal import layouts
 from holdfast.views.terminal.live_line import LiveLine
-from holdfast.views.terminal.nonblocking_stream import NonblockingStream, is_notebook, is_same_file
+from holdfast.views.terminal.nonblocking_stream import is_notebook, is_same_file, open_stream
 from holdfast.views.terminal.throttle import Throttle
 from holdfast.views.terminal.worker_output import WorkerOutput
 from holdfast.wire.messages import LogLine
@@ -68,9 +68,10 @@ class Terminal:
         self._quiet = _is_set("HOLDFAST_QUIET") if quiet is None else quiet
         if self._json or is_notebook(stdout):
             stderr = stdout
-        self._stream = NonblockingStream(stderr, interactive)
+        self._stream = open_stream(stderr, interactive)
+        self._stream.set_status(self, "")
         same = is_same_file(stdout, stderr)
-        self._stdout = self._stream if same else NonblockingStream(stdout, interactive)
+        self._stdout = self._stream if same else open_stream(stdout, interactive)
         self._name, self._uri, self._total_workers = name, uri, total_workers
         self._command = sys.orig_argv if command is None else command
         self._clock = clock
@@ -79,7 +80,7 @@ class Terminal:
         self._hosts_of_agents: dict[str, tuple[str, int]] = {}
         self._hosts: dict[int, str] = {}
         self._work_dir = work_dir
-        self._worker_output = WorkerOutput(self._stdout, self._stream, self._hosts, clock)
+        self._worker_output = WorkerOutput(self._stdout, self._stream, self._hosts, clock, name)
         self._throttle = Throttle(self._stream.live, clock)
         self._live_line = LiveLine(config or {})
         self._draw_at = float("-inf")
@@ -121,7 +122,7 @@ class Terminal:
         self._drain()
 
     def close(self) -> None:
-        self._stream.set_status("")
+        self._stream.leave(self)
         for stream in (self._stdout, self._stream):
             stream.drain(wait=True)
 
@@ -205,7 +206,7 @@ class Terminal:
             self._warn(layouts.death(record, self._hosts))
             return
         self._stream.line("")
-        self._stream.line(layouts.death(record, self._hosts), _RED)
+        self._stream.line(f"{self._prefix}{layouts.death(record, self._hosts)}", _RED)
         cause = root_cause(record.failures) if record.failures else None
         if cause is None or not (cause.traceback or cause.last_lines):
             return
@@ -251,7 +252,7 @@ class Terminal:
         else:
             total = running_time(record.at - self._started_at)
             self._stream.line("")
-            self._stream.line(head, colour, f". Total running time: {total}")
+            self._stream.line(f"{self._prefix}{head}", colour, f". Total running time: {total}")
             width = self._stream.width
             self._stream.line(
                 layouts.summary(self._name, self._uri, status, self._run, width=width, fine=self._stream.fine)
@@ -290,7 +291,9 @@ class Terminal:
             self._show_reports()
         if self._stream.live and not self._quiet and now >= self._draw_at:
             self._draw_at = now + _DRAW_S
-            self._stream.set_status(self._live_line.text(now, self._stream.width - 1))
+            prefix = self._prefix
+            text = self._live_line.text(now, max(1, self._stream.width - 1 - len(prefix)))
+            self._stream.set_status(self, f"{prefix}{text}" if text else "")
         self._stdout.drain()
         if self._stream is not self._stdout:
             self._stream.drain()
@@ -300,12 +303,17 @@ class Terminal:
         """When the present controller started."""
         return self._run.started.at if self._run.started is not None else 0.0
 
+    @property
+    def _prefix(self) -> str:
+        """Tells this run's lines from those of others in the same terminal."""
+        return f"{trim(printable(self._name), 30)}: " if self._stream.is_shared else ""
+
     def _print(self, text: str) -> None:
         if not self._quiet:
-            self._stream.line(text)
+            self._stream.line(f"{self._prefix}{text}")
 
     def _warn(self, text: str) -> None:
-        self._stream.line(f"Warning: {printable(text)}", _YELLOW)
+        self._stream.line(f"{self._prefix}Warning: {printable(text)}", _YELLOW)
 
     def _find_hosts(self, record: r.GenerationStarted) -> None:
         """Ranks fill the agents in their order, as `core.placement` places them."""

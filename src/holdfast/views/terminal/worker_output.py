@@ -39,7 +39,8 @@ class _Line:
 
 
 class WorkerOutput:
-    """Prints to `stdout` and `stderr`; `hosts` maps ranks to hosts and is read for every line."""
+    """Prints to `stdout` and `stderr`; `hosts` maps ranks to hosts and is read for every line. `name` is the run's, and
+    shown where other runs print to the same terminal."""
 
     def __init__(
         self,
@@ -47,10 +48,12 @@ class WorkerOutput:
         stderr: NonblockingStream,
         hosts: Mapping[int, str],
         clock: Callable[[], float],
+        name: str = "",
     ) -> None:
         self._stdout, self._stderr = stdout, stderr
         self._hosts = hosts
         self._clock = clock
+        self._name = name
         self.world_size = 0
         """With how many ranks a line is complete; 0 if that is not known."""
         self._waiting: deque[_Line] = deque()
@@ -97,6 +100,8 @@ class WorkerOutput:
         first = min(line.ranks)
         host = self._hosts.get(first) if len(line.ranks) == 1 and len(set(self._hosts.values())) > 1 else None
         who = "imports" if first < 0 else f"{ranks_brief(line.ranks)}{f', {host}' if host else ''}"
+        if self._name and self._stderr.is_shared:
+            who = f"{self._name}, {who}"
         styled = stream.style(f"({who})", f"2;{_COLOURS[first % len(_COLOURS)]}")
         stream.raw(f"{styled} {line.text}")
 
