@@ -1,15 +1,19 @@
-"""Makes docs/migrating.md from `differences`: `python -m tests.compat.page` writes it, a test compares it."""
+"""Makes docs/migrating.md from `differences`, and docs/migrating-tune.md from `differences_tune`: `python -m
+tests.compat.page` writes them, a test compares them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from tests.compat import differences_tune
 from tests.compat.differences import BEHAVIOUR, MISSING, OTHER_DEFAULTS, OURS
 from tests.compat.guides import GUIDES
 
-__all__ = ["PAGE", "render"]
+__all__ = ["PAGE", "TUNE_PAGE", "render", "render_tune"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
+TUNE_PAGE = PAGE.with_name("migrating-tune.md")
 
 _HEAD = """\
 # Migrating from Ray Train
@@ -28,6 +32,15 @@ holdfast.init()  # may stay, and may go
 Names, parameters, their order and their defaults are those of Ray Train 2.60 (its second version, the default
 there), except for what this page lists. `make test-ray` compares them with an installed Ray; this page is made from
 the same list (`tests/compat/differences.py`).
+"""
+
+_TUNE_HEAD = """\
+# Migrating from Ray Tune
+
+Replace `ray` by `holdfast` in the imports. Names, parameters, their order and their defaults are those of Ray Tune 2.60
+for what [tuning.md](tuning.md) describes, except for what this page lists. `make test-ray` compares them with an
+installed Ray; this page is made from the same list (`tests/compat/differences_tune.py`). What runs trials (`Tuner`,
+`tune.run`, trainables) is not there yet.
 """
 
 _GUIDES_HEAD = """\
@@ -54,5 +67,29 @@ def render() -> str:
     return "\n".join(parts)
 
 
+def render_tune() -> str:
+    parts = [_TUNE_HEAD]
+    parts.append("## What behaves differently\n\n| what | Ray Tune | Holdfast |\n|---|---|---|")
+    parts[-1] += (
+        "".join(f"\n| {what} | {theirs} | {mine} |" for what, theirs, mine in differences_tune.BEHAVIOUR) + "\n"
+    )
+    for title, entries in (
+        ("What is not here", differences_tune.MISSING),
+        ("Other defaults", differences_tune.OTHER_DEFAULTS),
+        ("What Ray does not have", differences_tune.OURS),
+    ):
+        rows = "".join(f"\n| {names} | {reason} |" for reason, names in _by_reason(entries).items())
+        parts.append(f"## {title}\n\n| names | why |\n|---|---|{rows}\n")
+    return "\n".join(parts)
+
+
+def _by_reason(entries: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    for key, reason in sorted(entries.items()):
+        found.setdefault(reason, []).append(f"`{key}`")
+    return {reason: ", ".join(names) for reason, names in found.items()}
+
+
 if __name__ == "__main__":
     PAGE.write_text(render())
+    TUNE_PAGE.write_text(render_tune())

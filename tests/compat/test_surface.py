@@ -1,4 +1,5 @@
-"""Public names, parameters, their order and defaults are Ray Train's, except for what `differences` lists."""
+"""Public names, parameters, their order and defaults are Ray's, except for what `differences` lists, or the same of
+Tune."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import warnings
 from typing import Any
 
 import pytest
+from tests.compat import differences, differences_tune
 from tests.compat.differences import MISSING, OTHER_DEFAULTS, OURS
 from tests.compat.surface import compare
 
@@ -23,9 +25,12 @@ MODULES: dict[str, tuple[str, ...]] = {
 """What is compared; where Ray has no `__all__`, these names."""
 
 
-def test_every_difference_is_listed_with_its_reason() -> None:
+@pytest.mark.parametrize(
+    ("modules", "listed"), [(MODULES, differences), (differences_tune.MODULES, differences_tune)], ids=["train", "tune"]
+)
+def test_every_difference_is_listed_with_its_reason(modules: dict[str, tuple[str, ...]], listed: Any) -> None:
     missing, ours, default, order = [], [], [], []
-    for name, only in MODULES.items():
+    for name, only in modules.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own
             theirs = importlib.import_module(f"ray.{name}")
@@ -34,9 +39,9 @@ def test_every_difference_is_listed_with_its_reason() -> None:
         ours += found.ours
         default += found.default
         order += found.order
-    assert sorted(missing) == sorted(MISSING)
-    assert sorted(ours) == sorted(OURS)
-    assert sorted(default) == sorted(OTHER_DEFAULTS)
+    assert sorted(set(missing)) == sorted(listed.MISSING)
+    assert sorted(ours) == sorted(listed.OURS)
+    assert sorted(default) == sorted(listed.OTHER_DEFAULTS)
     assert order == []
 
 

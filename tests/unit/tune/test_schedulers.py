@@ -217,7 +217,7 @@ def test_hyperband_does_not_wait_for_trials_that_failed_or_never_come() -> None:
 
 def test_the_median_rule_compares_the_best_with_the_running_means_of_others() -> None:
     told = Told(MedianStoppingRule(ITERATION, grace_period=2, min_samples_required=2), 4)
-    assert told.report(0, -99, 1) == CONTINUE, "within the grace period, and not counted"
+    assert told.report(0, -99, 1) == CONTINUE, "within the grace period, and not in the mean"
     for iteration, score in ((2, 1.0), (3, 3.0)):
         assert told.report(0, score, iteration) == told.report(1, score + 2, iteration) == CONTINUE, "too few"
     # Running means up to 2: 1 and 3, up to 3: 2 and 4. The medians are 2 and 3.

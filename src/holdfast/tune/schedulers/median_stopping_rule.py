@@ -1,7 +1,7 @@
 """`MedianStoppingRule`: stops a trial whose best result is worse than the median of the others' running means.
 
-After Golovin et al., Google Vizier (2017). Of each trial the results since the grace period are kept as prefix sums, so
-that a mean up to any time is two lookups; a decision costs in proportion to the number of trials.
+After Golovin et al., Google Vizier (2017). Of each trial the results are kept as prefix sums, so that a mean up to any
+time is one search; a decision costs in proportion to the number of trials.
 """
 
 from __future__ import annotations
@@ -19,28 +19,33 @@ __all__ = ["MedianStoppingRule"]
 
 
 class _Curve:
-    """A trial's results in order of time: sum of scores and the best of them, up to each."""
+    """A trial's results in order of time: the best score, and sum and number of those in the mean, up to each."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        self.sums: list[float] = []
         self.bests: list[float] = []
+        self.sums: list[float] = []
+        self.counts: list[int] = []
 
-    def add(self, time: float, score: float) -> None:
+    def add(self, time: float, score: float, *, counts: bool) -> None:
         """A trial that went back to a checkpoint reports the same times again: the later report counts."""
         at = bisect_left(self.times, time)
-        del self.times[at:], self.sums[at:], self.bests[at:]
+        for values in (self.times, self.bests, self.sums, self.counts):
+            del values[at:]
         self.times.append(time)
-        self.sums.append((self.sums[-1] if at else 0.0) + score)
         self.bests.append(max(self.bests[-1], score) if at else score)
+        self.sums.append((self.sums[-1] if at else 0.0) + (score if counts else 0.0))
+        self.counts.append((self.counts[-1] if at else 0) + counts)
 
-    def mean(self, time: float) -> float:
-        count = bisect_right(self.times, time)
-        return self.sums[count - 1] / count if count else -math.inf
+    def mean(self, time: float) -> float | None:
+        """Up to that time; None where nothing counts."""
+        at = bisect_right(self.times, time) - 1
+        return self.sums[at] / self.counts[at] if at >= 0 and self.counts[at] else None
 
 
 class MedianStoppingRule(ComparingScheduler):
-    """Trials younger than `grace_period` are never stopped, nor any before `min_samples_required` others are as old.
+    """Trials younger than `grace_period` are never stopped, nor any before `min_samples_required` others are as old;
+    means begin there.
 
     As long as there are too few, a trial that has run for `min_time_slice` yields to those that wait, if that is not 0.
     Without `hard_stop`, trials are paused instead, and run on when nothing else is left.
@@ -80,14 +85,15 @@ class MedianStoppingRule(ComparingScheduler):
         if measured is None or trial.trial_id in self._stopped:
             return TrialScheduler.CONTINUE
         time, score = measured
+        curve = self._curves.setdefault(trial.trial_id, _Curve())
+        curve.add(time, score, counts=time >= self._grace and math.isfinite(score))
         if time < self._grace:
             return TrialScheduler.CONTINUE
-        curve = self._curves.setdefault(trial.trial_id, _Curve())
-        curve.add(time, score)
-        others = [other for other in self._curves.values() if other is not curve and other.times[-1] >= time]
-        if len(others) < self._least:
+        others = (other.mean(time) for other in self._curves.values() if other is not curve and other.times[-1] >= time)
+        means = [mean for mean in others if mean is not None]
+        if len(means) < self._least:
             return self._yield_to_others(tune_controller, trial, time)
-        if curve.bests[-1] >= median(other.mean(time) for other in others):
+        if curve.bests[-1] >= median(means):
             return TrialScheduler.CONTINUE
         self._stopped.add(trial.trial_id)
         return TrialScheduler.STOP if self._hard else TrialScheduler.PAUSE
@@ -106,7 +112,7 @@ class MedianStoppingRule(ComparingScheduler):
     def get_state(self) -> dict[str, Any]:
         return {
             "curves": {
-                trial_id: [list(curve.times), list(curve.sums), list(curve.bests)]
+                trial_id: [list(curve.times), list(curve.bests), list(curve.sums), list(curve.counts)]
                 for trial_id, curve in self._curves.items()
             },
             "stopped": sorted(self._stopped),
@@ -117,5 +123,5 @@ class MedianStoppingRule(ComparingScheduler):
         self._curves = {}
         for trial_id, lists in state["curves"].items():
             curve = self._curves[trial_id] = _Curve()
-            curve.times, curve.sums, curve.bests = (list(one) for one in lists)
+            curve.times, curve.bests, curve.sums, curve.counts = (list(one) for one in lists)
         self._stopped, self._paused_at = set(state["stopped"]), dict(state["paused_at"])
