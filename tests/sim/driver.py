@@ -34,7 +34,7 @@ from holdfast.core.admission import Gang
 from holdfast.core.invariants import Monitor
 from holdfast.core.machine import Step
 from holdfast.core.state import Durable, fold
-from holdfast.engines.engine import ControllerEndpoint, OnGone
+from holdfast.engines.engine import ControllerEndpoint, OnChange
 from holdfast.errors import Fenced, HoldfastError, RunBusy
 from holdfast.journal.fold import FoldWriter
 from holdfast.journal.writer import Journal
@@ -85,8 +85,8 @@ class Driver:
             hub, self._hub = self._hub[0], None
             await hub.close()
 
-    def _make_engine(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> SimulatedEngine:
-        return SimulatedEngine(self, endpoint, on_gone)
+    def _make_engine(self, endpoint: ControllerEndpoint, on_change: OnChange) -> SimulatedEngine:
+        return SimulatedEngine(self, endpoint, on_change)
 
     async def _listen(self, host: str, port: int, secret: str, on_agent: OnAgent, check_hello: CheckHello) -> Listener:
         return Listener(self.process, secret, on_agent)

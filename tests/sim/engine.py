@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from tests.sim.node import Node
 
 from holdfast.core.admission import Gang
-from holdfast.engines.engine import ControllerEndpoint, OnGone
+from holdfast.core.agent_phase import AgentPhase
+from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 
 if TYPE_CHECKING:
     from tests.sim.driver import Driver
@@ -23,9 +24,9 @@ _GRACE_S = 5.0
 class SimulatedEngine:
     """Starts nodes for one driver. They outlive it if they have uploads to finish."""
 
-    def __init__(self, driver: Driver, endpoint: ControllerEndpoint, on_gone: OnGone) -> None:
+    def __init__(self, driver: Driver, endpoint: ControllerEndpoint, on_change: OnChange) -> None:
         self._driver, self._sim = driver, driver.sim
-        self._endpoint, self._on_gone = endpoint, on_gone
+        self._endpoint, self._on_change = endpoint, on_change
         self.nodes: dict[str, Node] = {}
         self._changed = asyncio.Event()
         self._coming: set[str] = set()
@@ -73,6 +74,7 @@ class SimulatedEngine:
             self._driver.process.after(self._sim.delay_s(0.2), self._refuse, agent)
             return
         self._coming.add(agent)
+        self._on_change(AgentChange(agent, AgentPhase.PENDING))
         node = self.nodes[agent] = self._sim.start_node(
             agent, self._driver, self._sim.scenario.agent_slots, self._endpoint
         )
@@ -80,7 +82,7 @@ class SimulatedEngine:
 
     def _refuse(self, agent: str) -> None:
         self._coming.discard(agent)
-        self._on_gone(agent, "no room")
+        self._on_change(AgentChange(agent, AgentPhase.GONE, "no room"))
 
     def _gone(self, node: Node) -> None:
         del self.nodes[node.name]
@@ -88,4 +90,4 @@ class SimulatedEngine:
         self._changed.set()
         if node.connection is None:
             self._sim.excuses.add("refusals")  # it never joined
-        self._on_gone(node.name, "its agent was killed by SIGKILL")
+        self._on_change(AgentChange(node.name, AgentPhase.GONE, "its agent was killed by SIGKILL"))

@@ -18,7 +18,8 @@ from holdfast.core import events as e
 from holdfast.core.admission import Admission, Decision, Grant, Revoke, capacity
 from holdfast.core.agent_phase import AgentPhase
 from holdfast.core.resources import Offer
-from holdfast.engines.engine import ControllerEndpoint, Engine, MakeEngine
+from holdfast.engines.engine import AgentChange, ControllerEndpoint, Engine, MakeEngine
+from holdfast.views.formatting import count_text
 from holdfast.wire import messages as m
 from holdfast.wire.channel import Channel
 from holdfast.wire.control_messages import AgentStatus
@@ -47,7 +48,9 @@ class AgentPool:
         """What each agent said that ever joined."""
         self._runs: dict[str, RunAgents] = {}
         self._admission = Admission()
-        self._engine: Engine = make_engine(endpoint, self._process_gone)
+        self._pending: dict[str, None] = {}
+        """Agents that the engine has begun to start and that have not joined, in that order."""
+        self._engine: Engine = make_engine(endpoint, self._agent_changed)
 
     # ------------------------------------------------------------ runs
 
@@ -138,6 +141,7 @@ class AgentPool:
         self.lose_agent(link.name, "another one has joined under its name")
         self.links[link.name] = link
         self._joined[link.name] = joined
+        self._pending.pop(link.name, None)
         self._follow(self._admission.agent_joined(link.name, _offer(joined)))
         await self._receive(link)
 
@@ -199,9 +203,27 @@ class AgentPool:
 
     def statuses(self) -> list[AgentStatus]:
         """Every agent that there is, or that is expected."""
-        return [
+        joined = [
             AgentStatus(agent=agent, host=self._joined[agent].host, phase=AgentPhase.JOINED) for agent in self.links
         ]
+        return joined + [AgentStatus(agent=agent, phase=AgentPhase.PENDING) for agent in self._pending]
+
+    def waiting_for(self, run: RunAgents) -> str:
+        """What keeps the run from its places, as a phrase for people; "" if it has them."""
+        missing = self._admission.missing(run.id)
+        if not missing:
+            return ""
+        offers = [_offer(self._joined[agent]) for agent in self.links]
+        room = capacity(run.gang, offers)
+        if room == run.gang.workers:
+            why = "other runs have the places"
+        elif self._pending:
+            why = f"{count_text(len(self._pending), 'agent')} being started"
+        elif not self.links:
+            why = "no agent has joined"
+        else:
+            why = f"{count_text(len(self.links), 'agent')} joined, with room for {room}"
+        return f"{missing} of {count_text(run.gang.workers, 'worker')}: {why}"
 
     def forgive(self) -> None:
         """Forget unanswered pings, since this process itself stood still and could not read the answers."""
@@ -213,6 +235,14 @@ class AgentPool:
         self.is_closed = True
         send_all(self.links.values(), m.Shutdown(flush_s=flush_s))
         await self._engine.close(flush_s)
+
+    def _agent_changed(self, change: AgentChange) -> None:
+        """What the engine says of an agent."""
+        if change.phase is AgentPhase.PENDING:
+            self._pending[change.agent] = None
+        elif change.phase is AgentPhase.GONE:
+            self._pending.pop(change.agent, None)
+            self._process_gone(change.agent, change.why)
 
     def _process_gone(self, agent: str, why: str) -> None:
         """The agent's process has ended: what its closed connection may have told already, or will."""

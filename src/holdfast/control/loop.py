@@ -41,6 +41,7 @@ from holdfast.journal.fold import FoldWriter
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.views.observer import Observer
+from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire import messages as m
 from holdfast.wire.liveness import LoopWatch
 
@@ -116,6 +117,9 @@ class Controller:
             plan.make_engine,
             plan.engine,
         )
+        for observer in plan.observers:
+            if isinstance(observer, Terminal):
+                observer.waiting_for = lambda: self._agents.waiting_for
         self._blocking = BlockingCalls()
         self._persister = Persister(
             plan.store,

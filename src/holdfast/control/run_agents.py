@@ -21,6 +21,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.core.resources import Taken
+from holdfast.views.formatting import count_text
 from holdfast.wire import messages as m
 from holdfast.wire.control_messages import AgentStatus
 
@@ -31,6 +32,7 @@ __all__ = ["OnUpload", "RunAgents"]
 
 _GRACE_S = 3.0
 """How long an agent may take to end its part of a run, besides the time for storing logs and artifacts."""
+_LOOK_S = 1.0
 _log = logging.getLogger(__name__)
 
 OnUpload = Callable[[m.Uploaded | m.UploadFailed], None]
@@ -68,6 +70,10 @@ class RunAgents:
         self._left = asyncio.Event()
         """Set whenever an agent has let go of the run."""
         self._hurried = False
+        self.waiting_for = ""
+        """What keeps the run from starting workers, as a phrase for people; "" if nothing does, or not for long. May be
+        read from other threads."""
+        self._looking: asyncio.TimerHandle | None = None
         pool.enter(self)
 
     @property
@@ -81,6 +87,8 @@ class RunAgents:
         """Have places for so many more workers; where no agent can be started, that is reported."""
         self._wanted += slots
         self._pool.request(self)
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
         """Send one message to these agents; not to those that are lost, of which the core is about to be told."""
@@ -88,6 +96,7 @@ class RunAgents:
 
     def start_workers(self, command: c.StartWorkers) -> None:
         """Send each agent the command with its own place."""
+        self._look_no_more()
         self._collectives.begin(command.generation, command.world_size)
         for place in command.places:
             taken = self._taken.get(place.agent, ())[: len(place.ranks)]
@@ -112,6 +121,7 @@ class RunAgents:
 
     async def close(self, flush_s: float) -> None:
         """Have nothing of the run left on its agents; each may take `flush_s` to store its logs and artifacts."""
+        self._look_no_more()
         self._pool.withdraw(self)
         self.send(list(self.links), m.CloseRun(flush_s=flush_s))
         try:
@@ -126,6 +136,20 @@ class RunAgents:
         for agent in list(self.links):
             self._drop(agent)
         await self._pool.leave(self, flush_s)
+
+    def _look(self) -> None:
+        """Find out what is waited for, now and again until workers are started."""
+        self.waiting_for = self._pool.waiting_for(self)
+        unprepared = len(self.links.keys() - self._prepared.keys())
+        if not self.waiting_for and unprepared:
+            self.waiting_for = f"{count_text(unprepared, 'agent')} to import the training function"
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look_no_more(self) -> None:
+        self.waiting_for = ""
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     # ------------------------------------------------------------ what the pool tells
 

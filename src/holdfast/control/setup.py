@@ -45,7 +45,7 @@ from holdfast.core.resources import Offer
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import State
-from holdfast.engines.engine import ControllerEndpoint, Engine, EngineName, MakeEngine, OnGone
+from holdfast.engines.engine import ControllerEndpoint, Engine, EngineName, MakeEngine, OnChange
 from holdfast.engines.inline import InlineEngine
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
@@ -318,8 +318,8 @@ def engine_of_run(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine |
     if not request.local_mode:
         return None
 
-    def make(endpoint: ControllerEndpoint, on_gone: OnGone) -> Engine:
-        return InlineEngine(endpoint, on_gone, request.job, run_in_main, request.torchrun)
+    def make(endpoint: ControllerEndpoint, on_change: OnChange) -> Engine:
+        return InlineEngine(endpoint, on_change, request.job, run_in_main, request.torchrun)
 
     return make
 

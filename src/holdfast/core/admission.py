@@ -194,6 +194,10 @@ class Admission:
     def is_waiting(self, run: str) -> bool:
         return run in self._waiting
 
+    def missing(self, run: str) -> int:
+        """How many workers the run waits for."""
+        return self._waiting[run].missing if run in self._waiting else 0
+
     def held(self, run: str) -> Mapping[str, tuple[Taken, ...]]:
         """What the run has, by agent."""
         return self._requests[run].held if run in self._requests else {}

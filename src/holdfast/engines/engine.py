@@ -1,8 +1,9 @@
 """The interface of engines. `local` starts agents on this machine, `join` waits for those that somebody else starts.
 
 An engine does not talk to agents: it starts them, and they connect to the hub by themselves. It is told the level, not
-the change: `want` says for which gangs there must be room now, and the engine compares that with what it has. That
-nothing has come yet is no failure; only an agent that ended, or could not be started, is reported.
+the change: `want` says for which gangs there must be room now, and the engine compares that with what it has. It
+reports agents as pending, draining and gone; that they have joined, the hub sees by itself. That nothing has come yet
+is no failure: an agent may be pending for as long as it takes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from holdfast.core.admission import Gang
+from holdfast.core.agent_phase import AgentPhase
 
-__all__ = ["ControllerEndpoint", "Engine", "EngineName", "MakeEngine", "OnGone"]
+__all__ = ["AgentChange", "ControllerEndpoint", "Engine", "EngineName", "MakeEngine", "OnChange"]
 
 
 class EngineName(enum.StrEnum):
@@ -26,8 +28,17 @@ class EngineName(enum.StrEnum):
     """Agents join by themselves."""
 
 
-OnGone = Callable[[str, str], None]
-"""Called with (agent, why) when an agent's process has ended, on the hub's event loop."""
+class AgentChange(NamedTuple):
+    """An agent has come to another phase."""
+
+    agent: str
+    phase: AgentPhase
+    why: str = ""
+    """For people: how it ended, or why it is taken away."""
+
+
+OnChange = Callable[[AgentChange], None]
+"""Called on the hub's event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +75,4 @@ class Engine(Protocol):
         ...
 
 
-MakeEngine = Callable[[ControllerEndpoint, OnGone], Engine]
+MakeEngine = Callable[[ControllerEndpoint, OnChange], Engine]

@@ -15,7 +15,8 @@ from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawners, RunInMain
 from holdfast.agent.platform import Platform
 from holdfast.core.admission import Gang
-from holdfast.engines.engine import ControllerEndpoint, OnGone
+from holdfast.core.agent_phase import AgentPhase
+from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 from holdfast.worker.job import Job
 from holdfast.worker.torchrun import Torchrun
 
@@ -30,13 +31,13 @@ class InlineEngine:
     def __init__(
         self,
         endpoint: ControllerEndpoint,
-        on_gone: OnGone,
+        on_change: OnChange,
         job: Job,
         run_in_main: RunInMain,
         torchrun: Torchrun | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._on_gone = on_gone
+        self._on_change = on_change
         self._job = job
         self._run_in_main = run_in_main
         self._torchrun = torchrun
@@ -69,10 +70,11 @@ class InlineEngine:
         )
         task = self._tasks[agent] = asyncio.get_running_loop().create_task(Agent(agent, 1, platform).run())
         task.add_done_callback(lambda task: self._ended(agent, task))
+        self._on_change(AgentChange(agent, AgentPhase.PENDING))
 
     def _ended(self, agent: str, task: asyncio.Task[None]) -> None:
         del self._tasks[agent]
-        self._on_gone(agent, _why(task))
+        self._on_change(AgentChange(agent, AgentPhase.GONE, _why(task)))
 
 
 def _why(task: asyncio.Task[None]) -> str:

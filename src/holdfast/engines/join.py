@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.admission import Gang
-from holdfast.engines.engine import ControllerEndpoint, OnGone
+from holdfast.engines.engine import ControllerEndpoint, OnChange
 
 __all__ = ["JoinEngine"]
 
@@ -17,7 +17,7 @@ __all__ = ["JoinEngine"]
 class JoinEngine:
     """Takes whoever knows the run secret."""
 
-    def __init__(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> None:
+    def __init__(self, endpoint: ControllerEndpoint, on_change: OnChange) -> None:
         """An agent is gone when its connection is, which the hub notices."""
 
     def want(self, gangs: Sequence[Gang]) -> None:

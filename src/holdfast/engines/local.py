@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from holdfast.core.admission import Gang
-from holdfast.engines.engine import ControllerEndpoint, OnGone
+from holdfast.core.agent_phase import AgentPhase
+from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 from holdfast.storage.run_secret import SECRET_VARIABLE
 
 __all__ = ["LocalEngine"]
@@ -36,9 +37,9 @@ class _Process(NamedTuple):
 class LocalEngine:
     """Starts `python -m holdfast.agent` processes."""
 
-    def __init__(self, endpoint: ControllerEndpoint, on_gone: OnGone) -> None:
+    def __init__(self, endpoint: ControllerEndpoint, on_change: OnChange) -> None:
         self._endpoint = endpoint
-        self._on_gone = on_gone
+        self._on_change = on_change
         self._running: dict[str, _Process] = {}
         self._abandoned: set[str] = set()
 
@@ -69,6 +70,7 @@ class LocalEngine:
         pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(pidfd, self._process_exited, agent)
         self._running[agent] = _Process(process, pidfd, asyncio.Event())
+        self._on_change(AgentChange(agent, AgentPhase.PENDING))
 
     def pid(self, agent: str) -> int | None:
         """The process of a running agent."""
@@ -99,7 +101,7 @@ class LocalEngine:
         os.close(gone.pidfd)
         code = gone.process.wait()
         gone.ended.set()
-        self._on_gone(name, _exit_phrase(code))
+        self._on_change(AgentChange(name, AgentPhase.GONE, _exit_phrase(code)))
 
 
 @contextmanager

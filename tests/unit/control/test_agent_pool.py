@@ -15,9 +15,10 @@ from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
+from holdfast.core.agent_phase import AgentPhase
 from holdfast.core.commands import AnnounceCheckpoint
 from holdfast.core.events import Ticket
-from holdfast.engines.engine import ControllerEndpoint
+from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.hello import Hello
 from holdfast.wire.messages import (
@@ -75,9 +76,13 @@ class _Controller:
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
         self.engine = _NoEngine()
-        self.pool = AgentPool(lambda endpoint, on_gone: self.engine, ControllerEndpoint("", ""), 30.0)
+        self.pool = AgentPool(self._make_engine, ControllerEndpoint("", ""), 30.0)
         self.run = self.enter("run-1", self.events)
         self.run.request(2)
+
+    def _make_engine(self, endpoint: ControllerEndpoint, on_change: OnChange) -> _NoEngine:
+        self.on_change = on_change
+        return self.engine
 
     def enter(self, run: str, events: list[e.Event], workers: int = 2, slots_per_worker: int = 1) -> RunAgents:
         gang = Gang(run=run, workers=workers, slots_per_worker=slots_per_worker)
@@ -332,5 +337,26 @@ def test_a_worker_without_a_slot_goes_to_a_full_agent_and_no_other_agent_is_want
         assert waiting == []
         assert controller.engine.wanted == wanted
         await agent.close()
+
+    _run(test)
+
+
+def test_what_a_run_waits_for_is_told_from_the_first_request_to_its_places() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        pool, run = controller.pool, controller.run
+        assert pool.waiting_for(run) == "2 of 2 workers: no agent has joined"
+        controller.on_change(AgentChange("a", AgentPhase.PENDING))
+        assert pool.waiting_for(run) == "2 of 2 workers: 1 agent being started"
+        assert [(one.agent, one.phase) for one in pool.statuses()] == [("a", AgentPhase.PENDING)]
+        channel = await controller.join(address)
+        assert pool.waiting_for(run) == ""
+        assert [(one.agent, one.host, one.phase) for one in pool.statuses()] == [("a", "h", AgentPhase.JOINED)]
+        second = controller.enter("run-2", [], workers=4)
+        second.request(4)
+        assert pool.waiting_for(second) == "4 of 4 workers: other runs have the places"
+        third = controller.enter("run-3", [], workers=5)
+        third.request(5)
+        assert pool.waiting_for(third) == "5 of 5 workers: 1 agent joined, with room for 4"
+        await channel.close()
 
     _run(test)

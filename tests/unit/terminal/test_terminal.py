@@ -422,3 +422,20 @@ def test_unprintable_and_many_metrics_stay_on_one_line() -> None:
     assert shown.count("\n") == 1 and len(shown) < 200
     shown = screen.feed([report(2, T0 + 2, {f"m{n:03}": n for n in range(60)})])
     assert "m011=11 and 48 metrics more" in shown
+
+
+def test_what_a_run_waits_for_is_shown_at_a_readable_rate() -> None:
+    waiting = ["1 of 2 workers: 1 agent being started"]
+    screen = Screen()
+    screen.terminal.waiting_for = lambda: waiting[0]
+    screen.feed([begin()])
+    shown = "".join(screen.flush(1.0) for _ in range(100)).splitlines()
+    told = [line for line in shown if line.startswith("Waiting for")]
+    assert told == [f"Waiting for {waiting[0]} (for {after})" for after in ("5s", "10s", "20s", "40s", "1min 20s")]
+    waiting[0] = ""
+    assert screen.flush(1000.0) == ""
+
+    live = Screen(interactive=True)
+    live.terminal.waiting_for = lambda: "1 of 2 workers: other runs have the places"
+    live.feed([begin()])
+    assert _last_drawn(live.flush(30.0)) == "waiting for 1 of 2 workers: other runs have the places, 30s"

@@ -36,6 +36,8 @@ __all__ = ["Terminal", "print_complete"]
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM = "31", "33", "32", "1", "2"
 _DRAW_S = 0.1
+_WAITING_S = 5.0
+_WAITING_MAX_S = 600.0
 _encode = msgspec.json.Encoder().encode
 
 
@@ -84,6 +86,10 @@ class Terminal:
         self._throttle = Throttle(self._stream.live, clock)
         self._live_line = LiveLine(config or {})
         self._draw_at = float("-inf")
+        self.waiting_for: Callable[[], str] = str
+        """What keeps the run from starting workers, "" if nothing does: asked several times a second."""
+        self._waiting_since: float | None = None
+        self._tell_waiting_at = 0.0
         self._epoch = 0
         self._restored = False
         """Whether it was shown where this controller's first generation starts from."""
@@ -289,14 +295,30 @@ class Terminal:
         now = self._clock()
         if not self._json:
             self._show_reports()
+        waiting = self._show_waiting_for(now)
         if self._stream.live and not self._quiet and now >= self._draw_at:
             self._draw_at = now + _DRAW_S
             prefix = self._prefix
-            text = self._live_line.text(now, max(1, self._stream.width - 1 - len(prefix)))
+            width = max(1, self._stream.width - 1 - len(prefix))
+            text = waiting[:width] or self._live_line.text(now, width)
             self._stream.set_status(self, f"{prefix}{text}" if text else "")
         self._stdout.drain()
         if self._stream is not self._stdout:
             self._stream.drain()
+
+    def _show_waiting_for(self, now: float) -> str:
+        """What the run waits for, and how long: as a line now and then where there is no live one."""
+        what = self.waiting_for()
+        if not what:
+            self._waiting_since = None
+            return ""
+        if self._waiting_since is None:
+            self._waiting_since, self._tell_waiting_at = now, now + _WAITING_S
+        waited_s = now - self._waiting_since
+        if now >= self._tell_waiting_at and not self._stream.live and not self._json:
+            self._tell_waiting_at = now + min(_WAITING_MAX_S, max(_WAITING_S, waited_s))
+            self._print(f"Waiting for {what} (for {running_time(waited_s)})")
+        return f"waiting for {what}, {running_time(waited_s)}"
 
     @property
     def _started_at(self) -> float:
