@@ -1,7 +1,8 @@
 """A whole experiment in one thread: a searcher, a scheduler and a training step that is a function.
 
-It keeps the order of calls that `trial_scheduler` describes, has checkpoints with a retention of one, and can replace
-the scheduler by a new one in between, as a restart does. A seed decides which trial reports next and which one fails.
+It keeps the order of calls that `trial_scheduler` describes, takes a while to pause a trial, has checkpoints
+with a retention of one, and can replace the scheduler by a new one in between, as a restart does. A seed decides which
+trial reports next and which one fails.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Experiment:
         self.checkpoints: dict[tuple[str, str], tuple[Any, int]] = {}
         self.pinned: set[tuple[str, str]] = set()
         self.results: dict[str, list[dict[str, Any]]] = {}
+        self.pausing: dict[str, str] = {}
+        """Trials whose workers are being stopped for a pause, and their status when that is done."""
         self.steps = 0
         self.decisions: list[tuple[Any, ...]] = []
         self.calls: list[dict[str, Any]] = []
@@ -75,12 +78,16 @@ class Experiment:
     def stop_trial(self, trial: Trial) -> None:
         assert not trial.is_finished()
         self.decisions.append(("stop_trial", trial.trial_id))
+        self.pausing.pop(trial.trial_id, None)
         self.end(trial, Trial.TERMINATED, "on_trial_remove")
 
     def unpause_trial(self, trial: Trial) -> None:
-        assert trial.status == Trial.PAUSED
         self.decisions.append(("unpause_trial", trial.trial_id))
-        trial.status = Trial.PENDING
+        if trial.trial_id in self.pausing:
+            self.pausing[trial.trial_id] = Trial.PENDING
+        else:
+            assert trial.status == Trial.PAUSED
+            trial.status = Trial.PENDING
 
     def pin_checkpoint(self, trial: Trial, checkpoint: str) -> None:
         assert (trial.trial_id, checkpoint) in self.checkpoints and (trial.trial_id, checkpoint) not in self.pinned
@@ -93,7 +100,10 @@ class Experiment:
         assert trial.status in (Trial.RUNNING, Trial.PAUSED) and donor is not trial
         self.decisions.append(("exploit_trial", trial.trial_id, donor.trial_id, checkpoint, config))
         trial.config = config
-        trial.status = Trial.PENDING
+        if trial.trial_id in self.pausing:
+            self.pausing[trial.trial_id] = Trial.PENDING
+        else:
+            trial.status = Trial.PENDING
         self.commit(trial, *self.checkpoints[donor.trial_id, checkpoint])
 
     # ------------------------------------------------------------ the loop
@@ -105,7 +115,11 @@ class Experiment:
             self.start_trials()
             running = [trial for trial in self.trials if trial.status == Trial.RUNNING]
             if running:
-                self.advance(self.rng.choice(running))
+                trial = self.rng.choice(running)
+                if trial.trial_id in self.pausing:
+                    trial.status = self.pausing.pop(trial.trial_id)
+                else:
+                    self.advance(trial)
             elif not self.get_live_trials():
                 return self
             else:
@@ -155,7 +169,7 @@ class Experiment:
         if decision == TrialScheduler.STOP:
             self.end(trial, Trial.TERMINATED, "on_trial_complete", result)
         elif decision == TrialScheduler.PAUSE:
-            trial.status = Trial.PAUSED
+            self.pausing[trial.trial_id] = Trial.PAUSED
         else:
             assert decision in (TrialScheduler.CONTINUE, TrialScheduler.NOOP)
 

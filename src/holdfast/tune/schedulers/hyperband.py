@@ -156,7 +156,7 @@ class HyperBandScheduler(ComparingScheduler):
     def _apply(self, tune_controller: TuneController, bracket: _Bracket, trial: Trial, worse: set[str]) -> None:
         if trial.trial_id in worse:
             tune_controller.stop_trial(trial)
-        elif trial.trial_id in bracket.live and trial.status == Trial.PAUSED:
+        elif trial.trial_id in bracket.live:
             tune_controller.unpause_trial(trial)
 
     def _leave(self, tune_controller: TuneController, trial: Trial) -> None:

@@ -208,7 +208,7 @@ class PopulationBasedTraining(ComparingScheduler):
             member.waits = False
             if trial.trial_id in worst and self._exploit(tune_controller, trial, best):
                 decision = TrialScheduler.NOOP if trial is reporting else decision
-            elif trial is not reporting and trial.status == Trial.PAUSED:
+            elif trial is not reporting:
                 tune_controller.unpause_trial(trial)
         return decision
 

@@ -39,7 +39,8 @@ class TuneController(Protocol):
         """End a trial that is not the one whose result is being decided on."""
 
     def unpause_trial(self, trial: Trial) -> None:
-        """A paused trial is pending again, and goes on from its newest checkpoint when it is chosen."""
+        """A trial that is paused, or that was told to pause and whose workers have not ended yet, is pending again as
+        soon as they have, and goes on from its newest checkpoint when it is chosen."""
 
     def pin_checkpoint(self, trial: Trial, checkpoint: str) -> None:
         """Keep this checkpoint of the trial from retention."""
@@ -57,7 +58,8 @@ class TrialScheduler(Stateful):
 
     CONTINUE = "CONTINUE"
     PAUSE = "PAUSE"
-    """Stop its workers, and keep its checkpoint until it is chosen or unpaused."""
+    """Stop its workers, and keep its checkpoint until it is chosen or unpaused. Its status is PAUSED when they have
+    ended, which may take a while."""
     STOP = "STOP"
     NOOP = "NOOP"
     """The scheduler has told the controller already."""

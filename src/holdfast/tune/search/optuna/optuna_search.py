@@ -10,7 +10,9 @@ grows with the number of trials, so they see the best and the newest of them onl
 from __future__ import annotations
 
 import copy
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -180,11 +182,20 @@ class OptunaSearch(Searcher):
 
     def _enter(self, trial_id: str, config: dict[str, Any]) -> None:
         """Ask for exactly this configuration: the sampler is not called."""
-        self._opened_study().enqueue_trial(self._parameters(config))
+        self._opened_study().enqueue_trial(self._parameters_of(config))
         self._ask(trial_id, _import_optuna().samplers.RandomSampler(seed=0))
 
-    def _parameters(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration, or a part of one, as Optuna's parameters."""
+    def _parameters_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration as Optuna's parameters. It may have more than the space has."""
+        if self._space is None:
+            return dict(config)
+        return {
+            spell_path(path): parameter_of(domain, functools.reduce(operator.getitem, path, config))
+            for path, domain in self._space.domains.items()
+        }
+
+    def _preset_parameters(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A point of the user's, which may be a part of a configuration, as Optuna's parameters."""
         if self._space is None:
             return dict(config)
         preset = self._space.preset(config)
@@ -253,10 +264,11 @@ class OptunaSearch(Searcher):
     def _add_points(self) -> None:
         if self._rewards is None:
             for point in self._points:
-                self._study.enqueue_trial(self._parameters(point))
+                self._study.enqueue_trial(self._preset_parameters(point))
             return
         for at, (point, reward) in enumerate(zip(self._points, self._rewards, strict=True)):
-            self._enter(f"evaluated_point_{at}", point)
+            self._study.enqueue_trial(self._preset_parameters(point))
+            self._ask(f"evaluated_point_{at}", _import_optuna().samplers.RandomSampler(seed=0))
             self._asked -= 1  # it is no suggestion
             self._tell(f"evaluated_point_{at}", list(reward) if isinstance(reward, list | tuple) else [float(reward)])
 
