@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.function_memory import FunctionMemory
@@ -156,10 +158,9 @@ class RunHost:
             )
             (place,) = command.places
             self._buffers.free_slots(len(place.ranks), command.checkpoint)
-            for local_rank, rank in enumerate(place.ranks):
-                listen_fd = self._master_port.hand_over(command.master_port) if rank == 0 else None
-                log_file = self._directory.log_file(command.generation, rank)
-                assignment = self._assign(self._order, command, local_rank, verified)
+            for assignment in self._assign(self._order, command, verified):
+                listen_fd = self._master_port.hand_over(command.master_port) if assignment.rank == 0 else None
+                log_file = self._directory.log_file(command.generation, assignment.rank)
                 workers.spawn(assignment, log_file, listen_fd)
 
     def _fail_workers(self, command: StartWorkers, error: Exception) -> None:
@@ -287,17 +288,14 @@ class RunHost:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_error(error)
 
-    def _assign(
-        self, order: PrepareRun, start: StartWorkers, local_rank: int, verified: list[VerifiedFile]
-    ) -> Assignment:
-        """The assignment of the worker with this local rank; `start` has this node's place only."""
+    def _assign(self, order: PrepareRun, start: StartWorkers, verified: list[VerifiedFile]) -> Iterator[Assignment]:
+        """The assignments of this node's workers; `start` has this node's place only."""
         (place,) = start.places
-        rank = place.ranks[local_rank]
-        return Assignment(
+        shared = Assignment(
             run=self._run,
             generation=start.generation,
-            rank=rank,
-            local_rank=local_rank,
+            rank=place.ranks[0],
+            local_rank=0,
             node_rank=place.node_rank,
             world_size=start.world_size,
             local_world_size=len(place.ranks),
@@ -317,13 +315,20 @@ class RunHost:
             work_dir=order.work_dir,
             staging_dir=str(self._directory.staging(start.generation)),
             temp_dir=str(self._directory.temporary(start.generation)),
-            error_file=str(self._directory.error_file(start.generation, rank)),
+            error_file="",
             change_directory=order.change_directory,
             has_validation=start.has_validation,
             all_metrics=start.all_metrics,
-            gpus=place.gpus[local_rank] if place.gpus else None,
-            buffers=self._buffers.of_slot(local_rank),
             snapshot_limit_bytes=self._buffers.limit_bytes,
             snapshots=self._buffers.snapshots(start.checkpoint),
             verified=verified,
         )
+        for local_rank, rank in enumerate(place.ranks):
+            yield msgspec.structs.replace(
+                shared,
+                rank=rank,
+                local_rank=local_rank,
+                error_file=str(self._directory.error_file(start.generation, rank)),
+                gpus=place.gpus[local_rank] if place.gpus else None,
+                buffers=self._buffers.of_slot(local_rank),
+            )

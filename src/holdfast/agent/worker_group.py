@@ -70,7 +70,8 @@ class WorkerGroup:
         self._reports: dict[int, list[Report]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._oom_kills = platform.oom_kills()
-        self._started = False
+        self._pids: dict[int, int] = {}
+        """Of the workers that have started."""
 
     def spawn(self, assignment: Assignment, log_file: Path, listen_fd: int | None) -> None:
         """Start one worker; `listen_fd` is the worker's from then on."""
@@ -84,11 +85,9 @@ class WorkerGroup:
     # ------------------------------------------------------------------ processes
 
     def worker_started(self, rank: int, pid: int) -> None:
-        self._workers[rank].pid = pid
-        pids = {worker.rank: worker.pid for worker in self._workers.values() if worker.pid is not None}
-        if len(pids) == len(self._workers) and not self._started and not self.stopping:
-            self._started = True
-            self._send(WorkersStarted(generation=self.number, agent=self._agent, pids=pids))
+        self._workers[rank].pid = self._pids[rank] = pid
+        if len(self._pids) == len(self._workers) and not self.stopping:
+            self._send(WorkersStarted(generation=self.number, agent=self._agent, pids=self._pids))
 
     def worker_died(self, rank: int, status: int, *, killed: bool) -> None:
         worker = self._workers[rank]

@@ -45,9 +45,10 @@ def kill_descendants(pids: Collection[int]) -> None:
                 _kill(pid)
 
 
-def kill_group(leader: int) -> None:
-    """SIGKILL the process group of a child that led it and is now a zombie, but resource trackers."""
-    members = [pid for pid in children() if pid != leader and os.getpgid(pid) == leader]
+def kill_group(leader: int, candidates: Iterable[int]) -> None:
+    """SIGKILL the process group of a child that led it and is now a zombie, but resource trackers. Of the children of
+    this process only `candidates` may be in it."""
+    members = [pid for pid in candidates if pid != leader and os.getpgid(pid) == leader]
     family = [*members, *_below(members)]
     if any(map(is_resource_tracker, family)):
         for pid in family:

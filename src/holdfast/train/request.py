@@ -111,7 +111,7 @@ def build_request(
         callbacks=tuple(run.callbacks or ()),
         run_context=context,
         validation=trainer.validation_config,
-        preload=preload,
+        preload=("holdfast.train.functions", *preload),  # nearly every function calls some of these
         fingerprint=fingerprint(trainer.train_loop_per_worker, config),
         params={"train_loop_config": masked("", plain_config or {})},
         verbose=0 if run.is_quiet else 1 if run.verbose is None else run.verbose,

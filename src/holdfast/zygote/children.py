@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Children:
 
     def __init__(self) -> None:
         self.workers: dict[int, Child] = {}
+        self._counts: Counter[str] = Counter()
+        """How many workers each run has."""
         self._sessions: dict[int, str] = {}
         """The run of each session that a worker led, until the run is cleared."""
         self._killed: set[int] = set()
@@ -63,6 +66,7 @@ class Children:
     def add(self, pid: int, child: Child) -> None:
         """A worker was forked."""
         self.workers[pid] = child
+        self._counts[child.run] += 1
         self._sessions[pid] = child.run
 
     def kill_workers(self, run: str) -> None:
@@ -77,7 +81,10 @@ class Children:
         while (found := _next_zombie()) is not None:
             child = self.workers.pop(found, None)
             if child is not None:
-                kill_group(found)  # safe: a zombie keeps its pid, and with it the group's, until it is waited for
+                self._counts[child.run] -= 1
+                # Safe: a zombie keeps its pid, and with it the group's, until it is waited for. The other workers lead
+                # groups of their own.
+                kill_group(found, [pid for pid in children() if pid not in self.workers])
             _, status = os.waitpid(found, 0)
             dead.append(Dead(found, child, status, found in self._killed))
             self._killed.discard(found)
@@ -89,7 +96,12 @@ class Children:
         self._own_children = children()  # one that was started a moment ago may have no command line yet
 
     def kill(self, run: str, spared: Collection[int]) -> bool:
-        """SIGKILL every child that is the run's and not `spared`. False when there was none left, not even a zombie."""
+        """SIGKILL every child that is the run's and not `spared`. False when there was none left, not even a zombie.
+
+        While workers of the run live, which `kill_workers` has killed, nothing else is looked for."""
+        if self._counts[run]:
+            return True
+        del self._counts[run]
         kept = {*spared, *self._own_trackers()}
         found = [pid for pid in children() if pid not in kept]
         if any(one != run for one in self._sessions.values()):
@@ -106,6 +118,7 @@ class Children:
         kept = {spared, *self._own_trackers()}
         end_children(lambda pid: pid in kept)
         self.workers.clear()
+        self._counts.clear()
 
     def _own_trackers(self) -> set[int]:
         return set(filter(is_resource_tracker, self._own_children))

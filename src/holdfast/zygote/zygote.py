@@ -31,6 +31,7 @@ from holdfast.worker.bootstrap import ForkContext, run_worker
 from holdfast.worker.environment import find_openblas, set_environment
 from holdfast.worker.job import Assignment
 from holdfast.worker.job_loader import Loaded, import_quietly, load_job, set_up_imports
+from holdfast.worker.main_module import send_main_by_value
 from holdfast.worker.stdio import WorkerFds, redirect_output
 from holdfast.zygote.children import Child, Children
 from holdfast.zygote.cold_start import ColdStart
@@ -198,6 +199,7 @@ class Zygote:
         """Look up what forked children will need, and keep the garbage collector from touching their pages."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
+        send_main_by_value()  # imports multiprocessing, which each child would do by itself
         self.fork_context = ForkContext(find_openblas(), frozenset(sys.modules))
         self._children.keep_trackers()
         gc.collect()
