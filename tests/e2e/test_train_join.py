@@ -22,9 +22,11 @@ from holdfast.train import DataParallelTrainer, Result, RunConfig, ScalingConfig
 
 
 @pytest.fixture(autouse=True)
-def _secret(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents may start before their driver has made the secret."""
+def _secret(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents may start before their driver has made the secret. The current directory is sent, so it is a small one."""
     open_secret()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HOLDFAST_AGENTS_TIMEOUT_S", "90")
 
 
@@ -138,3 +140,38 @@ def test_an_agent_that_nobody_needs_or_with_another_secret_is_told_so(sandbox: S
             assert stranger.returncode == 1 and "run secret is not the controller's" in error
         with _agent(sandbox, port, "right"):
             assert result.result(timeout=120).return_value == ["right"]
+
+
+def test_modules_beside_the_script_reach_agents_and_are_sent_once(sandbox: Sandbox, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "beside.py").write_text("VALUE = 7")
+    (project / "script.py").write_text(_SCRIPT)
+    port = _free_port()
+    command = [sys.executable, str(project / "script.py"), str(port), str(sandbox.storage)]
+    with _agent(sandbox, port, "a", HOLDFAST_LOCAL_CACHE_DIR=str(tmp_path / "node")) as agent:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert agent.wait(60) == 0
+    value, file, directory = done.stdout.splitlines()[-1].split()
+    assert value == "7"
+    assert Path(file).is_relative_to(tmp_path / "node" / "agents" / "a" / "code")
+    assert Path(directory).parent == tmp_path / "node" / "work", "of the agent's own cache"
+    assert not list((tmp_path / "node" / "agents").iterdir())
+
+
+_SCRIPT = """
+import sys
+from holdfast.train import DataParallelTrainer, RunConfig, ScalingConfig
+
+def train():
+    import beside, os
+    return [str(beside.VALUE), beside.__file__, os.getcwd()]
+
+trainer = DataParallelTrainer(
+    train,
+    scaling_config=ScalingConfig(engine="join", listen=f"127.0.0.1:{sys.argv[1]}"),
+    run_config=RunConfig(name="run", storage_path=sys.argv[2]),
+)
+print(*trainer.fit().return_value)
+"""

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
+from holdfast.agent.code_directory import CodeDirectory
 from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.platform import Platform
 from holdfast.agent.run_host import RunHost
@@ -30,11 +31,13 @@ from holdfast.wire.messages import (
     AgentMessage,
     ChannelOpened,
     CloseRun,
+    CodePiece,
     ControllerMessage,
     FunctionPiece,
     Leave,
     Ping,
     Pong,
+    PrepareCode,
     PrepareFunction,
     PrepareRun,
     RunClosed,
@@ -72,6 +75,8 @@ class Agent:
         self._told_to_end = asyncio.Event()
         self._controller_died = False
         self._flush_s = 0.0
+        self._code: dict[str, CodeDirectory] = {}
+        """Working directories of drivers, by hash."""
         self._functions: dict[str, FunctionMemory] = {}
         """By key."""
         self._runs: dict[str, RunHost] = {}
@@ -265,9 +270,13 @@ class Agent:
         self._lose_controller()
 
     def _handle(self, run: str, message: ControllerMessage) -> None:
-        if isinstance(message, PrepareFunction):
+        if isinstance(message, PrepareCode):
+            self._prepare_code(message)
+        elif isinstance(message, CodePiece):
+            self._code[message.hash].add(message.data)
+        elif isinstance(message, PrepareFunction):
             if message.key not in self._functions:
-                self._functions[message.key] = FunctionMemory(message)
+                self._functions[message.key] = FunctionMemory(message, self._code.get(message.code_hash))
         elif isinstance(message, FunctionPiece):
             self._functions[message.key].add(message.data)
         elif isinstance(message, PrepareRun):
@@ -281,6 +290,12 @@ class Agent:
             self._spawn(self._close_run(run, message.flush_s))
         elif (host := self._runs.get(run)) is not None:  # or it is closed already
             host.handle(message)
+
+    def _prepare_code(self, order: PrepareCode) -> None:
+        """The driver's working directory comes next, unless it is here already."""
+        found = self._code.get(order.hash)
+        if found is None or not found.is_whole:
+            self._code[order.hash] = CodeDirectory(order, self._session.path / "code" / order.hash)
 
     def _prepare(self, run: str, order: PrepareRun) -> None:
         if run not in self._runs:

@@ -13,6 +13,7 @@ import os
 
 from blake3 import blake3
 
+from holdfast.agent.code_directory import CodeDirectory
 from holdfast.errors import WireError
 from holdfast.linux.memory import available_bytes
 from holdfast.wire.messages import PrepareFunction
@@ -23,8 +24,12 @@ __all__ = ["FunctionMemory"]
 class FunctionMemory:
     """One function. `whole` is done when all of it has arrived and its hash is right."""
 
-    def __init__(self, order: PrepareFunction) -> None:
+    def __init__(self, order: PrepareFunction, code: CodeDirectory | None = None) -> None:
+        """`code` is the driver's working directory on this node, where the driver is on another."""
+        if code is not None:
+            order = code.localize(order)
         self.order = order
+        self._code = code
         self._size_bytes = len(order.function) if order.size_bytes is None else order.size_bytes
         self._hasher = blake3()
         self._received_bytes = 0
@@ -36,6 +41,12 @@ class FunctionMemory:
                 "memory that is free on this node: load large objects inside the function instead."
             )
         self.add(order.function)
+
+    async def ready(self) -> None:
+        """Returns when a zygote can load it; raises `WireError` where it never can."""
+        await self.whole
+        if self._code is not None:
+            await asyncio.shield(self._code.whole)
 
     def add(self, piece: bytes) -> None:
         """The next piece; they come in order."""
@@ -59,8 +70,9 @@ class FunctionMemory:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it has arrived, undamaged."""
-        return self.whole.done() and not self.whole.cancelled() and self.whole.exception() is None
+        """Whether all of it has arrived, undamaged, and its code as well."""
+        arrived = self.whole.done() and not self.whole.cancelled() and self.whole.exception() is None
+        return arrived and (self._code is None or self._code.is_whole)
 
     def close(self) -> None:
         """Closing twice is fine."""

@@ -27,6 +27,7 @@ from holdfast.linux.memory import oom_kills
 from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
 from holdfast.runtime import current
+from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.store import Store
 from holdfast.wire.channel import Channel, connect
 from holdfast.wire.hello import Hello
@@ -155,6 +156,10 @@ class Platform:
 
     def open_master_port(self, address: str) -> MasterPort:
         return MasterPort(address)
+
+    def work_dir(self, path: str) -> str:
+        """Where workers run; a relative path is below this node's cache."""
+        return path if os.path.isabs(path) else str(local_cache_dir() / "work" / path)  # noqa: PTH117
 
     def open_store(self, order: PrepareRun) -> Store:
         """The run's storage; may block."""

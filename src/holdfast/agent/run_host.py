@@ -82,6 +82,7 @@ class RunHost:
 
     def prepare(self, order: PrepareRun, function: FunctionMemory) -> None:
         """What the run needs; replaces what was there before."""
+        order = msgspec.structs.replace(order, work_dir=self._platform.work_dir(order.work_dir))
         if self._order is None:
             self._spawn(self._sync_logs_periodically())
         self._order = order
@@ -114,7 +115,7 @@ class RunHost:
     async def _prepare(self, order: PrepareRun, function: FunctionMemory) -> None:
         self._unprepared = cold_reason = None
         try:
-            await function.whole
+            await function.ready()
             async with self._lifecycle:
                 self._directory.make_work_dir(Path(order.work_dir))
                 self._storage.prepare(order)

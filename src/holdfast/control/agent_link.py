@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.control.working_dir import PackedDirectory
 from holdfast.wire import messages as m
 from holdfast.wire.frames import encode_body
 from holdfast.wire.resumable_channel import ResumableChannel
@@ -23,6 +24,8 @@ class Preparation:
 
     function: m.PrepareFunction
     run: m.PrepareRun
+    code: PackedDirectory | None = None
+    """The driver's working directory, for agents that do not share its disk."""
 
 
 class AgentLink:
@@ -36,6 +39,8 @@ class AgentLink:
         """Sent since this agent last sent anything."""
         self._functions: set[str] = set()
         """The keys of the functions that it was sent."""
+        self._code: set[str] = set()
+        """The hashes of the working directories that it was sent."""
 
     def send(self, message: m.ControllerMessage | msgspec.Raw, run: str = "") -> None:
         """Queue a message of a run, or of the agent itself."""
@@ -47,11 +52,21 @@ class AgentLink:
         self.channel.signal(message)
 
     async def prepare(self, run: str, preparation: Preparation) -> None:
-        """Prepare the agent for a run; a function that it has already is not sent again."""
+        """Prepare the agent for a run; code and a function that it has already are not sent again."""
+        if (code := preparation.code) is not None and code.hash not in self._code:
+            self._code.add(code.hash)
+            await self._send_code(code)
         if preparation.function.key not in self._functions:
             self._functions.add(preparation.function.key)
             await self._send_function(preparation.function)
         self.send(preparation.run, run)
+
+    async def _send_code(self, code: PackedDirectory) -> None:
+        order = m.PrepareCode(hash=code.hash, size_bytes=len(code.archive), root=code.root)
+        await self.channel.send(order)
+        for start in range(0, len(code.archive), FUNCTION_PIECE_BYTES):
+            piece = code.archive[start : start + FUNCTION_PIECE_BYTES]
+            await self.channel.send(m.CodePiece(hash=code.hash, data=piece))
 
     async def _send_function(self, order: m.PrepareFunction) -> None:
         """Send a function in pieces, no faster than the agent takes them: pings go in between."""

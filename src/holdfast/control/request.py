@@ -68,6 +68,10 @@ class TrainRequest:
     """How many local agents stand in for nodes."""
     engine: EngineName = EngineName.LOCAL
     """Whose agents the run uses."""
+    working_dir: str | None = None
+    """The directory of the user's code, for agents that do not share this disk; None: the script's, "": none."""
+    excludes: tuple[str, ...] = ()
+    """Patterns of what is not sent of it."""
     listen: str | None = None
     """`HOST:PORT` at which agents of other machines are accepted, too."""
 

@@ -37,6 +37,7 @@ from holdfast.control.loop import ControllerSetup, Settings
 from holdfast.control.request import TrainRequest
 from holdfast.control.validation import PrepareValidation
 from holdfast.control.wait_for_uploads import wait_for_uploads
+from holdfast.control.working_dir import PackedDirectory, find_working_dir, pack_directory
 from holdfast.core import events as e
 from holdfast.core.admission import Gang, capacity
 from holdfast.core.checkpoint_types import ValidationTask
@@ -254,8 +255,12 @@ def make_preparation(request: TrainRequest) -> Preparation:
     function = b"" if request.local_mode else pickled.function  # checked, but nobody will open it
     sys_path = [entry or str(Path.cwd()) for entry in sys.path]
     environment, preload = dict(request.environment), list(request.preload)
+    code = _pack_code(request)
+    code_hash = "" if code is None else code.hash
     digest = blake3(function).hexdigest()
-    key = blake3(msgspec.msgpack.encode([digest, sys_path, sorted(environment.items()), preload])).hexdigest()
+    key = blake3(
+        msgspec.msgpack.encode([digest, sys_path, sorted(environment.items()), preload, code_hash])
+    ).hexdigest()
     return Preparation(
         PrepareFunction(
             key=key,
@@ -265,6 +270,7 @@ def make_preparation(request: TrainRequest) -> Preparation:
             sys_path=sys_path,
             environment=environment,
             preload=preload,
+            code_hash=code_hash,
         ),
         PrepareRun(
             function_key=key,
@@ -276,14 +282,23 @@ def make_preparation(request: TrainRequest) -> Preparation:
             experiment=request.name,
             trial_id=request.name,
             trial_dir=join(request.storage_path, request.name),
-            work_dir=str(_work_dir(request)),
+            work_dir=str(_work_dir(request)) if request.engine is EngineName.LOCAL else _work_dir(request).name,
             change_directory=_wants_change_of_directory(),
             sync_artifacts=request.sync_artifacts,
             sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
             sync_period_s=request.sync_period_s,
             max_restarts=request.max_failures,
         ),
+        code,
     )
+
+
+def _pack_code(request: TrainRequest) -> PackedDirectory | None:
+    """The user's code, for agents on other machines."""
+    if request.engine is EngineName.LOCAL:
+        return None
+    root = find_working_dir(request.working_dir)
+    return None if root is None else pack_directory(root, request.excludes, request.storage_path)
 
 
 def _make_prepare_validation(request: TrainRequest) -> PrepareValidation | None:

@@ -29,6 +29,7 @@ __all__ = [
     "storage_path",
     "warn_of_no_effect",
     "whole_number",
+    "working_directory",
 ]
 
 _NAME_BYTES_MAX = 200
@@ -154,10 +155,25 @@ def callbacks(what: str, value: Any) -> list[Any]:
     return list(value)
 
 
+def working_directory(what: str, value: Any) -> tuple[str | None, tuple[str, ...]]:
+    """The working directory of a Ray runtime environment, and what is left out of it."""
+    if not isinstance(value, Mapping):
+        return None, ()
+    given, excludes = value.get("working_dir"), value.get("excludes") or ()
+    if given is not None and not isinstance(given, str | os.PathLike):
+        raise ConfigError(f'{what}["working_dir"] must be a directory, not {given!r}.')
+    if isinstance(excludes, str) or not all(isinstance(one, str) for one in excludes):
+        raise ConfigError(
+            f'{what}["excludes"] must be a list of patterns such as ["*.bin", "data/"], not {excludes!r}.'
+        )
+    return None if given is None else os.fspath(given), tuple(excludes)
+
+
 def runtime_environment(what: str, value: Any) -> dict[str, str]:
-    """Of a Ray runtime environment only the variables mean something to us."""
+    """The variables of a Ray runtime environment."""
     if value is None:
         return {}
+    working_directory(what, value)
     variables = value.get("env_vars", {}) if isinstance(value, Mapping) else None
     if not isinstance(variables, Mapping) or not all(
         isinstance(part, str) for pair in variables.items() for part in pair

@@ -23,7 +23,7 @@ from holdfast.train import checks
 from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.paths import resolve_storage_path
-from holdfast.train.runtime import init_environment
+from holdfast.train.runtime import init_environment, init_working_dir
 from holdfast.train.worker_inputs import WithInputs, WorkerInputs
 from holdfast.worker.job import Framework, Job
 from holdfast.worker.session import is_installed
@@ -70,6 +70,7 @@ def build_request(
     local_mode = scaling.num_workers == 0
     workers = max(1, scaling.num_workers)
     listen = None if local_mode else _listen(scaling)
+    working_dir, excludes = _working_dir(run)
     engine = _engine(scaling, listen)
     if engine is EngineName.LOCAL:
         _check_gpus(scaling, workers)
@@ -95,6 +96,8 @@ def build_request(
         nodes=1 if local_mode else _local_nodes(),
         engine=engine,
         listen=listen,
+        working_dir=working_dir,
+        excludes=excludes,
         resources={} if local_mode else _resources(scaling),
         max_failures=run.failure_config.max_failures,
         progress_timeout_s=run.failure_config.progress_timeout_s,
@@ -151,6 +154,12 @@ def _resources(scaling: ScalingConfig) -> dict[str, float]:
     if scaling.use_gpu:
         asked.setdefault("GPU", 1.0)
     return asked
+
+
+def _working_dir(run: RunConfig) -> tuple[str | None, tuple[str, ...]]:
+    """What the run was given, or `init`."""
+    found = checks.working_directory("RunConfig(worker_runtime_env)", run.worker_runtime_env)
+    return found if found != (None, ()) else init_working_dir()
 
 
 def _listen(scaling: ScalingConfig) -> str | None:

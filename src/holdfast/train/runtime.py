@@ -1,7 +1,8 @@
 """`holdfast.init()`, `shutdown()` and `is_initialized()`, for scripts that begin with `ray.init()`.
 
 There is no cluster to start or to join: a run brings what it needs. Of what `init` is given only the environment
-variables of `runtime_env` mean something, for every run that follows; `request` asks for them.
+variables and the working directory of `runtime_env` mean something, for every run that follows; `request` asks for
+them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 
 from holdfast.train import checks
 
-__all__ = ["RuntimeInfo", "init", "init_environment", "is_initialized", "shutdown"]
+__all__ = ["RuntimeInfo", "init", "init_environment", "init_working_dir", "is_initialized", "shutdown"]
 
 _initialized = False
 _environment: dict[str, str] = {}
+_working_dir: tuple[str | None, tuple[str, ...]] = (None, ())
 
 
 class RuntimeInfo(dict[str, Any]):
@@ -36,10 +38,12 @@ def init(address: str | None = None, *, runtime_env: Mapping[str, Any] | None = 
     """Accept what `ray.init()` accepts. Nothing has to be started, so this returns at once and may be left out.
 
     `runtime_env={"env_vars": {...}}` sets variables in the workers of every run that follows, as
-    `RunConfig(worker_runtime_env)` does for one. An `address` of a cluster is warned of: runs use this machine.
+    `RunConfig(worker_runtime_env)` does for one; "working_dir" is sent to agents on other machines, without what
+    "excludes" names. An `address` of a cluster is warned of: runs use this machine.
     """
-    global _initialized
+    global _initialized, _working_dir
     variables = checks.runtime_environment("holdfast.init(runtime_env)", runtime_env)
+    _working_dir = checks.working_directory("holdfast.init(runtime_env)", runtime_env)
     if address not in (None, "auto", "local"):
         warnings.warn(
             f"holdfast.init(address={address!r}) has no effect: there is no cluster to join, runs use this machine.",
@@ -53,14 +57,20 @@ def init(address: str | None = None, *, runtime_env: Mapping[str, Any] | None = 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
     """Forget what `init` was given. A run ends by itself, with all that it started."""
-    global _initialized
+    global _initialized, _working_dir
     _initialized = False
     _environment.clear()
+    _working_dir = (None, ())
 
 
 def is_initialized() -> bool:
     """Whether `init` was called, and `shutdown` was not called since."""
     return _initialized
+
+
+def init_working_dir() -> tuple[str | None, tuple[str, ...]]:
+    """The working directory that `init` was given, and what is left out of it."""
+    return _working_dir
 
 
 def init_environment() -> dict[str, str]:

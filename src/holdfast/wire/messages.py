@@ -38,6 +38,7 @@ __all__ = [
     "ChannelOpened",
     "ChannelRefused",
     "CloseRun",
+    "CodePiece",
     "Collect",
     "Collected",
     "CollectiveKind",
@@ -51,6 +52,7 @@ __all__ = [
     "OpenChannel",
     "Ping",
     "Pong",
+    "PrepareCode",
     "PrepareFunction",
     "PrepareRun",
     "RunClosed",
@@ -177,7 +179,27 @@ class PrepareFunction(_Message, frozen=True, kw_only=True):
     environment: dict[str, str]
     preload: list[str] = []
     """Modules to import into the zygote besides those that the function needs."""
+    code_hash: str = ""
+    """Of the driver's working directory (`PrepareCode`), where the agent was sent it."""
     fork: bool = True
+
+
+class PrepareCode(_Message, frozen=True, kw_only=True):
+    """The driver's working directory, for agents that do not share its disk: sent once, before the functions that name
+    it, and kept by hash. Its bytes follow as `CodePiece`."""
+
+    hash: str
+    """BLAKE3 of the archive (tar, gzip)."""
+    size_bytes: int
+    root: str
+    """Where it lies on the driver's machine: paths below it are mapped."""
+
+
+class CodePiece(_Message, frozen=True, kw_only=True):
+    """The next piece of the archive that `PrepareCode` announced."""
+
+    hash: str
+    data: bytes
 
 
 class FunctionPiece(_Message, frozen=True, kw_only=True):
@@ -205,6 +227,7 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     trial_id: str
     trial_dir: str
     work_dir: str
+    """The directory that workers run in; a relative one is below the node's own cache."""
     change_directory: bool = True
     sync_artifacts: bool = False
     sync_artifacts_on_checkpoint: bool = True
@@ -341,7 +364,9 @@ AgentMessage = (
     | Acknowledge
 )
 ControllerMessage = (
-    PrepareFunction
+    PrepareCode
+    | CodePiece
+    | PrepareFunction
     | FunctionPiece
     | PrepareRun
     | CloseRun
