@@ -89,6 +89,7 @@ def test_an_agent_killed_during_an_upload_leaves_no_partial_checkpoint(
 ) -> None:
     """At the beginning and the end of every file of the first checkpoint, and in the middle of the second."""
     monkeypatch.setenv("PYTHONPATH", dying_agent.install(sandbox.root / "path"))
+    monkeypatch.setenv("HOLDFAST_FORK_DRIVER", "0")  # this process has not imported that
     monkeypatch.setenv("HOLDFAST_TEST_DIE_AT", str(step))
     monkeypatch.setenv("HOLDFAST_TEST_DIED", str(sandbox.root / "died"))
     result = _fit(sandbox, agent=True)

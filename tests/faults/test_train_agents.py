@@ -95,7 +95,7 @@ def test_the_exit_status_of_an_agent_that_dies_slowly_is_reported(
 
 
 def _stillborn(sandbox: Sandbox, count: int) -> dict[str, str]:
-    """The environment in which the first `count` agents exit as soon as Python has started."""
+    """The environment in which the first `count` agents exit as soon as Python has started. None is forked."""
     directory = sandbox.root / "site"
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(
@@ -108,7 +108,7 @@ def _stillborn(sandbox: Sandbox, count: int) -> dict[str, str]:
         "        os.kill(os.getpid(), 9)\n"
     )
     paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths)}
+    return {"PYTHONPATH": os.pathsep.join(paths), "HOLDFAST_FORK_DRIVER": "0"}
 
 
 def test_an_agent_that_dies_before_it_joined_does_not_count_as_a_failure(sandbox: Sandbox) -> None:

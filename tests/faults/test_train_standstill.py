@@ -82,7 +82,8 @@ def test_a_stalled_disk_blocks_neither_the_event_loop_nor_the_run(sandbox: Sandb
     gate, stall = sandbox.gate("disk"), sandbox.root / "stall"
     (sandbox.root / "sitecustomize.py").write_text(_STALLS.format(stall=str(stall), gate=gate))
     path = os.pathsep.join([str(sandbox.root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    driver = _held(sandbox, {**_ENVIRONMENT, "PYTHONPATH": path})
+    # An agent that is started anew shows the port in its command line.
+    driver = _held(sandbox, {**_ENVIRONMENT, "PYTHONPATH": path, "HOLDFAST_FORK_DRIVER": "0"})
     port = _port_of(driver)
     stall.touch()
     sandbox.open_gate()  # more reports, and with them a flush

@@ -25,6 +25,7 @@ import msgspec
 from holdfast.agent.agent import Agent
 from holdfast.agent.log_writer import ThreadedHandler
 from holdfast.agent.platform import Platform
+from holdfast.agent.zygote_client import ForkedZygote
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.linux.process import become_subreaper, die_with_parent, name_process
 from holdfast.linux.resources import cpu_count
@@ -34,7 +35,8 @@ from holdfast.wire.join_string import parse_join_string
 __all__ = ["main"]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, zygote: ForkedZygote | None = None) -> int:
+    """The command. `zygote` is the first one, if it was forked already."""
     options = _make_parser().parse_args(arguments)
     if options.token_fd is None and options.token_file is None and os.environ.get(SECRET_VARIABLE):
         _start_over_without_secret_in_environment()
@@ -47,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     handler = ThreadedHandler(sys.stderr)
     logging.basicConfig(level=logging.WARNING, format="holdfast agent: %(message)s", handlers=[handler])
     try:
-        asyncio.run(_run(options, _read_secret(options)))
+        asyncio.run(_run(options, _read_secret(options), zygote))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -104,7 +106,7 @@ def _read_resources(text: str) -> dict[str, float]:
     return found
 
 
-async def _run(options: argparse.Namespace, secret: str) -> None:
+async def _run(options: argparse.Namespace, secret: str, zygote: ForkedZygote | None) -> None:
     platform = Platform(
         parse_join_string(options.connect),
         secret,
@@ -113,6 +115,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
         dial_s=0.0 if options.parent_pid is not None else options.dial,
         own_process=True,
         comes_back=options.parent_pid is None,
+        zygote=zygote,
     )
     agent = Agent(options.agent_id, options.slots, platform)
     loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ from holdfast.agent.session_dir import SessionDir
 from holdfast.agent.spawner import Spawners
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.agent.worker_process import WorkerProcess
-from holdfast.agent.zygote_client import Zygotes
+from holdfast.agent.zygote_client import ForkedZygote, Zygotes
 from holdfast.linux.memory import oom_kills
 from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
@@ -93,12 +93,13 @@ class Platform:
         spawners: Spawners | None = None,
         own_process: bool = False,
         comes_back: bool = False,
+        zygote: ForkedZygote | None = None,
     ) -> None:
         """`advertise` is the address at which other machines reach this one, where that is not the one that it dials
         from. `resources` are besides, or instead of, those that are found. A controller that cannot be reached at first
         is dialled again for `dial_s`. `own_process`: the agent is a process of its own and a subreaper, and has no
         children but its zygotes. `comes_back`: it outlives its connections and its controller; others end with the
-        first."""
+        first. `zygote`: its first one, if there is one already."""
         self._connect_to = connect_to
         self._secret = secret
         self.advertise = advertise
@@ -108,6 +109,7 @@ class Platform:
         self._spawners = spawners
         self._own_process = own_process
         self._comes_back = comes_back
+        self._zygote = zygote
         self.linger_s = linger_s()
 
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
@@ -138,7 +140,7 @@ class Platform:
         if self._spawners is not None:
             return self._spawners
         zygotes = Zygotes(session.leftovers, adopts_orphans=self._own_process)
-        zygotes.launch()
+        zygotes.launch(self._zygote)
         return zygotes
 
     def open_worker(

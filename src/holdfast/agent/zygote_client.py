@@ -8,6 +8,7 @@ forked safely is replaced by one that starts workers cold; one that was killed i
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,8 +45,9 @@ from holdfast.zygote.messages import (
     Warm,
 )
 
-__all__ = ["ZygoteSpawner", "Zygotes"]
+__all__ = ["ForkedZygote", "ZygoteSpawner", "Zygotes"]
 
+_log = logging.getLogger(__name__)
 _CLEAR_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
 _IDLE_S = 60.0
@@ -53,6 +56,15 @@ _IDLE_MAX = 4
 """How many of those are kept."""
 _RECEIVE_BYTES = 64 * 1024
 _decoder: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
+
+
+class ForkedZygote(NamedTuple):
+    """A zygote that was forked from this process, when that had one thread, and has loaded nothing yet."""
+
+    pid: int
+    control: socket.socket
+    output: int
+    """Where its output can be read."""
 
 
 class Zygotes:
@@ -73,16 +85,19 @@ class Zygotes:
     def spawner(self, run: str, parent: Parent) -> ZygoteSpawner:
         return ZygoteSpawner(self, run, parent)
 
-    def launch(self) -> None:
-        """Start a zygote before there is a function, so that it runs when one arrives."""
-        self._spare = self.take_process()
+    def launch(self, forked: ForkedZygote | None = None) -> None:
+        """Start a zygote before there is a function, so that it runs when one arrives; unless one was `forked`."""
+        self._spare = self._add_process(forked)
 
     def take_process(self) -> _ZygoteProcess:
         """A zygote process that has loaded nothing."""
         spare, self._spare = self._spare, None
         if spare is not None and not spare.lost:
             return spare
-        process = _ZygoteProcess(self)
+        return self._add_process()
+
+    def _add_process(self, forked: ForkedZygote | None = None) -> _ZygoteProcess:
+        process = _ZygoteProcess(self, forked)
         self.processes.add(process)
         return process
 
@@ -146,6 +161,10 @@ class _Zygote:
                 reason = await asyncio.shield(process.warm)
                 if reason is None:
                     return
+                if process.from_driver:
+                    _log.info("The zygote that was forked from the driver is replaced: %s", reason)
+                    await self._end_process()
+                    continue
                 if not self._load.fork:
                     raise SpawnError(f"No worker can be started on this node: {reason}")
                 self.cold_reason = reason
@@ -261,7 +280,7 @@ class ZygoteSpawner:
 class _ZygoteProcess:
     """One zygote process and the socket to it."""
 
-    def __init__(self, zygotes: Zygotes) -> None:
+    def __init__(self, zygotes: Zygotes, forked: ForkedZygote | None = None) -> None:
         self._zygotes = zygotes
         self._loop = asyncio.get_running_loop()
         self._zygote: _Zygote | None = None
@@ -276,19 +295,30 @@ class _ZygoteProcess:
         self.lost = False
         self._ended: asyncio.Task[None] | None = None
         self._reaped = False
-        self._control, theirs = socket.socketpair()
-        self._output, output = os.pipe()
-        with theirs:
-            command = [sys.executable, "-m", "holdfast.zygote.zygote", str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-        os.close(output)
-        self.pid = self._process.pid
+        self.from_driver = forked is not None
+        """Whether modules of the driver were there before it imported any."""
+        self._process: subprocess.Popen[bytes] | None = None
+        if forked is not None:
+            self.pid, self._control, self._output = forked
+        else:
+            self._process = self._start()
+            self.pid = self._process.pid
         self._control.setblocking(False)
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._control, self._receive)
         self._loop.add_reader(self._output, self._read_output)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._control, theirs = socket.socketpair()
+        self._output, output = os.pipe()
+        try:
+            with theirs:
+                command = [sys.executable, "-m", "holdfast.zygote.zygote", str(theirs.fileno()), str(os.getpid())]
+                return subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
+        finally:
+            os.close(output)
 
     def send(self, order: ToZygote, fds: list[int] | None = None) -> None:
         """Send one order; descriptors are closed here once they are on their way."""
@@ -342,13 +372,14 @@ class _ZygoteProcess:
     def _reap(self) -> int:
         """Wait for its end; gives the status as of wait(2)."""
         self._reaped = True
-        if self._process.pid == self.pid:
+        if self._process is not None and self._process.pid == self.pid:
             return _wait_status(self._process.wait())
         return os.waitpid(self.pid, 0)[1]
 
     def _replace_process(self, pid: int) -> None:
         """The process that was started here has ended, and the one that takes its place is now a child of ours."""
-        self._process.wait() if self._process.pid == self.pid else os.waitpid(self.pid, 0)
+        self._reap()
+        self._reaped = False
         self.pid = pid
 
     # ------------------------------------------------------------------ the socket

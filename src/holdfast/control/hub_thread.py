@@ -12,12 +12,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from holdfast.control.driver_thread import DriverThread
 from holdfast.control.hub import Hub
 from holdfast.control.loop import Controller
 from holdfast.core.commands import RunStatus
 from holdfast.core.events import StopRequested
+from holdfast.engines.driver_fork import ForkedAgent
+from holdfast.engines.local import LocalEngine
 from holdfast.storage.run_secret import open_secret
 
 __all__ = ["HubThread", "join_hub"]
@@ -29,12 +32,13 @@ _THREADS = 32
 class HubThread:
     """A hub with its event loop. Methods are called from the threads of its guests."""
 
-    def __init__(self) -> None:
+    def __init__(self, forked: ForkedAgent | None = None) -> None:
+        """`forked` is to be the first agent."""
         self.guests = 0
         self._drivers: list[DriverThread] = []
         self._opened: Future[asyncio.AbstractEventLoop] = Future()
         self._ended: asyncio.Event
-        self._hub = Hub(secret=open_secret())
+        self._hub = Hub(make_engine=partial(LocalEngine, forked=forked), secret=open_secret())
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
         self._thread.start()
 
@@ -99,11 +103,11 @@ _current: HubThread | None = None
 
 
 @contextlib.contextmanager
-def join_hub() -> Iterator[HubThread]:
-    """The hub of this process for the time of the block."""
+def join_hub(forked: ForkedAgent | None = None) -> Iterator[HubThread]:
+    """The hub of this process for the time of the block; one that is made has a `forked` agent to begin with."""
     global _current
     with _lock:
-        hub = _current = _current or HubThread()
+        hub = _current = _current or HubThread(forked)
         hub.guests += 1
     try:
         yield hub

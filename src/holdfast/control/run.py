@@ -31,6 +31,8 @@ from holdfast.control.setup import (
 )
 from holdfast.core import records as r
 from holdfast.core.commands import RunStatus
+from holdfast.engines.driver_fork import ForkedAgent, forked_agent
+from holdfast.engines.engine import EngineName
 from holdfast.errors import Fenced
 from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
@@ -44,6 +46,13 @@ __all__ = ["run_training"]
 def run_training(request: TrainRequest) -> TrainOutcome:
     """Run or continue a training run to its end; raises only what kept it from starting, or a lost lease."""
     check_resources(request)
+    if request.local_mode or request.engine is not EngineName.LOCAL:
+        return _run(request)
+    with forked_agent(request.environment) as agent:  # before any thread of ours starts
+        return _run(request, agent)
+
+
+def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcome:
     store = open_store(request.storage_path, request.filesystem).sub(request.name)
     history = read_history(store)
     check_resume(request, store, history)
@@ -56,7 +65,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     write_run_file(request, store)
     with ExitStack() as before_release:
         # The hub comes first: the lease says at which address control clients find it.
-        hub = before_release.enter_context(join_hub())
+        hub = before_release.enter_context(join_hub(agent))
         join_string = hub.listen(request.listen)
         lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE], address=parse_join_string(join_string))
         driver_thread = DriverThread()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from holdfast.core.admission import Gang
 from holdfast.core.agent_phase import AgentPhase
+from holdfast.engines.driver_fork import ForkedAgent
 from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 from holdfast.storage.run_secret import SECRET_VARIABLE
 
@@ -29,15 +30,17 @@ _GRACE_S = 3.0
 
 
 class _Process(NamedTuple):
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedAgent
     pidfd: int
     ended: asyncio.Event
 
 
 class LocalEngine:
-    """Starts `python -m holdfast.agent` processes."""
+    """Starts `python -m holdfast.agent` processes; the first may have been forked from the driver already."""
 
-    def __init__(self, endpoint: ControllerEndpoint, on_change: OnChange) -> None:
+    def __init__(self, endpoint: ControllerEndpoint, on_change: OnChange, forked: ForkedAgent | None = None) -> None:
+        """`forked` is to be the first agent."""
+        self._forked = forked
         self._endpoint = endpoint
         self._on_change = on_change
         self._running: dict[str, _Process] = {}
@@ -60,17 +63,24 @@ class LocalEngine:
         arguments = ["--connect", self._endpoint.address, "--agent-id", agent, "--slots", "0"]
         arguments += ["--parent-pid", str(os.getpid())]
         with _readable(self._endpoint.secret) as token_fd:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
-                stdin=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name != SECRET_VARIABLE},
-                pass_fds=[token_fd],
-                start_new_session=True,
-            )
+            process = self._run(arguments, token_fd)
         pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(pidfd, self._process_exited, agent)
         self._running[agent] = _Process(process, pidfd, asyncio.Event())
         self._on_change(AgentChange(agent, AgentPhase.PENDING))
+
+    def _run(self, arguments: list[str], token_fd: int) -> subprocess.Popen[bytes] | ForkedAgent:
+        if self._forked is not None:
+            forked, self._forked = self._forked, None
+            forked.start(arguments, token_fd)
+            return forked
+        return subprocess.Popen(
+            [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
+            stdin=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name != SECRET_VARIABLE},
+            pass_fds=[token_fd],
+            start_new_session=True,
+        )
 
     def pid(self, agent: str) -> int | None:
         """The process of a running agent."""

@@ -11,7 +11,8 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ __all__ = [
     "NO_TERMINAL",
     "RUN_VARIABLE",
     "SetThreads",
+    "count_openblas_threads",
     "enter_work_dir",
     "find_openblas",
+    "one_openblas_thread",
     "refresh_randomness",
     "refuse_breakpoints",
     "set_environment",
@@ -116,19 +119,42 @@ def refresh_randomness() -> None:
 
 def find_openblas() -> list[SetThreads]:
     """The functions that set the thread count of every OpenBLAS that is loaded."""
+    return [setter for setter, _ in _openblas_functions()]
+
+
+def count_openblas_threads() -> int:
+    """How many threads the OpenBLAS libraries may have started: each one counts its caller in."""
+    return sum(max(0, get_threads() - 1) for _, get_threads in _openblas_functions())
+
+
+@contextmanager
+def one_openblas_thread() -> Iterator[None]:
+    """Let every OpenBLAS that is loaded use one thread, for the time of the block."""
+    functions = [(setter, get_threads()) for setter, get_threads in _openblas_functions()]
+    for setter, _ in functions:
+        setter(1)
+    try:
+        yield
+    finally:
+        for setter, count in functions:
+            setter(count)
+
+
+def _openblas_functions() -> list[tuple[SetThreads, Callable[[], int]]]:
+    """Of every OpenBLAS that is loaded, what sets the thread count, and what tells it."""
     paths = set()
     with Path("/proc/self/maps").open() as maps:
         for line in maps:
             if "openblas" in line:
                 paths.add(line.split(maxsplit=5)[-1].strip())
-    setters: list[SetThreads] = []
+    found: list[tuple[SetThreads, Callable[[], int]]] = []
     for path in sorted(paths):
         library = ctypes.CDLL(path)
         for name in _OPENBLAS_SETTERS:
             if (setter := getattr(library, name, None)) is not None:
-                setters.append(setter)
+                found.append((setter, getattr(library, name.replace("_set_", "_get_"))))
                 break
-    return setters
+    return found
 
 
 def set_thread_counts(assignment: Assignment, openblas: list[SetThreads]) -> None:

@@ -14,8 +14,17 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["DUMP_SIGNAL", "WorkerFds", "buffer_lines", "detach_output", "redirect_output", "watch_for_crashes"]
+__all__ = [
+    "DUMP_SIGNAL",
+    "WorkerFds",
+    "buffer_lines",
+    "detach_output",
+    "open_streams",
+    "redirect_output",
+    "watch_for_crashes",
+]
 
 DUMP_SIGNAL = signal.SIGRTMIN + 8
 """A real-time signal: people and schedulers use SIGUSR1 and SIGUSR2 for themselves."""
@@ -57,6 +66,28 @@ def detach_output() -> None:
     os.dup2(null, 1)
     os.dup2(null, 2)
     os.close(null)
+
+
+def open_streams() -> None:
+    """In a forked process: Python's streams anew, over the descriptors as they are now. A stream remembers whether it
+    was opened on a file, and its parent may have put something else in its place."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _open_writer(1, "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _open_writer(2, "backslashreplace")  # type: ignore[misc]
+
+
+def _open_writer(fd: int, errors: str) -> io.TextIOWrapper:
+    """As the interpreter opens them when it starts."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    encoding, _, given = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    stream: Any = open(fd, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(
+        stream,
+        encoding=encoding or None,
+        errors=given or errors,
+        line_buffering=fd == 2 or os.isatty(fd),
+        write_through=unbuffered,
+    )
 
 
 def buffer_lines() -> None:

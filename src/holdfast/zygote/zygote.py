@@ -25,6 +25,7 @@ from typing import NoReturn
 
 import msgspec
 
+from holdfast.core.records import WorkerFailure
 from holdfast.linux.process import become_subreaper, die_with_parent, is_exiting, live_without_parent, name_process
 from holdfast.wire.frames import Splitter, encode
 from holdfast.worker.bootstrap import ForkContext, run_worker
@@ -73,7 +74,8 @@ class _ForkedWorker:
 class Zygote:
     """One zygote's state; `run` returns in a forked child only."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, *, from_driver: bool = False) -> None:
+        self._from_driver = from_driver
         self._pid = os.getpid()
         self._agent = os.getppid()
         self._control = control
@@ -191,6 +193,9 @@ class Zygote:
             else:
                 self._loaded = load_job(self._function_fd)
                 reason = unsafe_reason("Opening the training function")
+                if self._from_driver and isinstance(self._loaded.job, WorkerFailure):
+                    # Perhaps only here: a module that registers something with a library cannot do so twice.
+                    reason = f"Opening the training function failed: {self._loaded.job.cause}"
         self._import_trial.trust(load.preload)
         self._prepare_to_fork()
         self._send(Warm(cold_reason=reason))
@@ -414,14 +419,14 @@ class Zygote:
         return True
 
 
-def main(control_fd: int, parent_pid: int) -> NoReturn:
-    """Be a zygote for the agent at the other end of `control_fd`."""
+def main(control_fd: int, parent_pid: int, *, from_driver: bool = False) -> NoReturn:
+    """Be a zygote for the agent at the other end of `control_fd`; `from_driver`: in a copy of the driver."""
     die_with_parent(parent_pid, signal.SIGTERM)
     become_subreaper()
     name_process("hf-zygote")
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    zygote = Zygote(socket.socket(fileno=control_fd))
+    zygote = Zygote(socket.socket(fileno=control_fd), from_driver=from_driver)
     forked = zygote.run()
     run_worker(forked.loaded, forked.assignment, forked.worker_fds, zygote.fork_context)
 
