@@ -117,8 +117,10 @@ def test_a_script_finishes_in_environment(name: str, sandbox: Sandbox) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether this is neither the script's nor the run's own file."""
-    return path.parts[0] not in ("storage", "script.py", "answer") and "work" not in path.parts
+    """Whether this is neither the script's nor the run's own file, nor the user's run secret, which stays."""
+    return (
+        path.name != "secret" and path.parts[0] not in ("storage", "script.py", "answer") and "work" not in path.parts
+    )
 
 
 def test_a_relative_path_of_the_drivers_directory_is_pointed_out(
