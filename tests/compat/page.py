@@ -39,8 +39,8 @@ _TUNE_HEAD = """\
 
 Replace `ray` by `holdfast` in the imports. Names, parameters, their order and their defaults are those of Ray Tune 2.60
 for what [tuning.md](tuning.md) describes, except for what this page lists. `make test-ray` compares them with an
-installed Ray; this page is made from the same list (`tests/compat/differences_tune.py`). What runs trials (`Tuner`,
-`tune.run`, trainables) is not there yet.
+installed Ray; this page is made from the same list (`tests/compat/differences_tune.py`). `Tuner`, its
+configurations and trainables are not compared yet; `tune.run` is not there yet.
 """
 
 _GUIDES_HEAD = """\

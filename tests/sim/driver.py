@@ -153,6 +153,7 @@ class Guest:
         try:
             plan = await asyncio.to_thread(self._set_up, lease)
             journal = Journal(store, lease.epoch, lease.id)
+            assert plan.fold_writer is not None
             journal.on_loss = plan.fold_writer.ask
             commit = GroupCommit(journal)
             hub = await self.driver.join_hub()
@@ -180,6 +181,7 @@ class Guest:
         )
         plan.gang = Gang(run=plan.run_id, workers=scenario.spec.workers_max, workers_per_agent=scenario.slots_per_node)
         plan.make_publisher = partial(_SimulatedPublisher, self.process)
+        assert plan.fold_writer is not None
         plan.fold_writer.least_bytes = _FOLD_BYTES
         self.checkers.began(self)
         return plan

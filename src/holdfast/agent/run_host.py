@@ -320,6 +320,7 @@ class RunHost:
             change_directory=order.change_directory,
             has_validation=start.has_validation,
             all_metrics=start.all_metrics,
+            awaits_decisions=order.awaits_decisions,
             snapshot_limit_bytes=self._buffers.limit_bytes,
             snapshots=self._buffers.snapshots(start.checkpoint),
             verified=verified,

@@ -13,20 +13,34 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
 from holdfast.control.driver_thread import DriverThread
 from holdfast.control.hub import Hub
-from holdfast.control.loop import Controller
 from holdfast.core.commands import RunStatus
 from holdfast.core.events import StopRequested
 from holdfast.engines.driver_fork import ForkedAgent
 from holdfast.engines.local import LocalEngine
 from holdfast.storage.run_secret import open_secret
 
-__all__ = ["HubThread", "join_hub"]
+__all__ = ["HubGuest", "HubThread", "join_hub"]
 
 _THREADS = 32
 """For storage requests of all runs; started as they are needed."""
+
+
+class HubGuest(Protocol):
+    """What runs on a hub: the controller of a run, or of an experiment."""
+
+    def post_threadsafe(self, event: StopRequested) -> None:
+        """From any thread or signal handler."""
+        ...
+
+    def stop_by(self, stop: Callable[[StopRequested], None]) -> None:
+        """Control clients that stop the guest do so by calling this."""
+        ...
+
+    async def run(self) -> RunStatus: ...
 
 
 class HubThread:
@@ -50,7 +64,7 @@ class HubThread:
             asyncio.run_coroutine_threadsafe(self._hub.listen_at(address), loop).result()
         return self._hub.join_strings[0]
 
-    def run(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
+    def run(self, make_controller: Callable[[Hub], HubGuest], driver_thread: DriverThread) -> RunStatus:
         """Run a controller as a guest, and the calling thread beside it; what the controller's `run` returns."""
         with driver_thread.signals(self._stop_guests):
             loop = self._opened.result()
@@ -78,10 +92,10 @@ class HubThread:
         for driver_thread in list(self._drivers):
             driver_thread.stop(request)
 
-    async def _run_guest(self, make_controller: Callable[[Hub], Controller], driver_thread: DriverThread) -> RunStatus:
+    async def _run_guest(self, make_controller: Callable[[Hub], HubGuest], driver_thread: DriverThread) -> RunStatus:
         controller = make_controller(self._hub)
         driver_thread.connect(controller.post_threadsafe)
-        controller.control.stop = driver_thread.stop_from_hub
+        controller.stop_by(driver_thread.stop_from_hub)
         return await controller.run()
 
     async def _main(self) -> None:

@@ -25,7 +25,7 @@ from holdfast.errors import ConfigError
 from holdfast.linux.memory import available_bytes
 from holdfast.worker.job import Job
 
-__all__ = ["PickledJob", "function_limit_bytes", "pickle_job"]
+__all__ = ["PickledJob", "function_limit_bytes", "pickle_config", "pickle_job"]
 
 _LIMIT_VARIABLE = "HOLDFAST_FUNCTION_LIMIT_BYTES"
 _MEMORY_SHARE = 4
@@ -115,13 +115,35 @@ def pickle_job(job: Job) -> PickledJob:
     return PickledJob(function, config, modules)
 
 
+def pickle_config(config: dict[str, Any], what: str) -> tuple[bytes, list[str]]:
+    """A configuration alone, for a function that was pickled before, and the modules that opening it imports. `what` is
+    its name for the user."""
+    try:
+        pickled, modules = _pickle_config(Job(function=_nothing, config=config, takes_config=True, framework=None))
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError) as error:
+        raise ConfigError(
+            f"{what} cannot be sent to the workers ({error}): open files, locks, connections and the like inside the "
+            "function instead."
+        ) from error
+    if pickled is None:
+        raise ConfigError(
+            f"A configuration drawn from {what} has more than {_size(_CONFIG_LIMIT_BYTES)}: give large objects to the "
+            "function with tune.with_parameters."
+        )
+    return pickled, modules
+
+
+def _nothing() -> None:
+    """In the place of a function."""
+
+
 def _dump(job: Job, limit_bytes: int) -> bytes:
     buffer = _LimitedBuffer(limit_bytes)
     cloudpickle.dump(job, buffer, protocol=pickle.HIGHEST_PROTOCOL)
     return buffer.getvalue()
 
 
-def _pickle_config(job: Job, limit_bytes: int) -> tuple[bytes | None, list[str]]:
+def _pickle_config(job: Job, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> tuple[bytes | None, list[str]]:
     """The configuration, and the modules that opening it imports; None where it is large, or there is none."""
     if job.config is None:
         return None, []

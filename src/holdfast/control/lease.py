@@ -232,9 +232,12 @@ def acquire(
     sleep: Callable[[float], None] | None = None,
     with_keys: Sequence[str] = (),
     address: str = "",
+    has_checkpoints: bool = True,
 ) -> Lease:
     """Become the run's controller; `RunBusy` names who holds it otherwise. The lease is durable when this returns, and
-    so are `with_keys`, which may have been written through a `volatile` view. `address` is of the control API."""
+    so are `with_keys`, which may have been written through a `volatile` view. `address` is of the control API. A
+    directory without checkpoints of its own (an experiment's, which has thousands of others in it) is not searched for
+    them."""
     sleep = sleep or current().sleep
     cache_s = _mount_cache_s(store)
     highest = max(list_epochs(store), default=0)
@@ -258,7 +261,7 @@ def acquire(
     try:
         if not _create(store, epoch_key(epoch), msgspec.json.encode(own), cache_s):
             raise RunBusy(f"{store.uri} was taken by another controller this very moment; try again.")
-        lease = Lease(store, own, _settle(store, epoch, cache_s))
+        lease = Lease(store, own, _settle(store, epoch, cache_s, None if has_checkpoints else 0))
         # The fence works from the moment that others see it. It must survive a power cut as soon as anything is done in
         # its name, which begins now. Where nothing was before, the floor voids nothing, and a lost one is as good.
         made = [epoch_key(epoch), *([floor_key(epoch)] if epoch > 1 or lease.floor > 0 else [])]

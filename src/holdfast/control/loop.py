@@ -14,7 +14,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from holdfast.control.agent_link import Preparation
 from holdfast.control.blocking_calls import BlockingCalls
@@ -45,7 +47,7 @@ from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire import messages as m
 from holdfast.wire.liveness import LoopWatch
 
-__all__ = ["Controller", "ControllerSetup", "Settings"]
+__all__ = ["Controller", "ControllerSetup", "RunOwner", "Settings"]
 
 _log = logging.getLogger(__name__)
 _STALL_S = 30.0
@@ -80,7 +82,8 @@ class ControllerSetup:
     began: e.ControllerBegan
     preparation: Preparation
     gang: Gang
-    fold_writer: FoldWriter
+    fold_writer: FoldWriter | None = None
+    """Of a run with a journal of its own."""
     observers: Sequence[Observer] = ()
     settings: Settings = field(default_factory=Settings)
     make_engine: MakeEngine | None = None
@@ -90,6 +93,21 @@ class ControllerSetup:
     prepare_validation: PrepareValidation | None = None
     """What an agent is sent that validates a checkpoint, where there is a function for that."""
     make_publisher: Callable[[Sequence[Observer], ReadBack], Publisher] = Publisher
+    owner: RunOwner | None = None
+    """Who decides by the run's reports whether it goes on."""
+
+
+class RunOwner(Protocol):
+    """What a run is a part of: the trial of an experiment."""
+
+    def recorded(self, records: Sequence[Record]) -> None:
+        """The run has recorded this, which is in the journal, though not durable yet."""
+        ...
+
+    def goes_on(self) -> bool:
+        """Whether the run goes on after the reports of which the owner knows. False is answered to workers once what
+        is in the journal by then is durable."""
+        ...
 
 
 class Controller:
@@ -120,6 +138,9 @@ class Controller:
         for observer in plan.observers:
             if isinstance(observer, Terminal):
                 observer.waiting_for = lambda: self._agents.waiting_for
+        self._undecided: list[m.Collected] = []
+        """Ranks wait for the decision whether the run goes on; what to answer them."""
+        self._agents.on_decision = self._decision_wanted
         self._blocking = BlockingCalls()
         self._persister = Persister(
             plan.store,
@@ -169,6 +190,10 @@ class Controller:
         self._events.append((event, self._now()))
         self._wake.set()
 
+    def stop_by(self, stop: Callable[[e.StopRequested], None]) -> None:
+        """Control clients that stop the run do so by calling this."""
+        self.control.stop = stop
+
     def post_threadsafe(self, event: e.Event) -> None:
         """Queue an event from any thread or signal handler; after the end nobody minds."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -199,7 +224,7 @@ class Controller:
 
     async def _wait(self) -> None:
         """Until there is an event, a deadline of the core, or a flush to be made."""
-        if self._events:
+        if self._events or self._undecided:
             return
         self._wake.clear()
         due = deadline(self._state)
@@ -236,7 +261,10 @@ class Controller:
             self._plan_flush(decided.records)
             self._journal.append(decided.records)
             self._publisher.hold(decided.records)
+            if self._plan.owner is not None and decided.records:
+                self._plan.owner.recorded(decided.records)
             commands.extend(decided.commands)
+        stopping = self._answer_decisions()
         ends = [command.status for command in commands if isinstance(command, c.EndRun)]
         if ends and (why := await self._fenced_by()) is not None:
             self._state.fatal = (FailureKind.FENCED, why)
@@ -248,7 +276,9 @@ class Controller:
         due = self._loop.time() >= self._flush_at or self._journal.unsaved_records >= self._settings.flush_records
         # To ask for agents changes nothing that counts: what led to it becomes durable with what comes of it.
         waits = any(not isinstance(command, c.RequestAgents) for command in commands)
-        durable = await self._make_durable() if waits or due else True
+        durable = await self._make_durable() if waits or due or stopping else True
+        for answer in stopping if durable else ():
+            self._agents.answer(answer)
         for command in commands:
             # Without a journal nothing new may begin, but everything may still be brought to its end.
             if durable or isinstance(command, c.StopWorkers | c.EndRun):
@@ -257,6 +287,24 @@ class Controller:
                 self.post(e.CheckpointFailed(ticket=command.ticket, error="the journal could not be written"))
         if self._state.generation is None and not self._state.pending:
             self._agents.give_up_revoked()
+
+    def _decision_wanted(self, answer: m.Collected) -> None:
+        """All ranks wait after a report. Their reports arrived before, and are taken in first."""
+        self._undecided.append(answer)
+        self._wake.set()
+
+    def _answer_decisions(self) -> list[m.Collected]:
+        """Let ranks that wait go on; returns the answers to those that must not, which wait for the journal."""
+        undecided, self._undecided = self._undecided, []
+        stopping: list[m.Collected] = []
+        for answer in undecided:
+            goes_on = self._plan.owner is None or self._plan.owner.goes_on()
+            answer = msgspec.structs.replace(answer, data=goes_on)
+            if goes_on:
+                self._agents.answer(answer)
+            else:
+                stopping.append(answer)
+        return stopping
 
     def _plan_flush(self, records: Sequence[Record]) -> None:
         """Decide when these records must be durable, should no command ask for it before."""

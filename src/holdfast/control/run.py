@@ -74,6 +74,7 @@ def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcom
             views = partial(make_observers, request)
             plan = make_setup(request, preparation, store, read_history(store), lease, views, make_engine)
             journal = Journal(store, lease.epoch, lease.id)
+            assert plan.fold_writer is not None
             journal.on_loss = plan.fold_writer.ask
             commit = GroupCommit(journal)
             status = hub.run(partial(Controller, plan, lease, RunJournal(commit, plan.run_id)), driver_thread)

@@ -53,6 +53,8 @@ class RunAgents:
         self.links: dict[str, AgentLink] = {}
         self.on_upload: OnUpload | None = None
         """Told of the answers to `Upload`; the persister's."""
+        self.on_decision: Callable[[m.Collected], None] | None = None
+        """Given what to answer when all ranks wait for the decision whether the run goes on."""
         self.gang = gang
         self._pool = pool
         self._preparation = preparation
@@ -111,6 +113,10 @@ class RunAgents:
     def statuses(self, ranks: Mapping[str, tuple[int, ...]]) -> tuple[AgentStatus, ...]:
         """The agents that the run may get places on, each with its ranks there."""
         return tuple(msgspec.structs.replace(one, ranks=ranks.get(one.agent, ())) for one in self._pool.statuses())
+
+    def answer(self, answer: m.Collected) -> None:
+        """Send what a collective came to."""
+        self.send(list(self.links), answer)
 
     def hurry(self) -> None:
         """Wait no longer for agents that store logs and artifacts of the run: kill those that serve no other run."""
@@ -208,8 +214,12 @@ class RunAgents:
                 self._publisher.logs(generation, [m.LogLine(rank, "stderr", line) for line in text.splitlines()])
             case m.Collect():
                 answer = self._collectives.arrive(message)
-                if answer is not None:
-                    self.send(list(self.links), answer)
+                if answer is None:
+                    return
+                if message.kind is m.CollectiveKind.DECISION and self.on_decision is not None:
+                    self.on_decision(answer)
+                else:
+                    self.answer(answer)
             case m.RunClosed():
                 self._closed(agent)
             case m.Pong() | m.OpenChannel() | m.Acknowledge() | m.Leave() | e.AgentJoined():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import msgspec
@@ -32,8 +33,8 @@ from holdfast.control.callbacks import CallbackObserver
 from holdfast.control.fingerprint import SOURCE_CHANGED
 from holdfast.control.history import RUN_FILE, History
 from holdfast.control.job_pickle import pickle_job
-from holdfast.control.lease import Lease
-from holdfast.control.loop import ControllerSetup, Settings
+from holdfast.control.lease import GuestLease, Lease
+from holdfast.control.loop import ControllerSetup, RunOwner, Settings
 from holdfast.control.request import TrainRequest
 from holdfast.control.validation import PrepareValidation
 from holdfast.control.wait_for_uploads import wait_for_uploads
@@ -45,7 +46,8 @@ from holdfast.core.records import RunFinished
 from holdfast.core.resources import Offer
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
-from holdfast.core.state import State
+from holdfast.core.state import Durable, State
+from holdfast.core.summary import Summary
 from holdfast.engines.engine import ControllerEndpoint, Engine, EngineName, MakeEngine, OnChange
 from holdfast.engines.inline import InlineEngine
 from holdfast.errors import ConfigError
@@ -63,11 +65,14 @@ from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire.messages import PrepareFunction, PrepareRun
 
 __all__ = [
+    "agents_work_dir",
     "MakeObservers",
     "changes_of",
     "check_resources",
     "check_resume",
     "engine_of_run",
+    "host_offer",
+    "make_guest_setup",
     "make_observers",
     "make_preparation",
     "make_setup",
@@ -97,7 +102,7 @@ def make_setup(
         store=store,
         run_id=history.run,
         state=State(_spec(request), history.durable),
-        began=_begin(request, store, lease, history, changes),
+        began=_begin(request, store, lease, history.durable, changes),
         preparation=preparation,
         gang=_gang(request, history.run),
         make_engine=make_engine,
@@ -106,6 +111,42 @@ def make_setup(
         fold_writer=fold_writer,
         settings=_settings(request),
         prepare_validation=_make_prepare_validation(request),
+    )
+
+
+def make_guest_setup(
+    request: TrainRequest,
+    preparation: Preparation,
+    store: Store,
+    run: str,
+    summary: Summary,
+    lease: GuestLease,
+    owner: RunOwner,
+    observers: Sequence[Observer],
+    *,
+    restart: bool = False,
+) -> ControllerSetup:
+    """Everything that the `Controller` of a lease's guest needs. Of a run that was started before (`summary` has an
+    epoch), what storage holds is looked at, and the fence is made first."""
+    durable = summary.durable
+    if durable.epoch == 0:
+        me = this_process()
+        began = e.ControllerBegan(epoch=lease.epoch, host=me.host, pid=me.pid)
+    else:
+        lease.make_fence()
+        # Whoever starts a run again that had ended has a reason to, as changes would be.
+        changes = ["it was paused"] if isinstance(durable.outcome, RunFinished) else []
+        began = _begin(replace(request, resume="restart" if restart else "auto"), store, lease, durable, changes)
+    return ControllerSetup(
+        store=store,
+        run_id=run,
+        state=State(_spec(request), durable),
+        began=began,
+        preparation=preparation,
+        gang=_gang(request, run),
+        observers=observers,
+        settings=_settings(request),
+        owner=owner,
     )
 
 
@@ -121,9 +162,10 @@ def check_resume(request: TrainRequest, store: Store, history: History) -> None:
         )
 
 
-def write_run_file(request: TrainRequest, store: Store) -> None:
-    """Create run.json, unless it is there: the run gets its id. Durable once the lease is acquired with it."""
-    identity = {
+def write_run_file(request: TrainRequest, store: Store, *, is_experiment: bool = False) -> None:
+    """Create run.json, unless it is there: the run, or experiment, gets its id. Durable once the lease is acquired with
+    it."""
+    identity: dict[str, Any] = {
         "format": "holdfast.run/1.0",
         "id": current().token_hex(4),
         "name": request.name,
@@ -132,6 +174,8 @@ def write_run_file(request: TrainRequest, store: Store) -> None:
         "holdfast": __version__,
         "python": platform.python_version(),
     }
+    if is_experiment:
+        identity["experiment"] = True
     create_once(volatile(store), RUN_FILE, sealed(msgspec.json.encode(identity)))
 
 
@@ -188,7 +232,7 @@ def _settings(request: TrainRequest) -> Settings:
 
 
 def _begin(
-    request: TrainRequest, store: Store, lease: Lease, history: History, changes: Sequence[str]
+    request: TrainRequest, store: Store, lease: Lease | GuestLease, durable: Durable, changes: Sequence[str]
 ) -> e.ControllerBegan:
     """Look at what storage really holds: shut what earlier controllers left open, and look for the newest commit whose
     files are all there. Their bytes are verified by the agents before workers start from them."""
@@ -208,7 +252,7 @@ def _begin(
         epoch=lease.epoch,
         host=me.host,
         pid=me.pid,
-        fingerprint=request.fingerprint.stored(history.durable.fingerprint),
+        fingerprint=request.fingerprint.stored(durable.fingerprint),
         stored=tuple(manifest.stored for manifest in manifests),
         damaged=tuple(damaged.items()),
         pinned=tuple(one.name for one in manifests if may_remove and removal.is_pinned(store, one.name)),
@@ -218,12 +262,17 @@ def _begin(
     )
 
 
+def host_offer() -> Offer:
+    """What this machine has for workers."""
+    return Offer(resources={"CPU": cpu_count(), "memory": memory_bytes()}, gpus=tuple(visible_gpus()))
+
+
 def check_resources(request: TrainRequest) -> None:
     """Refuse what this machine can never give; what others that may join have is not known."""
     if request.engine is not EngineName.LOCAL:
         return
     gang = _gang(request, "")
-    here = Offer(resources={"CPU": cpu_count(), "memory": memory_bytes()}, gpus=tuple(visible_gpus()))
+    here = host_offer()
     if request.local_mode or capacity(gang, [here] * max(1, request.nodes)) == gang.workers:
         return
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in sorted(gang.resources.items()))
@@ -282,7 +331,7 @@ def make_preparation(request: TrainRequest) -> Preparation:
             experiment=request.name,
             trial_id=request.name,
             trial_dir=join(request.storage_path, request.name),
-            work_dir=str(_work_dir(request)) if request.engine is EngineName.LOCAL else _work_dir(request).name,
+            work_dir=agents_work_dir(request, request.storage_path, request.name),
             change_directory=_wants_change_of_directory(),
             sync_artifacts=request.sync_artifacts,
             sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
@@ -316,9 +365,15 @@ def _make_prepare_validation(request: TrainRequest) -> PrepareValidation | None:
     return prepare
 
 
-def _work_dir(request: TrainRequest) -> Path:
-    digest = blake3(join(request.storage_path, request.name).encode()).hexdigest()[:8]
-    return local_cache_dir() / "work" / f"{request.name}-{digest}"
+def agents_work_dir(request: TrainRequest, storage_path: str, name: str) -> str:
+    """The directory in which the workers of a run are started: on other machines below their own caches."""
+    path = _work_dir(storage_path, name)
+    return str(path) if request.engine is EngineName.LOCAL else path.name
+
+
+def _work_dir(storage_path: str, name: str) -> Path:
+    digest = blake3(join(storage_path, name).encode()).hexdigest()[:8]
+    return local_cache_dir() / "work" / f"{name}-{digest}"
 
 
 def _wants_change_of_directory() -> bool:
@@ -351,7 +406,7 @@ def make_observers(request: TrainRequest, store: Store, history: History, lease:
             total_workers=request.max_workers,
             quiet=True if request.verbose == 0 else None,
             prior=deepcopy(history.summary),
-            work_dir=str(_work_dir(request)) if _wants_change_of_directory() else "",
+            work_dir=str(_work_dir(request.storage_path, request.name)) if _wants_change_of_directory() else "",
             config=request.run_context.train_loop_config,
         ),
         ResultFiles(

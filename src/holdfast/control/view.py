@@ -1,7 +1,7 @@
 """A run as its directory has it: what `Result` shows.
 
-`read_run` folds the journal without writing anything, so it works on read-only storage, on a run that is
-going on, and on one whose controller died.
+`read_run` folds the journal without writing anything, so it works on read-only storage, on a run that is going on, and
+on one whose controller died. Of a trial, which has no journal in its directory, it reads the copies there.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class RunView:
 
 def read_run(store: Store) -> RunView:
     """Look at the run whose directory is the store's root."""
-    summary = read_history(store).summary
+    history = read_history(store)
+    summary, rows = history.summary, [] if history.exists else _result_rows(store)
     outcome, started = summary.durable.outcome, summary.started
     return RunView(
-        metrics=summary.curve.last.metrics,
+        metrics=rows[-1] if rows else summary.curve.last.metrics,
         checkpoints=[
             summary.durable.with_validation(one.stored)
             for one in Catalog(store).committed()
@@ -66,7 +67,28 @@ def read_reports(store: Store) -> list[r.Reported]:
     try:
         return effective_reports(read_records(store))
     except NotFound:
+        return [
+            r.Reported(
+                at=row.get("timestamp", 0), generation=0, iteration=row.get("training_iteration", 0), metrics=row
+            )
+            for row in _result_rows(store)
+        ]
+
+
+def _result_rows(store: Store) -> list[dict[str, Any]]:
+    """The reports that result.json has: of a trial, whose journal is its experiment's, that is all there is in its own
+    directory."""
+    try:
+        data = store.get("result.json")
+    except NotFound:
         return []
+    rows: list[dict[str, Any]] = []
+    for line in data.splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue  # the last one, torn by a crash: it will be written again
+    return rows
 
 
 def _params(store: Store) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import logging
 from holdfast.agent.platform import linger_s
 from holdfast.checkpoint.catalog import Leftover
 from holdfast.checkpoint.upload_locks import is_uploading
-from holdfast.control.lease import Lease
+from holdfast.control.lease import GuestLease, Lease
 from holdfast.runtime import current
 
 __all__ = ["wait_for_uploads"]
@@ -22,7 +22,7 @@ _MARGIN_S = 5.0
 _log = logging.getLogger("holdfast")
 
 
-def wait_for_uploads(draft: Leftover, *, lease: Lease) -> None:
+def wait_for_uploads(draft: Leftover, *, lease: Lease | GuestLease) -> None:
     """Returns when no agent on this machine uploads to the draft any more, or has had more time than it may take."""
     if draft.reservation is None or not is_uploading(draft.reservation.token):
         return

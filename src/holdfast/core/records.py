@@ -22,6 +22,8 @@ __all__ = [
     "CheckpointDeleted",
     "CheckpointValidated",
     "ControllerStarted",
+    "ExperimentEnded",
+    "ExperimentStarted",
     "GenerationEnded",
     "GenerationRunning",
     "GenerationStarted",
@@ -35,6 +37,9 @@ __all__ = [
     "RunFinished",
     "RunInterrupted",
     "RunRestarted",
+    "TrialCreated",
+    "TrialReset",
+    "TrialStopped",
     "ValidationRequested",
     "WorkerFailure",
 ]
@@ -272,6 +277,60 @@ class RunInterrupted(_Record, frozen=True, kw_only=True):
     why: str
 
 
+class ExperimentStarted(_Record, frozen=True, kw_only=True):
+    """A controller took a tuning experiment on. Records of experiments carry the experiment's id as their run; those of
+    its trials, which are runs, stand in the same journal under the trials' ids."""
+
+    at: float
+    epoch: int
+    host: str
+    pid: int
+    settings: dict[str, Any] = {}
+    """What the experiment was made with, as far as JSON can say it (`tune.serialization`)."""
+
+
+class TrialCreated(_Record, frozen=True, kw_only=True):
+    """A configuration was chosen for a new trial, which starts once this is durable."""
+
+    at: float
+    trial: str
+    config: dict[str, Any]
+    directory: str
+    """The name of the trial's directory, below the experiment's."""
+    name: str = ""
+
+
+class TrialStopped(_Record, frozen=True, kw_only=True):
+    """It was decided that the trial does not go on after its report of this iteration."""
+
+    at: float
+    trial: str
+    iteration: int
+    by: str
+    """"stopper", "scheduler" or "experiment": who decided it."""
+    paused: bool = False
+    """The trial may go on later."""
+
+
+class TrialReset(_Record, frozen=True, kw_only=True):
+    """A trial that had failed or was paused is to run again: on from its newest checkpoint, or from the beginning."""
+
+    at: float
+    trial: str
+    restart: bool = False
+    idle: bool = False
+    """Nothing ran, and nothing new could come: the scheduler was asked which paused trials go on. Others of these
+    follow in records of their own."""
+
+
+class ExperimentEnded(_Record, frozen=True, kw_only=True):
+    """No trial runs, and none is to be started; `why` says what stopped the experiment before its time, if anything
+    did."""
+
+    at: float
+    why: str = ""
+
+
 Record = (
     ControllerStarted
     | RunRestarted
@@ -293,4 +352,9 @@ Record = (
     | RunFinished
     | RunFailed
     | RunInterrupted
+    | ExperimentStarted
+    | TrialCreated
+    | TrialStopped
+    | TrialReset
+    | ExperimentEnded
 )

@@ -39,7 +39,10 @@ _C = TypeVar("_C")
 
 
 def has_no_effect(config: Any, reasons: Mapping[str, str]) -> None:
-    """Warn of each of these fields that is set to something else than its default, once a process."""
+    """Warn of each of these fields that is set to something else than its default, once a process. A subclass in which
+    some have an effect names them in `_effective`."""
+    effective = getattr(config, "_effective", ())
+    reasons = {name: reason for name, reason in reasons.items() if name not in effective}
     for field in fields(config):
         default = field.default if field.default is not MISSING else None
         value = getattr(config, field.name)

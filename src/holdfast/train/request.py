@@ -32,7 +32,7 @@ from holdfast.worker.torchrun import Torchrun
 if TYPE_CHECKING:
     from holdfast.train.trainer import DataParallelTrainer
 
-__all__ = ["build_request", "check_function", "is_one_of_torchrun"]
+__all__ = ["build_request", "check_function", "is_one_of_torchrun", "plain_json"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -83,7 +83,7 @@ def build_request(
         scaling_config=scaling,
         run_config=run,
     )
-    plain_config = _json(config) if config is not None else None
+    plain_config = plain_json(config) if config is not None else None
     return TrainRequest(
         job=_job(trainer, takes_config, framework),
         trainer_name=context.trainer_name,
@@ -224,7 +224,7 @@ def _local_nodes() -> int:
     return int(text)
 
 
-def _json(value: Any, depth: int = 0) -> Any:
+def plain_json(value: Any, depth: int = 0) -> Any:
     """The configuration as JSON: what JSON cannot say is named by its type, never by an address in memory."""
     if value is None or isinstance(value, bool | str):
         return value
@@ -233,11 +233,11 @@ def _json(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else repr(value)  # JSON has neither NaN nor infinities.
     if depth < 32 and isinstance(value, dict):
-        return {str(key): _json(item, depth + 1) for key, item in value.items()}
+        return {str(key): plain_json(item, depth + 1) for key, item in value.items()}
     if depth < 32 and isinstance(value, list | tuple):
-        return [_json(item, depth + 1) for item in value]
+        return [plain_json(item, depth + 1) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted((_json(item, depth + 1) for item in value), key=repr)
+        return sorted((plain_json(item, depth + 1) for item in value), key=repr)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if callable(value) and hasattr(value, "__qualname__"):

@@ -24,6 +24,8 @@ from holdfast.storage.uri import join
 if TYPE_CHECKING:
     import pandas
 
+    from holdfast.storage.store import Store
+
 __all__ = ["Result"]
 
 
@@ -77,7 +79,7 @@ class Result:
         try:
             store.size("run.json")
         except NotFound:
-            if Catalog(store).newest() is None:
+            if not _has_params(store) and Catalog(store).newest() is None:
                 raise RuntimeError(f"Experiment folder {os.fspath(path)} doesn't exist.") from None
         from holdfast.control.view import read_run
 
@@ -157,6 +159,15 @@ class Result:
         if self.error is not None:
             parts.append(f"error={self.error!r}")
         return "Result(\n  " + ",\n  ".join(parts) + "\n)"
+
+
+def _has_params(store: Store) -> bool:
+    """Whether this is a trial's directory, which has no run.json."""
+    try:
+        store.size("params.json")
+    except NotFound:
+        return False
+    return True
 
 
 def _decoded(value: Any) -> Any:

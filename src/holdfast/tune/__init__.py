@@ -8,6 +8,15 @@ from holdfast.train.lazy_attributes import lazy_attributes
 
 if TYPE_CHECKING:
     from holdfast.tune.callback import Callback as Callback
+    from holdfast.tune.config import CheckpointConfig as CheckpointConfig
+    from holdfast.tune.config import FailureConfig as FailureConfig
+    from holdfast.tune.config import RunConfig as RunConfig
+    from holdfast.tune.config import TuneConfig as TuneConfig
+    from holdfast.tune.functions import Checkpoint as Checkpoint
+    from holdfast.tune.functions import Result as Result
+    from holdfast.tune.functions import get_checkpoint as get_checkpoint
+    from holdfast.tune.functions import get_context as get_context
+    from holdfast.tune.functions import report as report
     from holdfast.tune.result_grid import ResultGrid as ResultGrid
     from holdfast.tune.schedulers.create import create_scheduler as create_scheduler
     from holdfast.tune.search.create import create_searcher as create_searcher
@@ -25,14 +34,28 @@ if TYPE_CHECKING:
     from holdfast.tune.search.sample import uniform as uniform
     from holdfast.tune.search.variant_generator import grid_search as grid_search
     from holdfast.tune.stopper.stopper import Stopper as Stopper
+    from holdfast.tune.trainable import Trainable as Trainable
+    from holdfast.tune.trainable import with_parameters as with_parameters
+    from holdfast.tune.trainable import with_resources as with_resources
+    from holdfast.tune.tuner import Tuner as Tuner
 
 __all__ = [
     "Callback",
+    "Checkpoint",
+    "CheckpointConfig",
+    "FailureConfig",
+    "Result",
     "ResultGrid",
+    "RunConfig",
     "Stopper",
+    "Trainable",
+    "TuneConfig",
+    "Tuner",
     "choice",
     "create_scheduler",
     "create_searcher",
+    "get_checkpoint",
+    "get_context",
     "grid_search",
     "lograndint",
     "loguniform",
@@ -43,11 +66,27 @@ __all__ = [
     "quniform",
     "randint",
     "randn",
+    "report",
     "sample_from",
     "uniform",
+    "with_parameters",
+    "with_resources",
 ]
 
 _HOMES = {
+    "Checkpoint": "functions",
+    "CheckpointConfig": "config",
+    "FailureConfig": "config",
+    "Result": "functions",
+    "RunConfig": "config",
+    "Trainable": "trainable",
+    "TuneConfig": "config",
+    "Tuner": "tuner",
+    "get_checkpoint": "functions",
+    "get_context": "functions",
+    "report": "functions",
+    "with_parameters": "trainable",
+    "with_resources": "trainable",
     "Callback": "callback",
     "ResultGrid": "result_grid",
     "Stopper": "stopper.stopper",

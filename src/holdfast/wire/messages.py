@@ -148,6 +148,9 @@ class CollectiveKind(enum.StrEnum):
     BROADCAST = "broadcast"
     CHECKPOINT_INTERVAL = "checkpoint_interval"
     """`should_checkpoint`: the controller answers."""
+    DECISION = "decision"
+    """After a report, where somebody decides by reports whether the run goes on: the controller answers with whether it
+    does."""
 
 
 class Collect(_Message, frozen=True, kw_only=True):
@@ -234,6 +237,8 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     max_restarts: int = 0
     sync_period_s: float = 300.0
     """How often artifacts are stored between checkpoints."""
+    awaits_decisions: bool = False
+    """After each report workers wait for the decision whether the run goes on (`CollectiveKind.DECISION`)."""
 
 
 class CloseRun(_Message, frozen=True, kw_only=True):

@@ -191,9 +191,12 @@ def _call(job: Job, assignment: Assignment, listen_fd: int | None) -> Any:
         job.framework.setup(assignment, listen_fd)
     elif listen_fd is not None:
         release_port(listen_fd)
-    if job.takes_config:
-        return job.function(job.config if job.config is not None else {})
-    return job.function()
+    try:
+        if job.takes_config:
+            return job.function(job.config if job.config is not None else {})
+        return job.function()
+    except sessions.TrainingStopped:
+        return None
 
 
 def release_port(listen_fd: int) -> None:

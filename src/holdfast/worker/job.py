@@ -53,6 +53,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """There is a function that validates checkpoints."""
     all_metrics: bool = False
     """Metrics are sent whatever the rank."""
+    awaits_decisions: bool = False
+    """After each report the worker waits for the decision whether the run goes on."""
     buffers: list[str] = []
     """Shared memory for this worker's snapshots, by path."""
     snapshot_limit_bytes: int = 0

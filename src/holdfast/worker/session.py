@@ -45,6 +45,7 @@ __all__ = [
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
     "Session",
+    "TrainingStopped",
     "UploadFunction",
     "current",
     "install",
@@ -104,6 +105,10 @@ class ReportedCheckpoint:
     status: ReportedCheckpointStatus
 
 
+class TrainingStopped(BaseException):
+    """Raised by `report` where it was decided that the run does not go on: the function ends as if it had returned."""
+
+
 class Session:
     """One worker's side of one generation."""
 
@@ -155,6 +160,7 @@ class Session:
                 self._send_report(self._make_report(plain, checkpoint_dir_name))
                 if not self._number & (_DRAIN_EVERY - 1):
                     self._agent.drain()
+            self._await_decision()
             return
         _check_type(checkpoint)
         mode, move = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
@@ -184,6 +190,13 @@ class Session:
                 self._agent.pending.append(self._number)
             if mode is not CheckpointUploadMode.ASYNC:
                 self._wait_for_commit(self._number)
+        self._await_decision()
+
+    def _await_decision(self) -> None:
+        """Where somebody decides by reports whether the run goes on: wait for that, so that nothing is done that the
+        decision makes void."""
+        if self.assignment.awaits_decisions and not self._collect(CollectiveKind.DECISION, None):
+            raise TrainingStopped
 
     def _send_report(self, message: WorkerReport) -> None:
         self._reports.send(message)

@@ -1,0 +1,101 @@
+"""The configurations of tuning: those of training, with the settings that only tuning knows, and `TuneConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from holdfast.errors import ConfigError
+from holdfast.train import checks
+from holdfast.train import config as train_config
+from holdfast.tune.experiment.trial import Trial
+from holdfast.tune.objective import check_metric, check_mode
+from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
+from holdfast.tune.search.searcher import Searcher
+
+__all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig", "check_supported"]
+
+
+@dataclass
+class FailureConfig(train_config.FailureConfig):
+    """What each trial survives: `max_failures` as in training. With `fail_fast`, the first trial that fails stops the
+    experiment."""
+
+    _effective: ClassVar[frozenset[str]] = frozenset({"fail_fast"})
+
+
+@dataclass
+class CheckpointConfig(train_config.CheckpointConfig):
+    """Which checkpoints of each trial stay. For class trainables, `checkpoint_frequency` is after how many steps one is
+    made, and `checkpoint_at_end` has one made at the end as well."""
+
+    _effective: ClassVar[frozenset[str]] = frozenset({"checkpoint_frequency", "checkpoint_at_end"})
+
+
+@dataclass
+class RunConfig(train_config.RunConfig):
+    """Where an experiment lies, what its trials survive, and when they `stop`: a dict of metrics and the values at
+    which a trial has gone on long enough, a function of trial id and result, or a `Stopper`."""
+
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    _effective: ClassVar[frozenset[str]] = frozenset({"stop"})
+
+
+@dataclass
+class TuneConfig:
+    """How the search goes: `num_samples` draws from the space (-1: without end), at most `max_concurrent_trials` at a
+    time (as many as the machine has CPUs and GPUs for, if None), for at most `time_budget_s` seconds.
+
+    `metric` and `mode` ("min" or "max") say which trial is better. `reuse_actors` is accepted: workers are forked from
+    a process that has imported everything, so nothing has to be used again.
+    """
+
+    mode: str | None = None
+    metric: str | None = None
+    search_alg: Searcher | None = None
+    scheduler: TrialScheduler | None = None
+    num_samples: int = 1
+    max_concurrent_trials: int | None = None
+    time_budget_s: float | timedelta | None = None
+    reuse_actors: bool = False
+    trial_name_creator: Callable[[Trial], str] | None = None
+    trial_dirname_creator: Callable[[Trial], str] | None = None
+    chdir_to_trial_dir: Any = None
+
+    def __post_init__(self) -> None:
+        check_mode("TuneConfig(mode)", self.mode, optional=True)
+        check_metric("TuneConfig(metric)", self.metric, optional=True)
+        if self.search_alg is not None and not isinstance(self.search_alg, Searcher):
+            raise ConfigError(f"TuneConfig(search_alg) must be a Searcher, not {self.search_alg!r}.")
+        if self.scheduler is not None and not isinstance(self.scheduler, TrialScheduler):
+            raise ConfigError(f"TuneConfig(scheduler) must be a TrialScheduler, not {self.scheduler!r}.")
+        hint = "-1 for any number"
+        checks.whole_number("TuneConfig(num_samples)", self.num_samples, least=-1, hint=hint)
+        if self.max_concurrent_trials is not None:
+            checks.whole_number("TuneConfig(max_concurrent_trials)", self.max_concurrent_trials, least=0)
+        if isinstance(self.time_budget_s, timedelta):
+            self.time_budget_s = self.time_budget_s.total_seconds()
+        if self.time_budget_s is not None:
+            checks.seconds("TuneConfig(time_budget_s)", self.time_budget_s)
+        if self.num_samples == 0:
+            raise ConfigError("TuneConfig(num_samples=0) would try nothing: set 1 or more, or -1 for any number.")
+        checks.has_no_effect(
+            self, {"chdir_to_trial_dir": "set HOLDFAST_CHDIR_TO_TRIAL_DIR=0 to leave workers where the driver is."}
+        )
+
+
+def check_supported(tune_config: TuneConfig, run_config: train_config.RunConfig | None) -> None:
+    """Refuse, before anything starts, what experiments cannot do yet."""
+    from holdfast.tune.schedulers.pbt import PopulationBasedTraining
+
+    if isinstance(tune_config.scheduler, PopulationBasedTraining):
+        raise ConfigError(
+            "TuneConfig(scheduler): population based training clones trials, which experiments do not support yet; "
+            "choose another scheduler."
+        )
+    if run_config is not None and run_config.callbacks:
+        raise ConfigError("RunConfig(callbacks) of an experiment are not supported yet: leave them out.")

@@ -1,0 +1,262 @@
+"""Runs an experiment: carries out what `machine` decides, with one `Controller` for each trial that runs.
+
+Trials are guests of the hub, as runs are, and of the experiment's lease: their records stand in the experiment's
+journal. Each record is shown to the machine as soon as it is appended, so that the journal's order is the order in
+which searcher and scheduler learned of things; workers that wait for a decision get it once it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.control.blocking_calls import BlockingCalls
+from holdfast.control.group_commit import GroupCommit, RunJournal
+from holdfast.control.hub import Hub
+from holdfast.control.lease import GuestLease, Lease
+from holdfast.control.loop import Controller, ControllerSetup, RunOwner
+from holdfast.control.retry import retry_for
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.commands import RunStatus
+from holdfast.core.failure_kind import FailureKind
+from holdfast.errors import Fenced, HoldfastError, StorageError
+from holdfast.runtime import current
+from holdfast.storage.store import Store
+from holdfast.tune.machine import ExperimentMachine, TrialState
+
+__all__ = ["ExperimentController", "ExperimentSetup", "ExperimentView", "MakeTrial"]
+
+_BEAT_S = 5.0
+_log = logging.getLogger(__name__)
+
+MakeTrial = Callable[[TrialState, GuestLease, RunOwner], ControllerSetup]
+"""From a trial to what its controller starts from; called in a thread."""
+
+
+class ExperimentView(Protocol):
+    """Shows an experiment to people."""
+
+    def changed(self, machine: ExperimentMachine) -> None:
+        """Something may have changed; called often."""
+        ...
+
+    def ended(self, machine: ExperimentMachine, why: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentSetup:
+    """What an experiment's controller is given to start from."""
+
+    store: Store
+    machine: ExperimentMachine
+    """With all records read back."""
+    begin: Sequence[r.Record]
+    """What is recorded first."""
+    make_trial: MakeTrial
+    storage_patience_s: float = 300.0
+    time_budget_s: float | None = None
+    view: ExperimentView | None = None
+
+
+class ExperimentController:
+    """A guest of the hub. Used from the hub's event loop, but for `post_threadsafe`."""
+
+    def __init__(self, setup: ExperimentSetup, lease: Lease, commit: GroupCommit, hub: Hub) -> None:
+        self.fenced_by = ""
+        """A sentence on who took the experiment over, if anybody did."""
+        self._setup = setup
+        self._machine = setup.machine
+        self._lease = lease
+        self._commit = commit
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._blocking = BlockingCalls()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._controllers: dict[str, Controller] = {}
+        self._stop: e.StopRequested | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def interrupted_by(self) -> str:
+        """ "Ctrl+C", or the name of a signal; "" if nothing stopped it."""
+        return self._stop.why if self._stop is not None else ""
+
+    # ------------------------------------------------------------ from outside
+
+    def post_threadsafe(self, event: e.StopRequested) -> None:
+        """From any thread or signal handler; after the end nobody minds."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._stop_requested, event)
+
+    def stop_by(self, stop: Callable[[e.StopRequested], None]) -> None:
+        """Control clients know trials only, each as a run."""
+
+    def _stop_requested(self, event: e.StopRequested) -> None:
+        self._stop = event
+        for controller in self._controllers.values():
+            controller.post(event)
+        self._wake.set()
+
+    # ------------------------------------------------------------ the loop
+
+    async def run(self) -> RunStatus:
+        """Until no trial runs and none is to be started."""
+        side = [self._loop.create_task(self._keep_lease())]
+        if self._setup.time_budget_s is not None:
+            side.append(self._loop.create_task(self._end_budget(self._setup.time_budget_s)))
+        try:
+            self._record(self._setup.begin)
+            self._record_decided("")
+            self._machine.resume()
+            while True:
+                self._start_trials()
+                if not self._running:
+                    break
+                self._wake.clear()
+                await self._wake.wait()
+                self._show()
+            return await self._end()
+        finally:
+            for task in side:
+                task.cancel()
+            await asyncio.gather(*side, return_exceptions=True)
+            await self._blocking.finished()
+
+    async def _end(self) -> RunStatus:
+        if self._error is not None:
+            raise self._error
+        if self.fenced_by:
+            return RunStatus.FENCED
+        why = self._stop.why if self._stop is not None else self._machine.stop_why
+        self._record([r.ExperimentEnded(at=current().now(), why=why)])
+        warning = "The experiment's journal cannot be written; trying again"
+        await retry_for(self._setup.storage_patience_s, self._commit.flush, (StorageError,), warning)
+        if self._setup.view is not None:
+            self._setup.view.ended(self._machine, why)
+        return RunStatus.INTERRUPTED if self._stop is not None else RunStatus.FINISHED
+
+    def _start_trials(self) -> None:
+        while self._stop is None and self._error is None and not self.fenced_by:
+            found = self._machine.next_trial(len(self._running), current().now())
+            if found is None:
+                return
+            if isinstance(found, TrialState):
+                found.status = TrialState.RUNNING
+                self._running[found.trial_id] = self._loop.create_task(self._run_trial(found))
+            else:
+                self._record([found])
+                self._record_decided("")
+
+    async def _run_trial(self, trial: TrialState) -> None:
+        try:
+            await self._drive_trial(trial)
+        except HoldfastError as error:
+            if isinstance(error, StorageError | Fenced):
+                self._give_up(error)
+            else:
+                self._fail_trial(trial, error)
+        except Exception as error:  # noqa: BLE001  whatever it is, the other trials are ended in order
+            _log.exception("A part of the experiment failed; it is stopped.")
+            self._give_up(error)
+        finally:
+            del self._running[trial.trial_id]
+            self._controllers.pop(trial.trial_id, None)
+            self._wake.set()
+
+    async def _drive_trial(self, trial: TrialState) -> None:
+        lease = self._lease.guest(self._setup.store.sub(trial.directory), is_new=not trial.is_started)
+        setup = await self._blocking.run(self._setup.make_trial, trial, lease, _TrialOwner(self, trial))
+        controller = Controller(setup, lease, RunJournal(self._commit, trial.trial_id), self._hub)
+        self._controllers[trial.trial_id] = controller
+        if self._stop is not None:
+            controller.post(self._stop)
+        status = await controller.run()
+        if status is RunStatus.FENCED:
+            self._fenced(f"{self._setup.store.uri} was taken over by another controller.")
+
+    def _fail_trial(self, trial: TrialState, error: HoldfastError) -> None:
+        """The trial could not even be started."""
+        failed = r.RunFailed(at=current().now(), error=str(error), error_type=FailureKind.of(error))
+        self._commit.journal.append([failed], trial.trial_id)
+        self._machine.apply(trial.trial_id, failed)
+        self._record_decided(trial.trial_id)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._error = self._error or error
+        for controller in self._controllers.values():
+            controller.post(e.StopRequested(why="the experiment failed"))
+
+    # ------------------------------------------------------------ records
+
+    def trial_recorded(self, trial: TrialState, records: Sequence[r.Record]) -> None:
+        """A trial's controller has appended these."""
+        for record in records:
+            self._machine.apply(trial.trial_id, record)
+        self._record_decided(trial.trial_id)
+        self._wake.set()
+
+    def _record(self, records: Sequence[r.Record]) -> None:
+        """Append records of the experiment itself, which becomes durable with what is done because of them."""
+        self._commit.journal.append(records, self._machine.id)
+        for record in records:
+            self._machine.apply(self._machine.id, record)
+
+    def _record_decided(self, reporting: str) -> None:
+        """Record what the machine decided. A trial that has just reported learns of it as the answer to its report;
+        others are stopped where they are."""
+        while decided := self._machine.decided:
+            self._record(decided)
+            for record in decided:
+                if isinstance(record, r.TrialStopped) and record.trial != reporting:
+                    controller = self._controllers.get(record.trial)
+                    if controller is not None:
+                        controller.post(e.StopRequested(why=f"stopped by the {record.by}"))
+
+    # ------------------------------------------------------------ beside the loop
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            try:
+                await self._blocking.run(self._lease.beat)
+            except Fenced as error:
+                self._fenced(str(error))
+                return
+            except StorageError as error:
+                _log.info("The lease could not be renewed this time: %s", error)
+
+    def _fenced(self, why: str) -> None:
+        self.fenced_by = self.fenced_by or why
+        for controller in self._controllers.values():
+            controller.post(e.ControllerFenced(why=why))
+        self._wake.set()
+
+    async def _end_budget(self, time_budget_s: float) -> None:
+        await asyncio.sleep(time_budget_s)
+        self._machine.stop_all(f"the time budget of {time_budget_s:g} s is used up")
+        self._record_decided("")
+        self._wake.set()
+
+    def _show(self) -> None:
+        if self._setup.view is not None:
+            self._setup.view.changed(self._machine)
+
+
+class _TrialOwner:
+    """One trial's `RunOwner`."""
+
+    def __init__(self, controller: ExperimentController, trial: TrialState) -> None:
+        self._controller = controller
+        self._trial = trial
+
+    def recorded(self, records: Sequence[r.Record]) -> None:
+        self._controller.trial_recorded(self._trial, records)
+
+    def goes_on(self) -> bool:
+        return self._trial.stopped is None

@@ -1,0 +1,96 @@
+"""What `Tuner.fit()` asks for, and how much of it is kept with the experiment: everything that JSON can say, so that
+`Tuner.restore` finds it again. Nothing is pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.errors import ConfigError
+from holdfast.train import config as train_config
+from holdfast.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from holdfast.tune.serialization import from_json, to_json
+from holdfast.tune.trainable import BoundTrainable
+
+__all__ = ["ExperimentRequest", "ExperimentSettings"]
+
+_FAILURE_FIELDS = ("max_failures", "fail_fast", "progress_timeout_s")
+_CHECKPOINT_FIELDS = (
+    "num_to_keep",
+    "checkpoint_score_attribute",
+    "checkpoint_score_order",
+    "checkpoint_frequency",
+    "checkpoint_at_end",
+)
+_TUNE_FIELDS = (
+    *("mode", "metric", "search_alg", "scheduler", "num_samples", "max_concurrent_trials", "time_budget_s"),
+    *("trial_name_creator", "trial_dirname_creator"),
+)
+_GIVE_TRAINABLE = "give it as Tuner.restore(path, trainable=...)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRequest:
+    """One experiment, checked as far as it can be before storage is looked at."""
+
+    trainable: BoundTrainable
+    space: dict[str, Any]
+    tune_config: TuneConfig
+    run_config: train_config.RunConfig
+    storage_path: str
+    name: str
+    errored: Literal["leave", "resume", "restart"] = "leave"
+    """What becomes of trials that have failed."""
+    resume_unfinished: bool = True
+    must_exist: bool = False
+
+    def settings(self, seed: int) -> ExperimentSettings:
+        """What is kept."""
+        run = self.run_config
+        return ExperimentSettings(
+            seed=seed,
+            trainable=to_json(self.trainable.trainable),
+            space=to_json(self.space),
+            tune={name: to_json(getattr(self.tune_config, name)) for name in _TUNE_FIELDS},
+            failure={name: to_json(getattr(run.failure_config, name)) for name in _FAILURE_FIELDS},
+            checkpoint={name: to_json(getattr(run.checkpoint_config, name)) for name in _CHECKPOINT_FIELDS},
+            stop=to_json(run.stop),
+        )
+
+
+class ExperimentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """As the journal has them (`ExperimentStarted.settings`)."""
+
+    seed: int
+    """Searcher and scheduler draw from it, unless they were given one."""
+    trainable: Any
+    space: Any
+    tune: dict[str, Any]
+    failure: dict[str, Any]
+    checkpoint: dict[str, Any]
+    stop: Any = None
+
+    def restored_trainable(self) -> Any:
+        """The trainable, if it is a function or a class that can be imported."""
+        if not isinstance(self.trainable, Mapping) or self.trainable.get("$tune") not in ("function", "component"):
+            raise ConfigError(f"The trainable of this experiment cannot be imported again: {_GIVE_TRAINABLE}.")
+        return from_json(self.trainable, "trainable", _GIVE_TRAINABLE)
+
+    def restored_space(self) -> Any:
+        return from_json(self.space, "param_space", "give it as Tuner.restore(path, param_space=...)")
+
+    def restored_tune_config(self) -> TuneConfig:
+        return TuneConfig(**{name: from_json(value, f"TuneConfig({name})") for name, value in self.tune.items()})
+
+    def restored_run_config(self, storage_path: str, name: str, filesystem: object | None) -> RunConfig:
+        return RunConfig(
+            name=name,
+            storage_path=storage_path,
+            storage_filesystem=filesystem,
+            failure_config=FailureConfig(**self.failure),
+            checkpoint_config=CheckpointConfig(**self.checkpoint),
+            stop=from_json(self.stop, "RunConfig(stop)"),
+        )

@@ -1,0 +1,35 @@
+"""What a trial's worker calls: the user's function, with the habits of tuning. A dict or a number that it returns, or
+dicts that it yields, are reports."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from numbers import Number
+from typing import Any
+
+__all__ = ["DEFAULT_METRIC", "TrialFunction"]
+
+DEFAULT_METRIC = "_metric"
+"""The name of what a function returns or yields as a bare number."""
+
+
+class TrialFunction:
+    """Travels with the function by value; the configuration comes with each trial."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, config: dict[str, Any]) -> None:
+        returned = self._function(config)
+        for result in returned if inspect.isgenerator(returned) else [returned]:
+            _report(result)
+
+
+def _report(result: Any) -> None:
+    from holdfast.worker.session import current
+
+    if isinstance(result, Mapping):
+        current("tune.report()").report(result)
+    elif isinstance(result, Number) and not isinstance(result, bool):
+        current("tune.report()").report({DEFAULT_METRIC: result})

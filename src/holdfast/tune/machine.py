@@ -1,0 +1,344 @@
+"""The experiment's machine: which trial runs next, and which one stops. Pure: no clock, no I/O, no randomness.
+
+An experiment's journal holds its own records and those of its trials, which are runs, in the order in which they were
+made. `ExperimentMachine.apply` takes them in that order, whether they were recorded a moment ago or are read back by a
+new driver: searcher, scheduler and stopper are told the same things in the same order, and so are what they were. A
+decision and what it was based on cannot come apart, and nothing is ever written whole again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from holdfast.core import records as r
+from holdfast.core.curve import Row
+from holdfast.core.summary import Summary
+from holdfast.errors import ConfigError
+from holdfast.tune.experiment.trial import Trial
+from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
+from holdfast.tune.search.searcher import Searcher
+from holdfast.tune.search.variant_generator import merge_configs
+from holdfast.tune.serialization import to_json
+
+__all__ = ["ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
+
+
+@dataclass(eq=False)
+class TrialState(Trial):
+    """A trial as the experiment keeps it."""
+
+    number: int = 0
+    """From 0, in the order of creation."""
+    name: str = ""
+    directory: str = ""
+    """The name of its directory, below the experiment's."""
+    summary: Summary = field(default_factory=Summary)
+    """Of its run."""
+    stopped: r.TrialStopped | None = None
+    """The decision that it does not go on, until it runs again."""
+    is_started: bool = False
+    """Some controller has started its run."""
+    restart: bool = False
+    """It is to start from nothing, whatever checkpoints it has."""
+    goes_on: bool = False
+    """It pauses, and is to go on as soon as its workers have ended."""
+
+
+class StopRule(Protocol):
+    """When a trial, or all of them, have gone on long enough: `tune.Stopper`."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool: ...
+
+    def stop_all(self) -> bool: ...
+
+
+class Policies(NamedTuple):
+    """What decides. All are told the same again after a restart, so none needs to be saved."""
+
+    searcher: Searcher
+    scheduler: TrialScheduler
+    stopper: StopRule | None = None
+    constants: Mapping[str, Any] = {}
+    """The part of each configuration that the searcher leaves out."""
+    total_trials: int | None = None
+    """How many there will be at most."""
+    max_concurrent: int = 1
+    fail_fast: bool = False
+
+
+NameTrial = Callable[[TrialState], tuple[str, str]]
+"""From a new trial to its name, and the name of its directory."""
+
+
+def make_result(trial: TrialState, row: Row) -> dict[str, Any]:
+    """A report as searchers, schedulers and stoppers see it; a metric of the user's wins over what is added."""
+    return {
+        "timestamp": int(row.at),
+        "time_this_iter_s": row.this_s,
+        "time_total_s": row.total_s,
+        "trial_id": trial.trial_id,
+        "config": trial.config,
+        **row.metrics,
+        "training_iteration": row.iteration,
+    }
+
+
+class ExperimentMachine:
+    """Every trial with its state. It is also what schedulers know as the experiment's controller."""
+
+    def __init__(
+        self,
+        experiment_id: str,
+        policies: Policies,
+        name_trial: NameTrial,
+        decode_config: Callable[[Any], dict[str, Any]] = dict,
+    ) -> None:
+        """`decode_config` makes a trial's configuration of what the journal has of it."""
+        self.id = experiment_id
+        self.trials: dict[str, TrialState] = {}
+        self._live: dict[str, TrialState] = {}
+        """Those that have not ended."""
+        self.stop_why = ""
+        """Why no trial is started any more; "" while some may be."""
+        self._policies = policies
+        self._name_trial = name_trial
+        self._decode_config = decode_config
+        self._suggested: TrialState | None = None
+        """The trial whose record is about to be applied."""
+        self._is_exhausted = False
+        self._is_waiting = False
+        """The searcher has nothing to suggest before some trial has gone on."""
+        self._stops: dict[str, r.TrialStopped] = {}
+        """What was decided and is not recorded yet, by trial."""
+        self._resets: dict[str, r.TrialReset] = {}
+        """The same of trials that go on."""
+        self._now = 0.0
+
+    # ------------------------------------------------------------ what schedulers ask
+
+    def get_trials(self) -> Sequence[Trial]:
+        return list(self.trials.values())
+
+    def get_live_trials(self) -> Sequence[Trial]:
+        return list(self._live.values())
+
+    def stop_trial(self, trial: Trial) -> None:
+        self._decide(self.trials[trial.trial_id], "stop_trial")
+
+    def unpause_trial(self, trial: Trial) -> None:
+        known = self.trials[trial.trial_id]
+        if known.status == Trial.PAUSED:
+            known.status = Trial.PENDING
+            self._resets[trial.trial_id] = r.TrialReset(at=self._now, trial=trial.trial_id)
+            return
+        stopped = known.stopped or self._stops.get(trial.trial_id)
+        if stopped is not None and stopped.paused:
+            known.goes_on = True
+
+    def pin_checkpoint(self, trial: Trial, checkpoint: str) -> None:
+        raise ConfigError("This scheduler pins checkpoints, which experiments do not support yet: choose another.")
+
+    def unpin_checkpoint(self, trial: Trial, checkpoint: str) -> None:
+        raise ConfigError("This scheduler pins checkpoints, which experiments do not support yet: choose another.")
+
+    def exploit_trial(self, trial: Trial, donor: Trial, checkpoint: str, config: dict[str, Any]) -> None:
+        raise ConfigError("This scheduler clones trials, which experiments do not support yet: choose another.")
+
+    # ------------------------------------------------------------ what happened
+
+    def apply(self, run: str, record: r.Record) -> None:
+        """Take one record in, of the experiment or of a trial. What is decided because of it is to be recorded and
+        applied next (`decided`)."""
+        self._now = record.at
+        if run == self.id:
+            self._apply_own(record)
+        elif (trial := self.trials.get(run)) is not None:
+            self._apply_to_trial(trial, record)
+            self._note_end(trial)
+
+    def _note_end(self, trial: TrialState) -> None:
+        if trial.is_finished():
+            self._live.pop(trial.trial_id, None)
+        elif trial.trial_id not in self._live:
+            self._live[trial.trial_id] = trial
+
+    @property
+    def decided(self) -> list[r.Record]:
+        """What was decided and is not recorded yet."""
+        return [*self._stops.values(), *self._resets.values()]
+
+    def _apply_own(self, record: r.Record) -> None:
+        match record:
+            case r.ExperimentStarted():
+                self.stop_why = ""
+            case r.TrialCreated():
+                self._add(record)
+            case r.TrialStopped():
+                self._stop(self.trials[record.trial], record)
+            case r.TrialReset():
+                self._reset(self.trials[record.trial], record)
+            case _:
+                pass
+
+    def _add(self, record: r.TrialCreated) -> None:
+        trial, self._suggested = self._suggested, None
+        if trial is None:
+            trial = TrialState(record.trial, self._decode_config(record.config), number=len(self.trials))
+            self._policies.searcher.replay_suggestion(record.trial, trial.config)
+            self._policies.scheduler.on_trial_add(self, trial)
+        trial.name, trial.directory = record.name, record.directory
+        self.trials[record.trial] = self._live[record.trial] = trial
+
+    def _apply_to_trial(self, trial: TrialState, record: r.Record) -> None:
+        change = trial.summary.apply(record)
+        match record:
+            case r.ControllerStarted():
+                trial.is_started, trial.restart, trial.stopped, trial.goes_on = True, False, None, False
+                trial.status = Trial.RUNNING
+            case r.Reported() if change.row is not None and trial.stopped is None:
+                self._take_result(trial, make_result(trial, change.row))
+            case r.CheckpointCommitted() | r.CheckpointDeleted() | r.CheckpointDamaged():
+                trial.checkpoint = trial.summary.newest_checkpoint
+            case r.RunFinished():
+                self._end(trial)
+            case r.RunFailed():
+                self._fail(trial)
+            case r.RunInterrupted() if trial.stopped is not None:
+                self._end(trial)
+            case r.RunInterrupted():
+                trial.status = Trial.PENDING  # it goes on when the experiment does
+            case _:
+                pass
+
+    def _take_result(self, trial: TrialState, result: dict[str, Any]) -> None:
+        if trial.trial_id in self._stops:
+            return  # it had gone on before anybody decided
+        searcher, scheduler, stopper = self._policies[:3]
+        trial.last_result = result
+        self._is_waiting = False
+        searcher.on_trial_result(trial.trial_id, result)
+        if stopper is not None and stopper(trial.trial_id, result):
+            self._decide(trial, "stopper")
+        else:
+            answer = scheduler.on_trial_result(self, trial, result)
+            if answer in (TrialScheduler.STOP, TrialScheduler.PAUSE):
+                self._decide(trial, "scheduler", paused=answer == TrialScheduler.PAUSE)
+        if stopper is not None and stopper.stop_all():
+            self.stop_all("the stopper stops all trials")
+
+    def stop_all(self, why: str) -> None:
+        """Let no trial go on, and start none."""
+        self.stop_why = self.stop_why or why
+        for trial in self._live.values():
+            if trial.status == Trial.RUNNING and trial.stopped is None and trial.trial_id not in self._stops:
+                self._decide(trial, "experiment")
+
+    def _decide(self, trial: TrialState, by: str, *, paused: bool = False) -> None:
+        if not trial.is_finished():
+            self._stops[trial.trial_id] = r.TrialStopped(
+                at=self._now, trial=trial.trial_id, iteration=trial.summary.iteration, by=by, paused=paused
+            )
+
+    def _stop(self, trial: TrialState, record: r.TrialStopped) -> None:
+        searcher, scheduler = self._policies[:2]
+        self._stops.pop(trial.trial_id, None)
+        trial.stopped = record
+        if record.paused:
+            searcher.on_pause(trial.trial_id)
+            return
+        self._is_waiting = False
+        searcher.on_trial_complete(trial.trial_id, trial.last_result or None)
+        if record.by == "stop_trial":
+            scheduler.on_trial_remove(self, trial)
+        else:
+            scheduler.on_trial_complete(self, trial, trial.last_result)
+        if trial.status != Trial.RUNNING:
+            trial.status = Trial.TERMINATED
+            self._note_end(trial)
+
+    def _reset(self, trial: TrialState, record: r.TrialReset) -> None:
+        if record.idle:
+            self._policies.scheduler.on_idle(self)
+        self._resets.pop(trial.trial_id, None)
+        if trial.stopped is not None and trial.stopped.paused:
+            self._policies.searcher.on_unpause(trial.trial_id)
+        trial.status, trial.stopped, trial.restart = Trial.PENDING, None, record.restart
+        self._note_end(trial)
+
+    def _end(self, trial: TrialState) -> None:
+        """The trial's run has ended without an error."""
+        if trial.stopped is not None:
+            trial.status = _status_after(trial)
+            return
+        trial.status = Trial.TERMINATED
+        self._stops.pop(trial.trial_id, None)
+        self._is_waiting = False
+        self._policies.searcher.on_trial_complete(trial.trial_id, trial.last_result or None)
+        self._policies.scheduler.on_trial_complete(self, trial, trial.last_result)
+
+    def _fail(self, trial: TrialState) -> None:
+        self._stops.pop(trial.trial_id, None)
+        if trial.stopped is None:
+            self._is_waiting = False
+            self._policies.searcher.on_trial_complete(trial.trial_id, error=True)
+            self._policies.scheduler.on_trial_error(self, trial)
+        trial.status = Trial.ERROR
+        if self._policies.fail_fast:
+            self.stop_all(f"trial {trial.trial_id} failed, and FailureConfig(fail_fast) is set")
+
+    # ------------------------------------------------------------ what is to be done
+
+    def resume(self) -> None:
+        """All records are read back, and no trial runs: those that did go on, unless it was decided that they do
+        not."""
+        self._is_waiting = False
+        for trial in list(self._live.values()):
+            if trial.status != Trial.RUNNING or trial.trial_id in self._stops:
+                continue
+            if trial.stopped is None:
+                trial.status = Trial.PENDING
+            else:
+                trial.status = _status_after(trial)
+                self._note_end(trial)
+
+    def next_trial(self, running: int, now: float) -> TrialState | r.TrialCreated | r.TrialReset | None:
+        """A trial to start while `running` others run, or what is to be recorded first; None: nothing for now."""
+        self._now = now
+        if self.stop_why or running >= self._policies.max_concurrent:
+            return None
+        chosen = self._policies.scheduler.choose_trial_to_run(self)
+        if chosen is not None:
+            return self.trials[chosen.trial_id]
+        created = self._suggest(now)
+        return created if created is not None or running else self._leave_idleness()
+
+    def _suggest(self, now: float) -> r.TrialCreated | None:
+        total = self._policies.total_trials
+        if self._is_exhausted or self._is_waiting or (total is not None and len(self.trials) >= total):
+            return None
+        number = len(self.trials)
+        trial_id = f"{self.id}_{number:05d}"
+        suggestion = self._policies.searcher.suggest(trial_id)
+        if not isinstance(suggestion, dict):
+            self._is_exhausted, self._is_waiting = suggestion is not None, suggestion is None
+            return None
+        trial = TrialState(trial_id, merge_configs(self._policies.constants, suggestion), number=number)
+        self._policies.scheduler.on_trial_add(self, trial)
+        self._suggested = trial
+        name, directory = self._name_trial(trial)
+        return r.TrialCreated(at=now, trial=trial_id, config=to_json(trial.config), name=name, directory=directory)
+
+    def _leave_idleness(self) -> r.TrialReset | None:
+        """Nothing runs, and nothing new comes: paused trials must go on."""
+        paused = [trial for trial in self._live.values() if trial.status == Trial.PAUSED]
+        return r.TrialReset(at=self._now, trial=paused[0].trial_id, idle=True) if paused else None
+
+
+def _status_after(trial: TrialState) -> str:
+    """Of a trial that was stopped, once its workers have ended."""
+    assert trial.stopped is not None
+    if not trial.stopped.paused:
+        return Trial.TERMINATED
+    return Trial.PENDING if trial.goes_on else Trial.PAUSED

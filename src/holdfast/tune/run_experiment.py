@@ -1,0 +1,374 @@
+"""`run_experiment`: from a request to results. What `Tuner.fit()` does, seen from the driver's main thread.
+
+One lease and one journal for the experiment and all its trials. The machine is made anew and told everything that the
+journal has, under the lease; then the controller goes on from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.handle import Checkpoint
+from holdfast.checkpoint.process_identity import this_process
+from holdfast.control.driver_thread import DriverThread
+from holdfast.control.failures import run_error
+from holdfast.control.group_commit import GroupCommit
+from holdfast.control.history import RUN_FILE, run_id
+from holdfast.control.hub import Hub
+from holdfast.control.hub_thread import join_hub
+from holdfast.control.lease import acquire, read_cuts
+from holdfast.control.setup import check_resources, host_offer, write_run_file
+from holdfast.control.view import RunView
+from holdfast.core import records as r
+from holdfast.core.admission import Gang, capacity
+from holdfast.core.commands import RunStatus
+from holdfast.core.curve import Curve
+from holdfast.core.decode_errors import DECODE_ERRORS
+from holdfast.errors import ConfigError, Fenced, NotFound, TrainingFailedError
+from holdfast.journal.format import Line
+from holdfast.journal.reader import JournalReader
+from holdfast.journal.writer import Journal
+from holdfast.runtime import current
+from holdfast.storage.locate import open_store
+from holdfast.storage.store import Store
+from holdfast.storage.uri import join
+from holdfast.train.config import ScalingConfig
+from holdfast.train.request import plain_json
+from holdfast.train.result import Result
+from holdfast.train.trainer import DataParallelTrainer
+from holdfast.tune.experiment.trial import Trial
+from holdfast.tune.experiment_controller import ExperimentController, ExperimentSetup
+from holdfast.tune.experiment_request import ExperimentRequest, ExperimentSettings
+from holdfast.tune.function_trial import TrialFunction
+from holdfast.tune.machine import ExperimentMachine, Policies, TrialState, make_result
+from holdfast.tune.result_grid import ResultGrid
+from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, configure_scheduler
+from holdfast.tune.search.basic_variant import BasicVariantGenerator
+from holdfast.tune.search.searcher import configure_searcher
+from holdfast.tune.serialization import from_json
+from holdfast.tune.stopper.resolve import make_stopper
+from holdfast.tune.trainable import BoundTrainable, ClassTrial, Trainable, trainable_name
+from holdfast.tune.trial_names import TrialNames
+from holdfast.tune.trial_setup import FunctionRequests, TrainerRequests, TrialRequests, TrialSetup
+
+__all__ = ["ExperimentOutcome", "is_experiment", "read_results", "read_settings", "run_experiment"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentOutcome:
+    """How a call of `fit()` ended."""
+
+    status: RunStatus
+    results: ResultGrid
+    interrupted_by: str = ""
+
+
+def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
+    """Run or continue an experiment to its end; raises only what kept it from starting, or a lost lease."""
+    requests = _trial_requests(request)
+    check_resources(requests.base)
+    store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
+    _check_directory(request, store)
+    write_run_file(requests.base, store, is_experiment=True)
+    lease = acquire(store, takeover=request.run_config.takeover, with_keys=[RUN_FILE], has_checkpoints=False)
+    driver_thread = DriverThread()
+    try:
+        experiment_id, lines = _read_lines(store)
+        before = _settings(experiment_id, lines)
+        _check_same_space(request, store, before)
+        settings = request.settings(int(current().token_hex(4), 16) if before is None else before.seed)
+        machine = _make_machine(request, requests, settings, experiment_id)
+        for line in lines:
+            machine.apply(line.run, line.record)
+        me = this_process()
+        started = r.ExperimentStarted(
+            at=current().now(),
+            epoch=lease.epoch,
+            host=me.host,
+            pid=me.pid,
+            settings=msgspec.to_builtins(settings),
+        )
+        place = join(request.storage_path, request.name)
+        setup = ExperimentSetup(
+            store=store,
+            machine=machine,
+            begin=[started, *_resets(request, machine, started.at)],
+            make_trial=TrialSetup(requests, store, place, request.name, _awaits_decisions(request)),
+            storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
+            time_budget_s=request.tune_config.time_budget_s,  # type: ignore[arg-type]  # seconds by now
+        )
+        commit = GroupCommit(Journal(store, lease.epoch, lease.id))
+        controllers: list[ExperimentController] = []
+        with join_hub() as hub:
+            make_controller = partial(_make_controller, setup, lease, commit, controllers)
+            hub.listen(requests.base.listen)
+            status = hub.run(make_controller, driver_thread)
+        commit.close()
+    finally:
+        lease.release()
+        driver_thread.close()
+    if status is RunStatus.FENCED:
+        raise Fenced(controllers[0].fenced_by)
+    return ExperimentOutcome(status, _results(request, store, machine), controllers[0].interrupted_by)
+
+
+def _make_controller(
+    setup: ExperimentSetup, lease: Any, commit: GroupCommit, made: list[ExperimentController], hub: Hub
+) -> ExperimentController:
+    made.append(ExperimentController(setup, lease, commit, hub))
+    return made[0]
+
+
+# ------------------------------------------------------------ reading
+
+
+class _Identity(msgspec.Struct):
+    experiment: bool = False
+
+
+def is_experiment(store: Store) -> bool:
+    """Whether the store's root is an experiment's directory."""
+    try:
+        return msgspec.json.decode(store.get(RUN_FILE), type=_Identity).experiment
+    except (NotFound, *DECODE_ERRORS):
+        return False
+
+
+def read_settings(store: Store) -> ExperimentSettings:
+    """What the experiment was made with, the last time."""
+    if is_experiment(store) and (found := _settings(*_read_lines(store))) is not None:
+        return found
+    raise ConfigError(f"{store.uri} holds no experiment: check the path, which is <storage_path>/<name>.")
+
+
+def read_results(request: ExperimentRequest) -> ResultGrid:
+    """The trials as the journal has them now."""
+    store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
+    settings = read_settings(store)
+    experiment_id, lines = _read_lines(store)
+    machine = _make_machine(request, _trial_requests(request), settings, experiment_id)
+    for line in lines:
+        machine.apply(line.run, line.record)
+    return _results(request, store, machine)
+
+
+def _read_lines(store: Store) -> tuple[str, list[Line]]:
+    """The experiment's id, and every record of it and of its trials, in order."""
+    experiment_id = run_id(store.get(RUN_FILE))
+    return experiment_id, [line for _, line in JournalReader(store, read_cuts(store)).read()]
+
+
+def _settings(experiment_id: str, lines: list[Line]) -> ExperimentSettings | None:
+    for line in reversed(lines):
+        if isinstance(line.record, r.ExperimentStarted) and line.run == experiment_id:
+            return msgspec.convert(line.record.settings, ExperimentSettings)
+    return None
+
+
+# ------------------------------------------------------------ checking
+
+
+def _check_directory(request: ExperimentRequest, store: Store) -> None:
+    try:
+        store.size(RUN_FILE)
+    except NotFound:
+        if request.must_exist or request.run_config.resume == "must":
+            raise ConfigError(
+                f"{store.uri} holds no experiment: check the path, which is <storage_path>/<name>."
+            ) from None
+        return
+    if not is_experiment(store):
+        raise ConfigError(f"{store.uri} holds a training run, not an experiment: choose another name.")
+    if request.run_config.resume in ("never", "restart"):
+        raise ConfigError(
+            f'RunConfig(resume="{request.run_config.resume}"): {store.uri} holds an experiment already; choose another '
+            'name, or resume="auto".'
+        )
+
+
+def _check_same_space(request: ExperimentRequest, store: Store, before: ExperimentSettings | None) -> None:
+    if before is not None and before.space != request.settings(0).space:
+        raise ConfigError(
+            f"param_space is not what {store.uri} was begun with, so its trials could not be compared: give this "
+            "search another name, or the old space."
+        )
+
+
+def _awaits_decisions(request: ExperimentRequest) -> bool:
+    """Whether anybody may stop a trial because of what it reports."""
+    scheduler = request.tune_config.scheduler
+    return request.run_config.stop is not None or not (scheduler is None or type(scheduler) is FIFOScheduler)
+
+
+# ------------------------------------------------------------ putting it together
+
+
+def _make_machine(
+    request: ExperimentRequest, requests: TrialRequests, settings: ExperimentSettings, experiment_id: str
+) -> ExperimentMachine:
+    """A machine that knows nothing yet."""
+    tune = request.tune_config
+    # Copies: these are told what happened from the beginning, at each call.
+    searcher = copy.deepcopy(tune.search_alg) if tune.search_alg is not None else BasicVariantGenerator()
+    scheduler = copy.deepcopy(tune.scheduler) if tune.scheduler is not None else FIFOScheduler()
+    constants = configure_searcher(
+        searcher, tune.metric, tune.mode, request.space, num_samples=tune.num_samples, seed=settings.seed
+    )
+    configure_scheduler(scheduler, tune.metric, tune.mode, seed=settings.seed)
+    policies = Policies(
+        searcher,
+        scheduler,
+        make_stopper(copy.deepcopy(request.run_config.stop)),
+        constants,
+        searcher.total_trials(tune.num_samples),
+        _max_concurrent(request, requests),
+        bool(request.run_config.failure_config.fail_fast),
+    )
+    names = TrialNames(trainable_name(request.trainable), request.space, tune)
+    return ExperimentMachine(experiment_id, policies, names, _config_decoder(constants))
+
+
+def _config_decoder(constants: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    def decode(stored: Any) -> dict[str, Any]:
+        found = from_json(_filled(stored, constants), "param_space")
+        assert isinstance(found, dict)
+        return found
+
+    return decode
+
+
+def _filled(stored: Any, constants: Any) -> Any:
+    """What could not be stored of a configuration is what the space has there now."""
+    if isinstance(stored, dict):
+        if stored.get("$tune") == "missing" and constants is not None:
+            return constants
+        known = constants if isinstance(constants, dict) else {}
+        return {key: _filled(value, known.get(key)) for key, value in stored.items()}
+    return stored
+
+
+def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:
+    """As many as was said, or as the machine has room for."""
+    if given := request.tune_config.max_concurrent_trials:
+        return given
+    base = requests.base
+    gang = Gang(run="", workers=100_000, resources=dict(base.resources))
+    here = capacity(gang, [host_offer()] * max(1, base.nodes))
+    return max(1, here // max(1, base.max_workers))
+
+
+def _resets(request: ExperimentRequest, machine: ExperimentMachine, at: float) -> list[r.Record]:
+    """Trials that run again although they had come to an end, and those that do not go on although they had not."""
+    records: list[r.Record] = []
+    for trial in machine.trials.values():
+        if trial.status == TrialState.ERROR and request.errored != "leave":
+            records.append(r.TrialReset(at=at, trial=trial.trial_id, restart=request.errored == "restart"))
+        elif not trial.is_finished() and not request.resume_unfinished:
+            iteration = trial.summary.iteration
+            records.append(r.TrialStopped(at=at, trial=trial.trial_id, iteration=iteration, by="stop_trial"))
+    return records
+
+
+def _trial_requests(request: ExperimentRequest) -> TrialRequests:
+    bound = request.trainable
+    run_config = replace(
+        request.run_config,
+        name=request.name,
+        storage_path=request.storage_path,
+        callbacks=None,
+        stop=None,
+        checkpoint_config=replace(request.run_config.checkpoint_config),
+    )
+    if isinstance(bound.trainable, DataParallelTrainer):
+
+        def configure(trainer: DataParallelTrainer) -> None:
+            trainer.run_config = run_config
+
+        return TrainerRequests(bound.trainable, configure)
+    trainer = DataParallelTrainer(
+        _function(bound, request),
+        train_loop_config={},
+        scaling_config=_scaling(bound),
+        run_config=run_config,
+    )
+    return FunctionRequests(trainer)
+
+
+def _function(bound: BoundTrainable, request: ExperimentRequest) -> Callable[..., Any]:
+    if isinstance(bound.trainable, type) and issubclass(bound.trainable, Trainable):
+        checkpoints = request.run_config.checkpoint_config
+        frequency = checkpoints.checkpoint_frequency or 0
+        return ClassTrial(bound.trainable, frequency, bool(checkpoints.checkpoint_at_end), bound.parameters)
+    return TrialFunction(bound.function())
+
+
+def _scaling(bound: BoundTrainable) -> ScalingConfig:
+    resources = dict(bound.resources) if bound.resources is not None else {"CPU": 1.0}
+    return ScalingConfig(num_workers=1, use_gpu=bool(resources.get("GPU")), resources_per_worker=resources)
+
+
+# ------------------------------------------------------------ results
+
+
+def _results(request: ExperimentRequest, store: Store, machine: ExperimentMachine) -> ResultGrid:
+    place, filesystem = join(request.storage_path, request.name), request.run_config.storage_filesystem
+    for trial in machine.trials.values():
+        trial.path = join(place, trial.directory)
+        trial.error = _error(trial)
+
+    def open_result(trial: Trial) -> Result:
+        assert isinstance(trial, TrialState)
+        return Result._of_run(Checkpoint(trial.path, filesystem), _view(trial))
+
+    return ResultGrid(
+        list(machine.trials.values()),
+        open_result,
+        partial(_read_histories, store, machine),
+        experiment_path=place,
+        filesystem=filesystem,
+        metric=request.tune_config.metric,
+        mode=request.tune_config.mode,
+    )
+
+
+def _error(trial: TrialState) -> TrainingFailedError | None:
+    outcome = trial.summary.durable.outcome
+    if trial.status != Trial.ERROR or not isinstance(outcome, r.RunFailed):
+        return None
+    return run_error(outcome, trial.path)
+
+
+def _view(trial: TrialState) -> RunView:
+    """What the journal knows of the trial, without a look at its directory."""
+    durable, started = trial.summary.durable, trial.summary.started
+    checkpoints = sorted(durable.checkpoints.values(), key=lambda one: one.order)
+    return RunView(
+        metrics=dict(trial.last_result) or None,
+        checkpoints=[one for one in checkpoints if one.index >= durable.first_index],
+        error=_error(trial),
+        params=plain_json(trial.config),
+        score_attribute=started.score_attribute if started else None,
+        num_to_keep=started.num_to_keep if started else None,
+        score_order="min" if started and started.score_order == "min" else "max",
+    )
+
+
+def _read_histories(store: Store, machine: ExperimentMachine) -> dict[str, list[dict[str, Any]]]:
+    """All reports that count, by trial, with what is added to each."""
+    curves = {trial_id: Curve() for trial_id in machine.trials}
+    rows: dict[str, list[dict[str, Any]]] = {trial_id: [] for trial_id in machine.trials}
+    for line in _read_lines(store)[1]:
+        if (curve := curves.get(line.run)) is None:
+            continue
+        change = curve.apply(line.record)
+        del rows[line.run][change.kept_rows :]
+        if change.row is not None:
+            rows[line.run].append(make_result(machine.trials[line.run], change.row))
+    return rows

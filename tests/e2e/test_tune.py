@@ -1,0 +1,186 @@
+"""Experiments with real trials: results, files, stopping, failures, going on with more, and the cost of a trial."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs.sandbox import Sandbox
+
+from holdfast import tune
+from holdfast.errors import ConfigError
+from holdfast.train import DataParallelTrainer, Result, ScalingConfig
+from holdfast.tune.schedulers import AsyncHyperBandScheduler
+
+
+def make_tuner(sandbox: Sandbox, trainable: Any, space: dict[str, Any], **others: Any) -> tune.Tuner:
+    run = {"name": "tuning", "storage_path": sandbox.storage, **others.pop("run", {})}
+    return tune.Tuner(
+        trainable, param_space=space, tune_config=tune.TuneConfig(**others), run_config=tune.RunConfig(**run)
+    )
+
+
+def test_a_grid_is_tried_and_more_samples_extend_it(sandbox: Sandbox) -> None:
+    """Trials that ended are not run again, and each has its files, which are enough for a `Result`."""
+    calls = sandbox.root / "calls"
+
+    def count(config: dict[str, Any]) -> None:
+        with calls.open("a") as file:
+            file.write("x")
+        for step in range(3):
+            tune.report({"loss": config["a"]["b"] - step, "constant": config["constant"]})
+
+    space = {"a": {"b": tune.grid_search([5, 3])}, "x": tune.uniform(0, 1), "constant": "c"}
+    results = make_tuner(sandbox, count, space, metric="loss", mode="min").fit()
+    assert len(results) == results.num_terminated == 2 and not results.errors
+    best = results.get_best_result()
+    assert best.metrics is not None and best.config is not None
+    assert (best.metrics["loss"], best.metrics["training_iteration"], best.config["a"]) == (1, 3, {"b": 3})
+    again = make_tuner(sandbox, count, space, metric="loss", mode="min", num_samples=2)
+    assert len(again.get_results()) == 2
+    assert len(again.fit()) == 4
+    assert len(calls.read_text()) == 4
+    assert len(make_tuner(sandbox, count, space, num_samples=2).fit()) == 4
+    assert len(calls.read_text()) == 4
+
+    for trial in (sandbox.storage / "tuning").glob("count_*"):
+        config = json.loads((trial / "params.json").read_text())
+        found = Result.from_path(trial)
+        assert found.metrics is not None and found.metrics["loss"] == config["a"]["b"] - 2
+        assert len((trial / "progress.csv").read_text().splitlines()) == 4
+    with pytest.raises(ConfigError, match="param_space is not what"):
+        make_tuner(sandbox, count, {"x": 1}).fit()
+
+
+def test_a_trial_is_stopped_at_the_report_that_decides_it(sandbox: Sandbox) -> None:
+    """By a scheduler, or by a stop condition; what the function does after that report never happens."""
+
+    def endless(config: dict[str, Any]) -> None:
+        step = 0
+        try:
+            while True:
+                step += 1
+                tune.report({"loss": config["x"]})
+        finally:
+            Path(config["ends"], str(config["x"])).write_text(str(step))
+
+    ends = sandbox.root / "ends"
+    ends.mkdir()
+    results = make_tuner(
+        sandbox,
+        endless,
+        {"x": tune.grid_search([1, 2, 3, 4]), "ends": str(ends)},
+        metric="loss",
+        mode="min",
+        max_concurrent_trials=1,
+        scheduler=AsyncHyperBandScheduler(max_t=100, grace_period=2, reduction_factor=2),
+        run={"stop": {"training_iteration": 5}},
+    ).fit()
+    assert [result.metrics["training_iteration"] for result in results if result.metrics] == [5, 2, 2, 2]
+    assert [(ends / str(x)).read_text() for x in (1, 2, 3, 4)] == ["5", "2", "2", "2"]
+
+
+def test_a_failed_trial_is_told_of_and_can_be_tried_again(sandbox: Sandbox) -> None:
+    good = sandbox.root / "good"
+
+    def fragile(config: dict[str, Any]) -> dict[str, Any]:
+        if config["x"] == 1 and not good.exists():
+            raise ValueError("not today")
+        return {"score": config["x"]}
+
+    space = {"x": tune.grid_search([0, 1, 2])}
+    results = make_tuner(sandbox, fragile, space, metric="score", mode="max").fit()
+    assert (results.num_errors, results.num_terminated) == (1, 2)
+    assert "not today" in str(results.errors[0])
+    assert results.get_best_result().metrics["score"] == 2  # type: ignore[index]
+    assert "not today" in next((sandbox.storage / "tuning").glob("*x=1/error.txt")).read_text()
+    good.touch()
+    path = sandbox.storage / "tuning"
+    assert tune.Tuner.can_restore(path) and not tune.Tuner.can_restore(sandbox.storage)
+    assert tune.Tuner.restore(path, fragile).fit().num_errors == 1
+    mended = tune.Tuner.restore(path, fragile, restart_errored=True).fit()
+    assert (mended.num_errors, mended.num_terminated) == (0, 3)
+    with pytest.raises(ConfigError, match="trainable"):
+        tune.Tuner.restore(path)
+
+
+class Counter(tune.Trainable):
+    """Counts up to what it was given, in a file of its checkpoint."""
+
+    def setup(self, config: dict[str, Any], limit: int = 0) -> None:
+        self.value, self.limit = config["start"], limit
+
+    def step(self) -> dict[str, Any]:
+        self.value += 1
+        return {"value": self.value, "done": self.iteration + 1 == self.limit}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "value").write_text(str(self.value))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        self.value = int(Path(checkpoint, "value").read_text())
+
+
+def test_a_class_and_a_trainer_are_trainables(sandbox: Sandbox) -> None:
+    results = make_tuner(
+        sandbox,
+        tune.with_resources(tune.with_parameters(Counter, limit=4), {"cpu": 0.5}),
+        {"start": tune.grid_search([10, 20])},
+        run={"checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=3, checkpoint_at_end=True)},
+    ).fit()
+    assert [result.metrics["value"] for result in results if result.metrics] == [14, 24]
+    for result, value in zip(results, ("14", "24"), strict=True):
+        assert result.checkpoint is not None
+        assert [name.name for name in sorted(Path(result.path).glob("checkpoint_*"))] == [
+            "checkpoint_000000",
+            "checkpoint_000001",
+        ]
+        with result.checkpoint.as_directory() as directory:
+            assert Path(directory, "value").read_text() == value
+
+    def ranks(config: dict[str, Any]) -> None:
+        tune.report({"size": tune.get_context().get_world_size(), "x": config["x"]})
+
+    trainer = DataParallelTrainer(ranks, train_loop_config={"x": 0}, scaling_config=ScalingConfig(num_workers=2))
+    space = {"train_loop_config": {"x": tune.grid_search([7, 8])}}
+    results = make_tuner(sandbox, trainer, space, run={"name": "gangs"}).fit()
+    assert [(result.metrics["size"], result.metrics["x"]) for result in results if result.metrics] == [(2, 7), (2, 8)]
+
+
+def test_a_trial_waits_for_the_disk_twice(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest of a shared lease: before its workers start, and for its end. Those of the experiment itself are as many
+    as a run's."""
+    synced: list[str] = []
+    for name in ("fsync", "fdatasync"):
+        sync = getattr(os, name)
+
+        def noting(fd: int, sync: Any = sync) -> None:
+            synced.append("")
+            sync(fd)
+
+        monkeypatch.setattr(os, name, noting)
+    trials = 12
+    make_tuner(sandbox, lambda config: {"x": config["x"]}, {"x": tune.uniform(0, 1)}, num_samples=trials).fit()
+    # Records that nobody waits for may be flushed in between on a machine that is slow: four times in all is slow.
+    assert len(synced) <= 10 + 2 * trials + 4
+
+
+def test_checkpoints_of_trials_are_kept_apart(sandbox: Sandbox) -> None:
+    def keep(config: dict[str, Any]) -> None:
+        for step in range(3):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "state").write_text(f"{config['x']} {step}")
+                tune.report({"step": step}, checkpoint=tune.Checkpoint.from_directory(directory))
+
+    checkpoints = tune.CheckpointConfig(num_to_keep=1)
+    space = {"x": tune.grid_search([1, 2, 3])}
+    results = make_tuner(sandbox, keep, space, run={"checkpoint_config": checkpoints}).fit()
+    for x, result in enumerate(results, 1):
+        assert result.checkpoint is not None
+        assert [path.name for path in Path(result.path).glob("checkpoint_*")] == ["checkpoint_000002"]
+        with result.checkpoint.as_directory() as directory:
+            assert Path(directory, "state").read_text() == f"{x} 2"

@@ -1,0 +1,308 @@
+"""The experiment's machine under crashes: whatever prefix of the journal survives, a new machine goes on as the old one
+would have. Seeded; trials are records that a model makes, without processes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from holdfast.core import records as r
+from holdfast.tune.experiment.trial import Trial
+from holdfast.tune.machine import ExperimentMachine, Policies, TrialState
+from holdfast.tune.schedulers.async_hyperband import AsyncHyperBandScheduler
+from holdfast.tune.schedulers.hyperband import HyperBandScheduler
+from holdfast.tune.schedulers.median_stopping_rule import MedianStoppingRule
+from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, TrialScheduler, configure_scheduler
+from holdfast.tune.search.basic_variant import BasicVariantGenerator
+from holdfast.tune.search.sample import uniform
+from holdfast.tune.search.searcher import configure_searcher
+from holdfast.tune.stopper.resolve import make_stopper
+
+ITERATIONS = 9
+TRIALS = 12
+SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
+    "fifo": FIFOScheduler,
+    "asha": lambda: AsyncHyperBandScheduler(max_t=ITERATIONS, grace_period=1, reduction_factor=2),
+    "median": lambda: MedianStoppingRule(grace_period=2, min_samples_required=2),
+    "hyperband": lambda: HyperBandScheduler(max_t=ITERATIONS),
+}
+
+
+def make_machine(scheduler: str, max_concurrent: int) -> ExperimentMachine:
+    searcher, made = BasicVariantGenerator(), SCHEDULERS[scheduler]()
+    space = {"x": uniform(0, 1), "width": 3}
+    constants = configure_searcher(searcher, "loss", "min", space, num_samples=TRIALS, seed=5)
+    configure_scheduler(made, "loss", "min", seed=5)
+    stopper = make_stopper(lambda _, result: result["loss"] < 0.02)
+    policies = Policies(searcher, made, stopper, constants, TRIALS, max_concurrent)
+    return ExperimentMachine("e", policies, lambda trial: (trial.trial_id, trial.trial_id))
+
+
+@dataclass
+class Model:
+    """A driver and its trials. `journal` outlives it."""
+
+    scheduler: str
+    random: random.Random
+    max_concurrent: int = 1
+    journal: list[tuple[str, r.Record]] = field(default_factory=list)
+    durable: int = 0
+    """How many records are durable: something was done because of them."""
+    due: int = 0
+    """How many must be before the next step."""
+    clock: float = 0.0
+    started: list[str] = field(default_factory=list)
+
+    def now(self) -> float:
+        self.clock += 1.0
+        return self.clock
+
+    def run(self, steps: int | None = None) -> bool:
+        """Read the journal, and go on; False if it died before the experiment ended."""
+        self.machine = make_machine(self.scheduler, self.max_concurrent)
+        for run, record in self.journal:
+            self.machine.apply(run, record)
+        self.live: dict[str, TrialState] = {}
+        self.record("e", r.ExperimentStarted(at=self.now(), epoch=1, host="here", pid=1))
+        self.record_decided()
+        self.machine.resume()
+        while steps is None or steps > 0:
+            steps = None if steps is None else steps - 1
+            if not self.step():
+                return True
+        return False
+
+    def crash(self) -> None:
+        """Keep what is durable, and any part of the rest."""
+        del self.journal[self.random.randint(self.durable, len(self.journal)) :]
+        self.due = 0
+
+    def step(self) -> bool:
+        self.durable = max(self.durable, self.due)
+        found = self.machine.next_trial(len(self.live), self.now())
+        if isinstance(found, TrialState):
+            self.start(found)
+        elif found is not None:
+            self.record("e", found)
+            self.record_decided()
+        elif self.live:
+            self.go_on(self.random.choice(sorted(self.live)))
+        else:
+            return False
+        return True
+
+    def start(self, trial: TrialState) -> None:
+        assert not trial.is_finished(), f"{trial.trial_id} had ended, and is started again"
+        assert trial.trial_id not in self.live
+        trial.status = Trial.RUNNING
+        self.live[trial.trial_id] = trial
+        self.started.append(trial.trial_id)
+        self.record(trial.trial_id, r.ControllerStarted(at=self.now(), epoch=1, host="here", pid=1, workers=1))
+        newest = trial.summary.durable.resume_point()
+        generation = trial.summary.durable.generation + 1
+        iteration, name = (newest.iteration, newest.name) if newest is not None else (0, None)
+        self.record(
+            trial.trial_id,
+            r.GenerationStarted(
+                at=self.now(), generation=generation, world_size=1, agents=("a",), iteration=iteration, checkpoint=name
+            ),
+        )
+        self.due = len(self.journal)
+
+    def go_on(self, trial_id: str) -> None:
+        """One more report, or the end of a trial."""
+        trial = self.live[trial_id]
+        if trial.stopped is None and trial.summary.iteration < ITERATIONS:
+            self.report(trial)
+        elif trial.stopped is not None or trial.summary.iteration >= ITERATIONS:
+            self.record(trial_id, r.RunFinished(at=self.now()))
+            self.due = len(self.journal)
+            del self.live[trial_id]
+
+    def report(self, trial: TrialState) -> None:
+        iteration, generation = trial.summary.iteration + 1, trial.summary.durable.generation
+        metrics = {"loss": trial.config["x"] / iteration}
+        self.record(
+            trial.trial_id,
+            r.Reported(at=self.now(), generation=generation, iteration=iteration, metrics=metrics, checkpoint=True),
+        )
+        self.record_decided()
+        if trial.stopped is not None:
+            self.due = len(self.journal)  # the worker learns of it once it is durable
+        index = trial.summary.durable.next_index
+        self.record(
+            trial.trial_id,
+            r.CheckpointCommitted(
+                at=self.now(),
+                name=f"checkpoint_{index:06d}",
+                index=index,
+                iteration=iteration,
+                generation=generation,
+                metrics=metrics,
+            ),
+        )
+
+    def record(self, run: str, record: r.Record) -> None:
+        self.journal.append((run, record))
+        self.machine.apply(run, record)
+
+    def record_decided(self) -> None:
+        while decided := self.machine.decided:
+            for record in decided:
+                self.record("e", record)
+
+    def outcome(self) -> list[tuple[str, dict[str, Any], str, int, Any]]:
+        return [
+            (trial.trial_id, trial.config, trial.status, trial.summary.iteration, trial.last_result.get("loss"))
+            for trial in self.machine.trials.values()
+        ]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_driver_that_dies_changes_nothing_with_one_trial_at_a_time(scheduler: str, seed: int) -> None:
+    check_one_at_a_time(scheduler, seed)
+
+
+def check_one_at_a_time(scheduler: str, seed: int) -> None:
+    undisturbed = Model(scheduler, random.Random(0))
+    assert undisturbed.run()
+    dying = Model(scheduler, random.Random(seed))
+    for _ in range(8):
+        if dying.run(dying.random.randint(1, 40)):
+            break
+        dying.crash()
+    assert dying.run()
+    assert dying.outcome() == undisturbed.outcome()
+    assert {trial.status for trial in dying.machine.trials.values()} == {Trial.TERMINATED}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("seed", range(8))
+def test_no_trial_is_lost_or_run_again_with_several_at_a_time(scheduler: str, seed: int) -> None:
+    model = Model(scheduler, random.Random(seed), max_concurrent=4)
+    configs: dict[str, dict[str, Any]] = {}
+    stopped: dict[str, r.TrialStopped] = {}
+    for _ in range(8):
+        ended = model.run(model.random.randint(1, 60))
+        if ended:
+            break
+        model.crash()
+        for _, record in model.journal:
+            if isinstance(record, r.TrialCreated):
+                assert configs.setdefault(record.trial, record.config) == record.config
+            elif isinstance(record, r.TrialStopped) and not record.paused:
+                stopped[record.trial] = record
+    assert model.run()
+    assert len(model.machine.trials) == TRIALS
+    assert {trial.status for trial in model.machine.trials.values()} == {Trial.TERMINATED}
+    for trial_id, record in stopped.items():
+        assert model.machine.trials[trial_id].summary.iteration <= record.iteration, "a decision was taken back"
+    created = [record.trial for _, record in model.journal if isinstance(record, r.TrialCreated)]
+    assert len(created) == len(set(created))
+
+
+# ------------------------------------------------------------ the model must notice what is broken
+
+
+Patch = pytest.MonkeyPatch
+
+
+def forget_decisions_that_were_not_recorded(patch: Patch) -> None:
+    """A driver that died between a report and the record of what was decided by it."""
+    resume = ExperimentMachine.resume
+
+    def forgetful(self: ExperimentMachine) -> None:
+        self._stops.clear()
+        resume(self)
+
+    patch.setattr(ExperimentMachine, "resume", forgetful)
+    patch.setattr(Model, "record_decided", _record_decided_once_running)
+
+
+def _record_decided_once_running(self: Model) -> None:
+    while self.live and (decided := self.machine.decided):
+        for record in decided:
+            self.record("e", record)
+
+
+def start_the_search_over(patch: Patch) -> None:
+    patch.setattr(BasicVariantGenerator, "replay_suggestion", lambda *_: None)
+
+
+def run_stopped_trials_again(patch: Patch) -> None:
+    """The run of a trial was cut off after it was decided that it does not go on."""
+
+    def resume(self: ExperimentMachine) -> None:
+        for trial in self.trials.values():
+            if trial.status == Trial.RUNNING:
+                trial.status, trial.stopped = Trial.PENDING, None
+
+    patch.setattr(ExperimentMachine, "resume", resume)
+
+
+def run_finished_trials_again(patch: Patch) -> None:
+    def end(self: ExperimentMachine, trial: TrialState) -> None:
+        trial.status = Trial.PENDING
+
+    patch.setattr(ExperimentMachine, "_end", end)
+
+
+def fold_records_into_another_trial(patch: Patch) -> None:
+    """A record of one run counts for another, when it is read back."""
+    run = Model.run
+
+    def confused(self: Model, steps: int | None = None) -> bool:
+        reports = [n for n, (_, record) in enumerate(self.journal) if isinstance(record, r.Reported)]
+        runs = sorted({self.journal[n][0] for n in reports})
+        if len(runs) > 1:
+            n = self.random.choice(reports)
+            other = self.random.choice([one for one in runs if one != self.journal[n][0]])
+            self.journal[n] = (other, self.journal[n][1])
+        return run(self, steps)
+
+    patch.setattr(Model, "run", confused)
+
+
+def forget_results_of_the_scheduler(patch: Patch) -> None:
+    """The scheduler learns of new results only, and not of what it was told before the crash."""
+    take = ExperimentMachine._take_result
+
+    def take_new(self: ExperimentMachine, trial: TrialState, result: dict[str, Any]) -> None:
+        if self._now > 60:
+            take(self, trial, result)
+
+    patch.setattr(ExperimentMachine, "_take_result", take_new)
+
+
+MUTANTS = [
+    forget_decisions_that_were_not_recorded,
+    start_the_search_over,
+    run_stopped_trials_again,
+    run_finished_trials_again,
+    fold_records_into_another_trial,
+    forget_results_of_the_scheduler,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_seed_finds_the_mutant(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = Model("asha", random.Random(0))
+    assert undisturbed.run()
+    mutant(monkeypatch)
+    for seed in range(60):
+        model = Model("asha", random.Random(seed))
+        try:
+            for _ in range(8):
+                if model.run(model.random.randint(1, 40)):
+                    break
+                model.crash()
+            assert model.run(2_000)
+            assert model.outcome() == undisturbed.outcome()
+        except (AssertionError, KeyError):
+            return
+    pytest.fail("no seed found it")
