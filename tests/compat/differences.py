@@ -52,8 +52,15 @@ OURS = {
     "train.collective": "a module, as in Ray",
     "train.context": "a module, as in Ray",
     "train.should_checkpoint": "whether a checkpoint is worth its cost now",
+    "train.get_dataset_shard(elastic)": "each row once an epoch, across failures and with any number of workers",
+    "train.get_dataset_shard(global_batch_size)": "so many rows a step in all, with any number of workers",
+    "train.get_dataset_shard(rng_state)": "saves and restores the states of random generators",
     "train.report(complete)": "this rank's checkpoint is whole, and is committed even if another rank dies",
     "train.torch": "a module, as in Ray",
+    "train.torch.ElasticSampler": "each sample once an epoch, across failures and with any number of workers",
+    "train.torch.prepare_data_loader(elastic)": "the loader goes on where the checkpoint left it",
+    "train.torch.prepare_data_loader(global_batch_size)": "so many samples a step in all, with any number of workers",
+    "train.torch.prepare_data_loader(rng_state)": "saves and restores the states of random generators",
     "train.torch.unwrap_model": "the module that `prepare_model` was given",
 }
 """What Holdfast has and Ray does not."""

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.claims import create_once
@@ -45,6 +47,7 @@ def commit(
     generation: int = 0,
     iteration: int = 0,
     created_at: str | None = None,
+    worker_states: FileEntry | UnsetType = UNSET,
 ) -> Manifest:
     """Make the draft visible: create its manifest, exclusively. Raises `Fenced` if this writer was fenced.
 
@@ -65,6 +68,7 @@ def commit(
         metrics=check_metrics(metrics),
         files=split_entries(files)[0],
         directories=split_entries(files)[1],
+        worker_states=worker_states,
     )
     reservation = read_reservation(store, draft.name)
     if reservation is None or reservation.token != draft.token:

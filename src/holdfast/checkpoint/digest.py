@@ -59,7 +59,7 @@ def check_files(
     sizes = {entry.key.removeprefix(prefix): entry.size_bytes for entry in store.list(name)}
     problems: list[str] = []
     sound: list[FileEntry] = []
-    for entry in manifest.files:
+    for entry in manifest.all_files:
         size_bytes = sizes.get(entry.path)
         if size_bytes is None:
             problems.append(f"{entry.path} is missing")

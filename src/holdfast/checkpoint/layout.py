@@ -18,6 +18,7 @@ __all__ = [
     "OWN_NAMES",
     "PINNED",
     "RESERVED",
+    "WORKER_STATES",
     "check_name",
     "checkpoint_name",
     "is_checkpoint_like",
@@ -32,13 +33,15 @@ RESERVED = ".reserved.json"
 MANIFEST = ".manifest.json"
 METADATA = ".metadata.json"
 PINNED = ".pinned.json"
+WORKER_STATES = ".workers.json"
+"""What Holdfast itself saves of each rank (`worker_states`); the only sidecar that a manifest lists."""
 CLAIM_PREFIX = ".claim-"
 CLAIM_KEEP = ".claim-keep"
 """An empty file that keeps a directory from becoming empty while claims in it come and go."""
 EPOCHS = "epochs"
 OWN_NAMES = frozenset({EPOCHS, "journal", "logs", "artifacts"})
 
-_SIDECARS = frozenset({RESERVED, MANIFEST, METADATA, PINNED})
+_SIDECARS = frozenset({RESERVED, MANIFEST, METADATA, PINNED, WORKER_STATES})
 _GENERATED = re.compile(r"checkpoint_([0-9]{6,18})\Z")
 _PART = re.compile(r"\.part-[0-9]{1,9}\.json\Z")
 _MAX_NAME_BYTES = 200

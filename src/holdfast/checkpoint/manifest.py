@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from holdfast.checkpoint.layout import is_sidecar
+from holdfast.checkpoint.layout import WORKER_STATES, is_sidecar
 from holdfast.core.checkpoint_types import FileEntry, StoredCheckpoint
 from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.core.json_floats import tag_floats, untag_floats
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 1
+FORMAT_MINOR = 2
 
 _SEAL = re.compile(rb',"self":"([0-9a-f]{64})"\}\n\Z')
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
@@ -64,11 +64,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...] = ()
     directories: tuple[str, ...] = ()
     """The empty directories; since format 1.1, as are the modes of files."""
+    worker_states: FileEntry | msgspec.UnsetType = msgspec.UNSET
+    """The file in which Holdfast saves what it needs of each rank, where there is one; since format 1.2."""
     void: bool = False
 
     @property
     def size_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.files)
+
+    @property
+    def all_files(self) -> tuple[FileEntry, ...]:
+        """Every file that must be there: the user's, and Holdfast's own."""
+        return self.files if isinstance(self.worker_states, msgspec.UnsetType) else (*self.files, self.worker_states)
 
     @property
     def order(self) -> tuple[int, str]:
@@ -122,6 +129,7 @@ def decode(data: bytes, where: str) -> Manifest:
         _check_version(msgspec.json.decode(data, type=_Header).format, where)
         manifest = msgspec.json.decode(data, type=Manifest)
         _check_files(manifest.files)
+        _check_worker_states(manifest.worker_states)
         _check_directories(manifest)
         return msgspec.structs.replace(manifest, metrics=untag_floats(manifest.metrics))
     except DECODE_ERRORS as error:
@@ -174,11 +182,23 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
             raise ValueError(f"path {entry.path!r} leaves the directory") from None
         if is_sidecar(entry.path) or entry.path in seen:
             raise ValueError(f"path {entry.path!r} is reserved or listed twice")
-        if entry.size_bytes < 0 or not _HASH.match(entry.blake3):
-            raise ValueError(f"size or hash of {entry.path!r}")
+        _check_digest(entry)
         if entry.mode is not msgspec.UNSET and not 0 <= entry.mode <= 0o777:
             raise ValueError(f"mode of {entry.path!r}")
         seen.add(entry.path)
+
+
+def _check_worker_states(entry: FileEntry | msgspec.UnsetType) -> None:
+    if isinstance(entry, msgspec.UnsetType):
+        return
+    if entry.path != WORKER_STATES:
+        raise ValueError(f"the states of workers are in {entry.path!r}")
+    _check_digest(entry)
+
+
+def _check_digest(entry: FileEntry) -> None:
+    if entry.size_bytes < 0 or not _HASH.match(entry.blake3):
+        raise ValueError(f"size or hash of {entry.path!r}")
 
 
 def _check_directories(manifest: Manifest) -> None:

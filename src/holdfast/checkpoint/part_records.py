@@ -45,6 +45,8 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     iteration: int
     parent: str | None = None
     metrics: dict[str, Any] = {}
+    worker_states: FileEntry | msgspec.UnsetType = msgspec.UNSET
+    """The file of all ranks' states (`checkpoint.worker_states`), which was there before the uploads began."""
     files: tuple[FileEntry, ...] = ()
 
     def agrees_with(self, other: PartRecord) -> bool:
@@ -68,6 +70,7 @@ def write_part_record(
         iteration=info.iteration,
         parent=draft.parent,
         metrics=tag_floats(info.metrics),
+        worker_states=info.worker_states,
         files=tuple(files),
     )
     store.put(layout.key_of(draft.name, layout.part_name(rank)), sealed(msgspec.json.encode(record)))
@@ -124,6 +127,7 @@ def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | No
             metrics=first.metrics,
             files=files,
             directories=directories,
+            worker_states=first.worker_states,
         )
         data = encode(manifest)
         decode(data, name)  # what it says comes from storage: names outside the directory are refused here

@@ -364,6 +364,7 @@ def _is_ours(path: str, source: Path) -> bool:
     checks: dict[str, Callable[[bytes], object]] = {
         layout.MANIFEST: lambda data: decode(data, path),
         layout.PINNED: lambda data: True,
+        layout.WORKER_STATES: lambda data: data.startswith(b'{"format":"holdfast.workers/'),
     }
     if layout.is_part_record(path):
         return has_valid_seal(source.read_bytes())

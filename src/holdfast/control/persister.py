@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from holdfast.checkpoint import commit
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
 from holdfast.checkpoint.upload import merge_parts, owned_by_others
+from holdfast.checkpoint.worker_states import put_worker_states
 from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.lease import GuestLease, Lease
 from holdfast.control.retry import retry_for
@@ -77,10 +78,13 @@ class Persister:
             token = current().token_hex(16)
             hash_only = self._find_conflicts(command)
             draft = await self._retry(lambda: self._blocking.run(self._reserve, command, token))
-            answers = await self._upload(command, draft, hash_only)
+            made = draft
+            worker_states: FileEntry | UnsetType = UNSET
+            if command.worker_states:  # before any upload: agents that finish those without us name it in their records
+                worker_states = await self._retry(lambda: self._blocking.run(self._put_worker_states, command, made))
+            answers = await self._upload(command, draft, hash_only, worker_states)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             self._warn_of_differences(files)
-            made = draft
 
             def seal() -> Manifest:
                 manifest = commit.commit(
@@ -91,6 +95,7 @@ class Persister:
                     world_size=command.world_size,
                     generation=command.ticket.generation,
                     iteration=command.iteration,
+                    worker_states=worker_states,
                 )
                 self._lease.check_commit()
                 return manifest
@@ -147,13 +152,26 @@ class Persister:
                 )
 
     async def _upload(
-        self, command: c.PersistCheckpoint, draft: Draft, hash_only: Mapping[int, frozenset[str]]
+        self,
+        command: c.PersistCheckpoint,
+        draft: Draft,
+        hash_only: Mapping[int, frozenset[str]],
+        worker_states: FileEntry | UnsetType,
     ) -> dict[int, Uploaded]:
         parent_files = list(self._parent.files) if self._parent and self._parent.name == draft.parent else []
         ranks = [rank for rank, _ in command.parts]
+        info = CheckpointInfo(
+            ranks=tuple(ranks),
+            world_size=command.world_size,
+            iteration=command.iteration,
+            metrics=command.metrics,
+            worker_states=worker_states,
+        )
         found = await asyncio.gather(
             *(
-                self._retry(partial(self._ask, command, draft, rank, agent, parent_files, hash_only.get(rank, ())))
+                self._retry(
+                    partial(self._ask, command.ticket, draft, rank, agent, parent_files, hash_only.get(rank, ()), info)
+                )
                 for rank, agent in command.parts
             )
         )
@@ -161,17 +179,17 @@ class Persister:
 
     async def _ask(
         self,
-        command: c.PersistCheckpoint,
+        ticket: e.Ticket,
         draft: Draft,
         rank: int,
         agent: str,
         parent_files: list[FileEntry],
         hash_only: Collection[str],
+        info: CheckpointInfo,
     ) -> Uploaded:
         link = self._agents.links.get(agent)
         if link is None:
             raise _AgentGone(f"agent {agent} was lost with the part of rank {rank}")
-        ticket = command.ticket
         answer: asyncio.Future[Uploaded] = asyncio.get_running_loop().create_future()
         self._answers[ticket, rank] = answer
         gone = asyncio.ensure_future(link.gone.wait())
@@ -185,12 +203,7 @@ class Persister:
                     draft=draft,
                     parent_files=parent_files,
                     hash_only=tuple(sorted(hash_only)),
-                    info=CheckpointInfo(
-                        ranks=tuple(rank for rank, _ in command.parts),
-                        world_size=command.world_size,
-                        iteration=command.iteration,
-                        metrics=command.metrics,
-                    ),
+                    info=info,
                 ),
             )
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -215,6 +228,9 @@ class Persister:
             # None if somebody has removed it since: then there is nothing to copy from.
             self._parent = Catalog(self._store).read_manifest(draft.parent).manifest
         return draft
+
+    def _put_worker_states(self, command: c.PersistCheckpoint, draft: Draft) -> FileEntry:
+        return put_worker_states(self._store, draft.name, command.world_size, command.worker_states)
 
     async def _abandon(self, draft: Draft) -> None:
         try:

@@ -96,6 +96,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     iteration: int
     metrics: dict[str, Any] = {}
+    worker_states: FileEntry | msgspec.UnsetType = msgspec.UNSET
+    """The file of all ranks' states, where there is one."""
 
 
 class MemoryFile(msgspec.Struct, frozen=True, array_like=True):
@@ -184,6 +186,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The paths of the files that this rank gives, where there are other ranks: they may give some of the same."""
     stall_s: float = 0.0
     """How long this call kept training waiting (copying, or waiting for an earlier upload)."""
+    worker_state: bytes = b""
+    """What Holdfast saves of this rank, should this report be a checkpoint's, whichever ranks give files: JSON."""
     needed_ranks: tuple[int, ...] | None = None
     """The ranks whose parts are all that this checkpoint needs, where the rank that reports knows: it may then be
     committed without the others, should they die before they have reported it. None: every rank's part is needed."""

@@ -108,6 +108,8 @@ class PersistCheckpoint(_Command, frozen=True, kw_only=True):
     world_size: int
     iteration: int
     metrics: dict[str, Any]
+    worker_states: dict[int, bytes] = {}
+    """What Holdfast saves of each rank that sent something (`Report.worker_state`)."""
 
 
 class AnnounceCheckpoint(_Command, frozen=True, kw_only=True):

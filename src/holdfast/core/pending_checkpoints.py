@@ -113,10 +113,22 @@ def add_reports(state: State, generation: Generation, event: e.RankReported, now
                     generation.recent.pop(next(iter(generation.recent)))
                 if item.checkpoint_dir_name is not None:
                     generation.dir_names[item.number] = item.checkpoint_dir_name
+        if item.worker_state:
+            _keep_worker_state(state, generation, rank, item)
         if item.checkpoint:
             if rank == 0:
                 state.checkpoint_interval.stalled(item.stall_s, now)
             _add_part(state, generation, rank, item, iteration, now)
+
+
+def _keep_worker_state(state: State, generation: Generation, rank: int, item: Report) -> None:
+    """Until every rank has made this report: it may turn out to be a checkpoint's. Of ranks that run far ahead only the
+    last states are kept, and those of checkpoints."""
+    kept = generation.worker_states
+    kept.setdefault(item.number, {})[rank] = item.worker_state
+    if len(kept) > _RECENT_LIMIT:
+        oldest = (number for number in kept if e.Ticket(generation.number, number) not in state.pending)
+        del kept[next(oldest)]
 
 
 def _add_part(state: State, generation: Generation, rank: int, item: Report, iteration: int, now: float) -> None:
@@ -142,9 +154,9 @@ def complete(state: State, generation: Generation) -> None:
         reachable = not pending.complete and pending.lost is None and ticket.generation == generation.number
         if reachable and generation.has_reached(ticket.number):
             _complete(state, generation, pending)
-    if generation.recent or generation.dir_names:
+    if generation.recent or generation.dir_names or generation.worker_states:
         behind = generation.behind or 0
-        for remembered in (generation.recent, generation.dir_names):
+        for remembered in (generation.recent, generation.dir_names, generation.worker_states):
             while remembered and (number := next(iter(remembered))) <= behind:
                 del remembered[number]
 
@@ -152,6 +164,7 @@ def complete(state: State, generation: Generation) -> None:
 def _complete(state: State, generation: Generation, pending: Pending) -> None:
     pending.complete = True
     pending.name = _name(generation, pending)
+    pending.worker_states = generation.worker_states.get(pending.ticket.number, {})
     pending.metrics = pending.metrics or generation.recent.get(pending.ticket.number) or state.durable.metrics or {}
 
 
@@ -249,6 +262,7 @@ def persist_next(state: State, now: float, out: Output) -> None:
             world_size=pending.world_size,
             iteration=pending.iteration,
             metrics=pending.metrics,
+            worker_states=pending.worker_states,
         )
     )
 

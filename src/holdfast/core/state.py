@@ -154,6 +154,8 @@ class Generation:
     """Rank 0's metrics of reports that some rank has yet to reach."""
     dir_names: dict[int, str] = field(default_factory=dict)
     """Names that rank 0 gave with reports that some rank has yet to reach."""
+    worker_states: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """What ranks sent of themselves with reports that some rank has yet to reach, by report and rank."""
     rank_metrics: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
     """For callbacks: what ranks gave with each report that some rank has yet to reach."""
     finished: set[int] = field(default_factory=set)
@@ -319,6 +321,8 @@ class Pending:
     name: str | None = None
     """The name that counts, once the checkpoint is complete; None: a numbered one."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    worker_states: dict[int, bytes] = field(default_factory=dict)
+    """What each rank sent of itself, once the checkpoint is complete."""
     validations: dict[int, ValidationTask | None] = field(default_factory=dict)
     """How each rank that gave a part wants it validated."""
     claims: dict[int, Report] = field(default_factory=dict)

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
-__all__ = ["TRAIN_DATASET_KEY", "DataConfig", "DatasetShard", "Datasets", "check_datasets"]
+__all__ = [
+    "TRAIN_DATASET_KEY",
+    "DataConfig",
+    "DatasetShard",
+    "Datasets",
+    "check_datasets",
+    "collate",
+    "is_sequence",
+    "rows_of",
+    "shuffled",
+]
 
 TRAIN_DATASET_KEY = "train"
 """Which data set `get_dataset_shard()` means where several are given and none is named."""
@@ -67,7 +77,7 @@ def check_datasets(datasets: Any, config: Any) -> Datasets:
             )
         if isinstance(data, Mapping):
             raise ConfigError(f"datasets[{name!r}] is a dict of data sets: give each of them a name of its own.")
-        if not (callable(data) or _is_sequence(data) or isinstance(data, Iterable) or hasattr(data, "to_batches")):
+        if not (callable(data) or is_sequence(data) or isinstance(data, Iterable) or hasattr(data, "to_batches")):
             raise ConfigError(
                 f"datasets[{name!r}] is a {type(data).__name__}, which gives no rows: pass a sequence, an iterable, or "
                 "a function that opens one."
@@ -87,6 +97,14 @@ class Datasets:
 
     def shard(self, name: str | None, rank: int, world_size: int) -> DatasetShard | None:
         """This rank's rows of `name`; None where the trainer was given no data sets at all."""
+        found = self.open(name)
+        if found is None:
+            return None
+        name, data = found
+        return DatasetShard(data, rank, world_size) if self._config.splits(name) else DatasetShard(data, 0, 1)
+
+    def open(self, name: str | None) -> tuple[str, Any] | None:
+        """The data set of this name, and its name where none is given; None where there are no data sets at all."""
         if not self._data:
             return None
         if name is None:
@@ -94,9 +112,9 @@ class Datasets:
         if name not in self._data:
             raise KeyError(f"get_dataset_shard({name!r}): datasets= of the trainer has {', '.join(self._data)}.")
         data = self._data[name]
-        if callable(data) and not _is_sequence(data) and not isinstance(data, Iterable):
+        if callable(data) and not is_sequence(data) and not isinstance(data, Iterable):
             data = self._data[name] = data()
-        return DatasetShard(data, rank, world_size) if self._config.splits(name) else DatasetShard(data, 0, 1)
+        return name, data
 
 
 class DatasetShard:
@@ -110,12 +128,20 @@ class DatasetShard:
     def __iter__(self) -> Iterator[Any]:
         return self.iter_rows()
 
+    @property
+    def loss_weight(self) -> float:
+        """What the loss of the last batch counts; other than 1 in elastic shards only."""
+        return 1.0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next iteration: an elastic shard must know it, and the others are the same in each."""
+
     def __len__(self) -> int:
         """How many rows this rank has, for data sets that know their length."""
         return len(self._data) // self._world_size
 
     def count(self) -> int:
-        return len(self) if _is_sequence(self._data) else sum(1 for _ in self)
+        return len(self) if is_sequence(self._data) else sum(1 for _ in self)
 
     def materialize(self) -> DatasetShard:
         """This rank's rows, all of them in memory."""
@@ -130,13 +156,13 @@ class DatasetShard:
 
     def iter_rows(self) -> Iterator[Any]:
         """Row by row, in the order of the data set."""
-        if _is_sequence(self._data):
+        if is_sequence(self._data):
             for at in range(len(self)):
                 yield self._data[at * self._world_size + self._rank]
             return
         # A row counts once every rank has one of its round: all ranks see the same number of rows.
         mine: Any = None
-        for at, row in enumerate(_rows(self._data)):
+        for at, row in enumerate(rows_of(self._data)):
             place = at % self._world_size
             if place == self._rank:
                 mine = row
@@ -158,15 +184,15 @@ class DatasetShard:
         checks.one_of("iter_batches(batch_format)", batch_format or "default", ("default", "numpy", "pandas"))
         if batch_size is not None:
             checks.whole_number("iter_batches(batch_size)", batch_size, least=1)
-        rows = _shuffled(self.iter_rows(), local_shuffle_buffer_size, local_shuffle_seed)
+        rows = shuffled(self.iter_rows(), local_shuffle_buffer_size, random.Random(local_shuffle_seed))
         batch: list[Any] = []
         for row in rows:
             batch.append(row)
             if len(batch) == batch_size:
-                yield _collate(batch, batch_format)
+                yield collate(batch, batch_format)
                 batch = []
         if batch and not (drop_last and batch_size is not None):
-            yield _collate(batch, batch_format)
+            yield collate(batch, batch_format)
 
     def iter_torch_batches(
         self,
@@ -199,7 +225,7 @@ class DatasetShard:
         return f"DatasetShard({type(self._data).__name__}, rank {self._rank} of {self._world_size})"
 
 
-def _is_sequence(data: Any) -> bool:
+def is_sequence(data: Any) -> bool:
     """Whether rows can be asked for by number; data frames and tables are indexed by something else."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not _is_table(data)
 
@@ -208,7 +234,7 @@ def _is_table(data: Any) -> bool:
     return hasattr(data, "to_batches") or hasattr(data, "itertuples")
 
 
-def _rows(data: Any) -> Iterator[Any]:
+def rows_of(data: Any) -> Iterator[Any]:
     if hasattr(data, "to_batches"):  # a pyarrow table or data set
         for batch in data.to_batches():
             yield from batch.to_pylist()
@@ -218,12 +244,12 @@ def _rows(data: Any) -> Iterator[Any]:
         yield from data
 
 
-def _shuffled(rows: Iterator[Any], size: int | None, seed: int | None) -> Iterator[Any]:
+def shuffled(rows: Iterator[Any], size: int | None, dice: random.Random) -> Iterator[Any]:
     """In the order of a buffer of so many rows from which one is taken at random."""
     if not size:
         yield from rows
         return
-    dice, buffer = random.Random(seed), []
+    buffer = []
     for row in rows:
         buffer.append(row)
         if len(buffer) >= size:
@@ -234,7 +260,7 @@ def _shuffled(rows: Iterator[Any], size: int | None, seed: int | None) -> Iterat
     yield from buffer
 
 
-def _collate(rows: list[Any], batch_format: str | None) -> Any:
+def collate(rows: list[Any], batch_format: str | None) -> Any:
     if batch_format == "pandas":
         import pandas
 

@@ -124,12 +124,36 @@ def get_context() -> TrainContext:
     return TrainContext(session.assignment, session.filesystem, current_inputs().metadata)
 
 
-def get_dataset_shard(dataset_name: str | None = None) -> DatasetShard | None:
+def get_dataset_shard(
+    dataset_name: str | None = None,
+    *,
+    elastic: bool = False,
+    global_batch_size: int | None = None,
+    rng_state: bool = False,
+) -> DatasetShard | None:
     """This worker's rows of the data set that the trainer was given as `datasets={dataset_name: ...}`.
 
     None where it was given none. Without a name it is the only one, or "train".
+    `elastic`: each row is consumed exactly once an epoch, across failures and with any number of workers after them;
+    `global_batch_size` and `rng_state` as of `train.torch.prepare_data_loader`.
     """
-    here = current("train.get_dataset_shard()").assignment
+    session = current("train.get_dataset_shard()")
+    here = session.assignment
+    if elastic:
+        found = current_inputs().datasets.open(dataset_name)
+        if found is None:
+            return None
+        name, data = found
+        if name not in session.elastic_shards:
+            from holdfast.train.elastic_shard import ElasticShard
+
+            shard = ElasticShard(data, name, here.rank, here.world_size, global_batch_size, rng_state)
+            session.elastic_shards[name] = shard
+        kept: DatasetShard = session.elastic_shards[name]
+        return kept
+    if global_batch_size is not None or rng_state:
+        what = "rng_state" if global_batch_size is None else "global_batch_size"
+        raise ConfigError(f"get_dataset_shard({what}) needs elastic=True.")
     return current_inputs().datasets.shard(dataset_name, here.rank, here.world_size)
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.checkpoint.layout import check_name
 from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart, Validation, ValidationTask
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
     from holdfast.checkpoint.manifest import Manifest
     from holdfast.checkpoint.state.handle import StateCheckpoint
+    from holdfast.checkpoint.worker_states import WorkerStates
     from holdfast.storage.store import Store
 
 __all__ = [
@@ -125,6 +128,10 @@ class Session:
         self._lock = threading.Lock()
         self._number = 0
         self._verified = assignment.verified
+        self.elastic_shards: dict[str, Any] = {}
+        """Shards of data sets whose progress is saved, by name: one of each in a generation."""
+        self._captures: dict[str, Callable[[], Any]] = {}
+        self._restored: WorkerStates | None = None
         self._asks = 0
         self._next_ask = 1
         """At which call of `should_checkpoint` all ranks ask the run."""
@@ -150,6 +157,7 @@ class Session:
         self._check_process()
         self._reports.check()
         plain = plain_metrics(metrics)
+        worker_state = self._capture_state()  # of now: what follows may take its time, and another thread
         if checkpoint_dir_name is not None:
             check_name(checkpoint_dir_name)
         self._check_validation(validation, checkpoint)
@@ -157,7 +165,7 @@ class Session:
             raise ConfigError("train.report(complete=True) needs a checkpoint: it says that this one is complete.")
         if checkpoint is None:
             with self._lock:
-                self._send_report(self._make_report(plain, checkpoint_dir_name))
+                self._send_report(self._make_report(plain, checkpoint_dir_name, worker_state=worker_state))
                 if not self._number & (_DRAIN_EVERY - 1):
                     self._agent.drain()
             self._await_decision()
@@ -177,6 +185,7 @@ class Session:
                     in_background,
                     validation,
                     (self.assignment.rank,) if complete else None,
+                    worker_state,
                 )
             else:
                 began = time.monotonic()
@@ -184,7 +193,13 @@ class Session:
                 stall_s = time.monotonic() - began
                 needed_ranks = (self.assignment.rank,) if complete else needed_ranks
                 report = self._make_report(
-                    plain, checkpoint_dir_name, part, stall_s, validation=validation, needed_ranks=needed_ranks
+                    plain,
+                    checkpoint_dir_name,
+                    part,
+                    stall_s,
+                    validation=validation,
+                    needed_ranks=needed_ranks,
+                    worker_state=worker_state,
                 )
                 self._send_report(report)
                 self._agent.pending.append(self._number)
@@ -229,6 +244,7 @@ class Session:
         in_background: bool,
         validation: ValidationTask | None,
         needed_ranks: tuple[int, ...] | None,
+        worker_state: bytes,
     ) -> None:
         """Report a checkpoint that the user's function stores, under a name on which all ranks agree without asking."""
         local = self._directory_to_stage(checkpoint, move) if move and not _is_state(checkpoint) else None
@@ -242,10 +258,10 @@ class Session:
             if local is not None:
                 shutil.rmtree(local)
             stall_s = 0.0 if in_background else time.monotonic() - began
-            return self._make_report(metrics, dir_name, part, stall_s, number, validation, needed_ranks)
+            return self._make_report(metrics, dir_name, part, stall_s, number, validation, needed_ranks, worker_state)
 
         if in_background:
-            self._reports.send_uploaded(store, self._make_report(metrics, dir_name))
+            self._reports.send_uploaded(store, self._make_report(metrics, dir_name, worker_state=worker_state))
             self._number = number
         else:
             self._send_report(store())
@@ -315,6 +331,7 @@ class Session:
         number: int | None = None,
         validation: ValidationTask | None = None,
         needed_ranks: tuple[int, ...] | None = None,
+        worker_state: bytes = b"",
     ) -> WorkerReport:
         """The next report, unless it has a number already."""
         existing = part.name if isinstance(part, ExistingPart) else None
@@ -331,6 +348,7 @@ class Session:
             stall_s=stall_s,
             validation=validation,
             needed_ranks=needed_ranks,
+            worker_state=worker_state,
         )
         return WorkerReport(report=report, part=part)
 
@@ -487,6 +505,35 @@ class Session:
 
             self._store = open_store(self.assignment.storage, self._filesystem)
         return self._store
+
+    # ------------------------------------------------------------------ what is saved of this rank
+
+    def save_with_reports(self, name: str, capture: Callable[[], Any]) -> None:
+        """Have what `capture` gives at each report (plain data) saved with the checkpoint that the report may be."""
+        self._captures[name] = capture
+
+    @property
+    def saved_names(self) -> tuple[str, ...]:
+        """What is saved with reports."""
+        return tuple(self._captures)
+
+    def saved_states(self, name: str) -> tuple[dict[int, Any], int]:
+        """What ranks saved as `name` with the checkpoint that this generation started from, by rank, and how many ranks
+        there were then. Nothing, and 0, where there is no such checkpoint or it has none."""
+        if self.assignment.checkpoint is None:
+            return {}, 0
+        if self._restored is None:
+            from holdfast.checkpoint.worker_states import WorkerStates, read_worker_states
+
+            found = read_worker_states(self._open_store(), self.assignment.checkpoint)
+            self._restored = found or WorkerStates(world_size=0, ranks={})
+        states = self._restored.ranks.items()
+        return {rank: state[name] for rank, state in states if name in state}, self._restored.world_size
+
+    def _capture_state(self) -> bytes:
+        if not self._captures:
+            return b""
+        return msgspec.json.encode({name: capture() for name, capture in self._captures.items()})
 
     # ------------------------------------------------------------------ collectives
 

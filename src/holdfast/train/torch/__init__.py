@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from holdfast.train.torch.mixed_precision import prepare_optimizer as prepare_optimizer
     from holdfast.train.torch.models import prepare_model as prepare_model
     from holdfast.train.torch.models import unwrap_model as unwrap_model
+    from holdfast.train.torch.sampler import ElasticSampler as ElasticSampler
     from holdfast.train.torch.seeds import enable_reproducibility as enable_reproducibility
     from holdfast.train.torch.trainer import TorchTrainer as TorchTrainer
 
 __all__ = [
+    "ElasticSampler",
     "TorchCheckpoint",
     "TorchConfig",
     "TorchTrainer",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ElasticSampler": "sampler",
     "TorchCheckpoint": "checkpoint",
     "TorchConfig": "config",
     "TorchTrainer": "trainer",
