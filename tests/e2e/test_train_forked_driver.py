@@ -235,9 +235,11 @@ def test_a_complete_run_leaves_no_forked_process(sandbox: Sandbox) -> None:
         for _ in range(2):
             value = fit(lambda: 1)
         children = open(f"/proc/self/task/{os.getpid()}/children").read()
-        print(json.dumps([value, children, threading.active_count(), len(os.listdir("/proc/self/task"))]))
+        print(json.dumps([value, children, threading.active_count()]))
+        while len(os.listdir("/proc/self/task")) > 1:
+            pass  # a thread that has ended is shown for a moment longer
     """
-    assert _run(sandbox, text) == [1, "", 1, 1]
+    assert _run(sandbox, text) == [1, "", 1]
     assert _log(sandbox).splitlines() == [_FORKED] * 2
 
 

@@ -23,6 +23,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -39,14 +40,19 @@ _STACK_BYTES = 16 * 1024 * 1024
 """Of the thread that forks, which is the main thread of the agent, the zygote and the workers."""
 _ANSWER_S = 10.0
 _THREADS_GONE_S = 1.0
+_OWN_THREADS_GONE_S = 5.0
 _FIT = b"fit"
+_ending: list[int] = []
+"""Threads that forked an agent which has ended: they end, too, and must have before the next fork."""
 
 
 class ForkedAgent:
     """A child of the driver that waits to be told what to do; used by `local` as it uses a `subprocess.Popen`."""
 
     def __init__(self, pid: int, connection: socket.socket, parent_may_end: _thread.LockType) -> None:
+        """Made in the thread that has forked it, which ends when `parent_may_end` is released."""
         self.pid = pid
+        self._parent_thread = _thread.get_native_id()
         self.is_started = False
         self._connection = connection
         self._parent_may_end = parent_may_end
@@ -68,6 +74,7 @@ class ForkedAgent:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             # The kernel counts the thread that forked it as its parent, whose end it would have been told.
             self._parent_may_end.release()
+            _ending.append(self._parent_thread)
         return self._code
 
 
@@ -85,6 +92,7 @@ def forked_agent(environment: Mapping[str, str]) -> Iterator[ForkedAgent | None]
 
 
 def _fork_agent(environment: Mapping[str, str]) -> ForkedAgent | None:
+    _wait_for_ending_threads()
     reason = "HOLDFAST_TOKEN is set" if SECRET_VARIABLE in os.environ else unfit_reason(environment)
     if reason is None:
         answer = _fork_in_thread()
@@ -94,6 +102,13 @@ def _fork_agent(environment: Mapping[str, str]) -> ForkedAgent | None:
         reason = answer
     _log.info("The agent is started as a new process: %s.", reason)
     return None
+
+
+def _wait_for_ending_threads() -> None:
+    deadline = time.monotonic() + _OWN_THREADS_GONE_S
+    while any(Path(f"/proc/self/task/{one}").exists() for one in _ending) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    _ending.clear()
 
 
 def _fork_in_thread() -> ForkedAgent | str:
