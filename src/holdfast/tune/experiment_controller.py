@@ -41,8 +41,10 @@ MakeTrial = Callable[[TrialState, GuestLease, RunOwner], ControllerSetup]
 class ExperimentView(Protocol):
     """Shows an experiment to people."""
 
-    def changed(self, machine: ExperimentMachine) -> None:
-        """Something may have changed; called often."""
+    def began(self, machine: ExperimentMachine) -> None: ...
+
+    def trial_ended(self, trial: TrialState) -> None:
+        """A trial does not run any more; it may have been paused or interrupted."""
         ...
 
     def ended(self, machine: ExperimentMachine, why: str) -> None: ...
@@ -114,13 +116,14 @@ class ExperimentController:
             self._record(self._setup.begin)
             self._record_decided("")
             self._machine.resume()
+            if self._setup.view is not None:
+                self._setup.view.began(self._machine)
             while True:
                 self._start_trials()
                 if not self._running:
                     break
                 self._wake.clear()
                 await self._wake.wait()
-                self._show()
             return await self._end()
         finally:
             for task in side:
@@ -167,6 +170,8 @@ class ExperimentController:
         finally:
             del self._running[trial.trial_id]
             self._controllers.pop(trial.trial_id, None)
+            if self._setup.view is not None:
+                self._setup.view.trial_ended(trial)
             self._wake.set()
 
     async def _drive_trial(self, trial: TrialState) -> None:
@@ -242,10 +247,6 @@ class ExperimentController:
         self._machine.stop_all(f"the time budget of {time_budget_s:g} s is used up")
         self._record_decided("")
         self._wake.set()
-
-    def _show(self) -> None:
-        if self._setup.view is not None:
-            self._setup.view.changed(self._machine)
 
 
 class _TrialOwner:

@@ -48,6 +48,8 @@ from holdfast.tune.experiment_controller import ExperimentController, Experiment
 from holdfast.tune.experiment_request import ExperimentRequest, ExperimentSettings
 from holdfast.tune.function_trial import TrialFunction
 from holdfast.tune.machine import ExperimentMachine, Policies, TrialState, make_result
+from holdfast.tune.objective import Objective
+from holdfast.tune.progress import ProgressLines
 from holdfast.tune.result_grid import ResultGrid
 from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, configure_scheduler
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
@@ -102,6 +104,7 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
             begin=[started, *_resets(request, machine, started.at)],
             make_trial=TrialSetup(requests, store, place, request.name, _awaits_decisions(request)),
             storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
+            view=ProgressLines(request.name, store.uri, _objective(request), quiet=request.run_config.is_quiet),
             time_budget_s=request.tune_config.time_budget_s,  # type: ignore[arg-type]  # seconds by now
         )
         commit = GroupCommit(Journal(store, lease.epoch, lease.id))
@@ -262,6 +265,11 @@ def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:
     gang = Gang(run="", workers=100_000, resources=dict(base.resources))
     here = capacity(gang, [host_offer()] * max(1, base.nodes))
     return max(1, here // max(1, base.max_workers))
+
+
+def _objective(request: ExperimentRequest) -> Objective | None:
+    tune = request.tune_config
+    return Objective(tune.metric, tune.mode) if tune.metric and tune.mode else None
 
 
 def _resets(request: ExperimentRequest, machine: ExperimentMachine, at: float) -> list[r.Record]:
