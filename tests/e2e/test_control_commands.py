@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.small import make_trainer, save
+from tests.e2e.small import make_trainer, save, value_of
+from tests.faults.programs.processes import wait_until
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
 from holdfast.cli.main import main
-from holdfast.train import Result
+from holdfast.core import records as r
+from holdfast.train import CheckpointConfig, Result
 from holdfast.train.interrupted import Interrupted
 
 
@@ -146,3 +148,46 @@ def test_another_users_secret_opens_nothing(
         assert not started.done()
         _let_go(sandbox, "a")
         assert started.result(60).return_value == "go"
+
+
+def _steps(config: dict[str, Any]) -> int:
+    """One checkpoint after the other, until the test has seen enough."""
+    found = train.get_checkpoint()
+    step = 0 if found is None else value_of(found)
+    while not Path(config["enough"]).exists():
+        step += 1
+        save(step, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
+    return step
+
+
+def test_a_drained_agent_is_left_after_a_checkpoint_and_nothing_is_spent(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, enough = str(sandbox.storage / "run"), sandbox.root / "enough"
+    keep = CheckpointConfig(num_to_keep=2)
+    trainer = make_trainer(sandbox, _steps, config={"enough": str(enough)}, verbose=0, checkpoint_config=keep)
+    with _threads(sandbox, "run") as pool:
+        started = pool.submit(trainer.fit)
+        wait_until(lambda: _places(run, capsys), "workers run")
+        (before,) = _places(run, capsys)
+        assert main(["drain", run, "nowhere"]) == 1
+        assert "no agent named 'nowhere'" in capsys.readouterr().err
+        assert main(["drain", run, before]) == 0
+        assert f"{before} gets no new workers." in capsys.readouterr().out
+        wait_until(lambda: _places(run, capsys) not in ({}, {before: "joined"}, {before: "draining"}), "they moved")
+        assert list(_places(run, capsys).values()) == ["joined"]
+        enough.touch()
+        steps = started.result(60).return_value
+    ended = [one for one in sandbox.records() if isinstance(one, r.GenerationEnded)]
+    assert [(one.counted, "is being drained: holdfast drain" in one.why) for one in ended] == [(False, True)]
+    committed = [one.iteration for one in sandbox.records() if isinstance(one, r.CheckpointCommitted)]
+    assert committed == list(range(1, steps + 1)), "no step was lost, and none was committed twice"
+
+
+def _places(run: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The phase of each agent on which workers of the run are; nothing while there is no driver to ask."""
+    capsys.readouterr()
+    if main(["status", run, "--json"]):
+        return {}
+    agents: list[dict[str, Any]] = json.loads(capsys.readouterr().out).get("agents", [])
+    return {one["agent"]: one["phase"] for one in agents if one.get("ranks")}

@@ -193,3 +193,42 @@ def test_the_loss_of_an_agent_that_joined_during_a_run_is_no_failure() -> None:
     rig.feed(joined("b"), 10.0)
     decided = rig.feed(e.AgentLost(agent="b", why="why"), 11.0)
     assert decided == Step([r.AgentRemoved(at=11.0, agent="b", host="host-b", why="why")], [])
+
+
+def test_workers_of_a_draining_agent_move_after_the_next_commit_if_there_is_room() -> None:
+    rig = two_nodes()
+    drain = e.AgentDraining(agent="b", why="maintenance")
+    assert rig.feed(drain, 10.0) == NOTHING
+    assert rig.feed(joined("c"), 11.0) == Step([here("c", 11.0)], [])
+    assert rig.feed(e.AgentPrepared(agent="c"), 12.0) == NOTHING
+    for rank in (0, 1):
+        rig.feed(report(1, 13.0, checkpoint=True, rank=rank), 13.0)
+    moved = rig.feed(checkpoint_of(1, stored(0, 1)), 14.0)
+    assert [type(record) for record in moved.records] == [r.CheckpointCommitted]
+    assert c.StopWorkers(generation=1, agents=("a", "b")) in moved.commands
+    rig.feed(e.WorkersStopped(generation=1, agent="a"), 15.0)
+    again = rig.feed(e.WorkersStopped(generation=1, agent="b"), 15.0)
+    (ended,) = (one for one in again.records if isinstance(one, r.GenerationEnded))
+    assert (ended.counted, ended.failures) == (False, ()) and "agent b is being drained: maintenance" in ended.why
+    (start,) = (one for one in again.commands if isinstance(one, c.StartWorkers))
+    assert [place.agent for place in start.places] == ["a", "c"]
+    assert rig.state.agents_in_use() == {"a", "c"}
+    gone = rig.feed(e.AgentLost(agent="b", why="it was drained: maintenance"), 16.0)
+    assert [type(record) for record in gone.records] == [r.AgentRemoved] and not gone.commands
+
+
+def test_without_room_elsewhere_workers_stay_on_a_draining_agent_and_no_generation_starts_there() -> None:
+    rig = two_nodes(max_failures=1)
+    rig.feed(e.AgentDraining(agent="b", why="maintenance"), 10.0)
+    for rank in (0, 1):
+        rig.feed(report(1, 13.0, checkpoint=True, rank=rank), 13.0)
+    assert not [
+        one for one in rig.feed(checkpoint_of(1, stored(0, 1)), 14.0).commands if isinstance(one, c.StopWorkers)
+    ]
+    rig.feed(e.WorkerExited(generation=1, failure=died(0, "was killed by SIGKILL", agent="a")), 20.0)
+    for agent in ("a", "b"):
+        ended = rig.feed(e.WorkersStopped(generation=1, agent=agent), 21.0)
+    assert ended.commands == [c.RequestAgents(slots=1)]
+    rig.feed(joined("c"), 22.0)
+    (start,) = rig.feed(e.AgentPrepared(agent="c"), 23.0).commands
+    assert isinstance(start, c.StartWorkers) and [place.agent for place in start.places] == ["a", "c"]

@@ -104,6 +104,7 @@ _COMMANDS = {
     "status": LazyCommand("holdfast.cli.control:status", "Show how a run stands."),
     "logs": LazyCommand("holdfast.cli.logs:logs", "Show what a run's workers print."),
     "stop": LazyCommand("holdfast.cli.control:stop", "Stop a run, as Ctrl+C in its terminal does."),
+    "drain": LazyCommand("holdfast.cli.control:drain", "Take a driver's runs off a node."),
     "join": LazyCommand("holdfast.cli.control:join", "Print what an agent needs in order to join a run."),
 }
 

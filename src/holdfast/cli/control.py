@@ -1,4 +1,4 @@
-"""`holdfast status`, `stop` and `join`: ask the driver that runs a run.
+"""`holdfast status`, `stop`, `drain` and `join`: ask the driver that runs a run.
 
 They find it by the run's lease (`control.client`). `status` and `stop` make sense without one, too, and then tell what
 the run's directory knows.
@@ -22,7 +22,7 @@ from holdfast.storage.store import Store
 from holdfast.views.formatting import count_text, metrics_text, ranks_brief, running_time
 from holdfast.wire import control_messages as cm
 
-__all__ = ["join", "status", "stop"]
+__all__ = ["drain", "join", "status", "stop"]
 
 _POLL_S = 0.1
 
@@ -68,6 +68,18 @@ def stop(run: str, force: bool) -> None:
     while (now := find_driver(store)) is not None and now.holder.epoch.id == driver.holder.epoch.id:
         time.sleep(_POLL_S)
     _print_stored(store, as_json=False)
+
+
+@click.command(short_help="Take a driver's runs off a node.")
+@click.argument("run", metavar="RUN")
+@click.argument("node", metavar="NODE")
+def drain(run: str, node: str) -> None:
+    """Take RUN, and other runs of its driver, off NODE: an agent's name or a host's, as `holdfast status` shows them.
+
+    The node gets no new workers. Those that run there go on from the next checkpoint elsewhere, if other agents have
+    room for them, and otherwise stay where they are.
+    """
+    print_line(ask(_running(find_run_or_name(run)), cm.DrainNode(node=node), cm.Done).text)
 
 
 @click.command(short_help="Print what an agent needs in order to join a run.")

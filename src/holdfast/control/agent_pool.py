@@ -50,6 +50,8 @@ class AgentPool:
         self._admission = Admission()
         self._pending: dict[str, None] = {}
         """Agents that the engine has begun to start and that have not joined, in that order."""
+        self._draining: dict[str, str] = {}
+        """Agents that get nothing new, each with the reason."""
         self._engine: Engine = make_engine(endpoint, self._agent_changed)
 
     # ------------------------------------------------------------ runs
@@ -173,6 +175,7 @@ class AgentPool:
         link.channel.abort()
         if self.links.get(link.name) is link:
             del self.links[link.name]
+            self._draining.pop(link.name, None)
             self._engine.abandon(link.name)
             for run in list(self._admission.holders(link.name)):
                 self._runs[run].lost(link.name, why)
@@ -196,7 +199,7 @@ class AgentPool:
     def tell_waiting(self) -> None:
         """Tell runs that wait only because others have the places that it is so: their patience is for agents."""
         waiting = self._admission.waiting
-        offers = [_offer(joined) for joined in map(self._joined.__getitem__, self.links)] if waiting else []
+        offers = self._offers() if waiting else []
         for gang in waiting:
             if capacity(gang, offers) == gang.workers:
                 self._runs[gang.run].must_wait()
@@ -204,7 +207,13 @@ class AgentPool:
     def statuses(self) -> list[AgentStatus]:
         """Every agent that there is, or that is expected."""
         joined = [
-            AgentStatus(agent=agent, host=self._joined[agent].host, phase=AgentPhase.JOINED) for agent in self.links
+            AgentStatus(
+                agent=agent,
+                host=self._joined[agent].host,
+                phase=AgentPhase.DRAINING if agent in self._draining else AgentPhase.JOINED,
+                why=self._draining.get(agent, ""),
+            )
+            for agent in self.links
         ]
         return joined + [AgentStatus(agent=agent, phase=AgentPhase.PENDING) for agent in self._pending]
 
@@ -213,8 +222,7 @@ class AgentPool:
         missing = self._admission.missing(run.id)
         if not missing:
             return ""
-        offers = [_offer(self._joined[agent]) for agent in self.links]
-        room = capacity(run.gang, offers)
+        room = capacity(run.gang, self._offers())
         if room == run.gang.workers:
             why = "other runs have the places"
         elif self._pending:
@@ -224,6 +232,38 @@ class AgentPool:
         else:
             why = f"{count_text(len(self.links), 'agent')} joined, with room for {room}"
         return f"{missing} of {count_text(run.gang.workers, 'worker')}: {why}"
+
+    def _offers(self) -> list[Offer]:
+        """What agents have that are not taken away."""
+        return [_offer(self._joined[agent]) for agent in self.links if agent not in self._draining]
+
+    def drain(self, agent: str, why: str) -> None:
+        """Take all runs off an agent, as soon as each can go on elsewhere."""
+        if agent not in self.links or agent in self._draining:
+            return
+        self._draining[agent] = why
+        self._engine.abandon(agent)  # another one has to take its place
+        holders = list(self._admission.holders(agent))
+        self._follow(self._admission.drain(agent))
+        for run in map(self._runs.__getitem__, holders):
+            run.drain(agent, why)
+            if self._admission.is_waiting(run.id):
+                self.request(run)
+
+    def drain_node(self, node: str, why: str, run: RunAgents) -> str:
+        """Drain the agents of this name or on this host; gives a sentence for a client that asks about `run`, or "" if
+        there is none."""
+        agents = [agent for agent in self.links if node in (agent, self._joined[agent].host)]
+        for agent in agents:
+            self.drain(agent, why)
+        if not agents:
+            return ""
+        text = f"{node} gets no new workers."
+        if not set(agents) & run.links.keys():
+            return text
+        if missing := self.waiting_for(run):
+            return f"{text} Those of this run stay until there is room elsewhere; it waits for {missing}."
+        return f"{text} Those of this run move elsewhere after the next checkpoint."
 
     def forgive(self) -> None:
         """Forget unanswered pings, since this process itself stood still and could not read the answers."""
@@ -240,6 +280,8 @@ class AgentPool:
         """What the engine says of an agent."""
         if change.phase is AgentPhase.PENDING:
             self._pending[change.agent] = None
+        elif change.phase is AgentPhase.DRAINING:
+            self.drain(change.agent, change.why)
         elif change.phase is AgentPhase.GONE:
             self._pending.pop(change.agent, None)
             self._process_gone(change.agent, change.why)

@@ -285,8 +285,8 @@ class Controller:
                 self._do(command)
             elif isinstance(command, c.PersistCheckpoint):
                 self.post(e.CheckpointFailed(ticket=command.ticket, error="the journal could not be written"))
-        if self._state.generation is None and not self._state.pending:
-            self._agents.give_up_revoked()
+        if self._agents.must_give_up:
+            self._agents.give_up_revoked(self._state.agents_in_use())
 
     def _decision_wanted(self, answer: m.Collected) -> None:
         """All ranks wait after a report. Their reports arrived before, and are taken in first."""

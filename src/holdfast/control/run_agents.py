@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,7 +67,8 @@ class RunAgents:
         """What each worker has on each agent."""
         self._prepared: dict[str, e.AgentPrepared] = {}
         self._sending: dict[str, asyncio.Future[None]] = {}
-        self._revoked: set[str] = set()
+        self._revoked: dict[str, str] = {}
+        """Agents whose places have to be given up, each with the reason."""
         self._giving_up: set[str] = set()
         self._left = asyncio.Event()
         """Set whenever an agent has let go of the run."""
@@ -109,6 +110,10 @@ class RunAgents:
     def send_command(self, command: c.StopWorkers | c.AnnounceCheckpoint | c.AnnounceSettled) -> None:
         """Send a command to the agents that it names."""
         self.send(command.agents, msgspec.structs.replace(command, agents=()))
+
+    def drain_node(self, node: str, why: str) -> str:
+        """Drain the agents of this name or on this host; gives a sentence, or "" if there is none."""
+        return self._pool.drain_node(node, why, self)
 
     def statuses(self, ranks: Mapping[str, tuple[int, ...]]) -> tuple[AgentStatus, ...]:
         """The agents that the run may get places on, each with its ranks there."""
@@ -173,12 +178,23 @@ class RunAgents:
 
     def revoke(self, agent: str) -> None:
         """The run, which waits for more, has to give its places on this agent up, as soon as it needs nothing there."""
-        self._revoked.add(agent)
+        self._revoked[agent] = "its places were given to a run that came earlier"
         self._post(e.PlacesTaken())
 
-    def give_up_revoked(self) -> None:
-        """For the controller to call while no worker runs and no checkpoint is on its way."""
-        for agent in self._revoked - self._giving_up:
+    def drain(self, agent: str, why: str) -> None:
+        """The agent is to be taken away: the run gives its places there up, as soon as it needs nothing there."""
+        if agent in self.links:
+            self._revoked[agent] = f"it was drained: {why}"
+            self._post(e.AgentDraining(agent=agent, why=why))
+
+    @property
+    def must_give_up(self) -> bool:
+        """Whether there are places that `give_up_revoked` has not given up."""
+        return len(self._revoked) > len(self._giving_up)
+
+    def give_up_revoked(self, in_use: Collection[str]) -> None:
+        """Give up what has to be, but on agents that have workers, or parts of checkpoints on their way."""
+        for agent in sorted(self._revoked.keys() - self._giving_up - set(in_use)):
             self._giving_up.add(agent)
             self.send([agent], m.CloseRun(flush_s=_GRACE_S))
 
@@ -230,10 +246,10 @@ class RunAgents:
                 self._post(message)
 
     def _closed(self, agent: str) -> None:
-        was_revoked = agent in self._revoked
+        why = self._revoked.get(agent)
         self._drop(agent)
-        if was_revoked:
-            self._post(e.AgentLost(agent=agent, why="its places were given to a run that came earlier"))
+        if why is not None:
+            self._post(e.AgentLost(agent=agent, why=why))
         self._pool.release(self, agent)
 
     def _drop(self, agent: str) -> None:
@@ -241,6 +257,6 @@ class RunAgents:
         del self.links[agent], self._taken[agent]
         self._sending.pop(agent).cancel()
         self._prepared.pop(agent, None)
-        self._revoked.discard(agent)
+        self._revoked.pop(agent, None)
         self._giving_up.discard(agent)
         self._left.set()

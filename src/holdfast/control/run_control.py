@@ -58,8 +58,12 @@ class RunControl:
             case cm.StopRun(force=force):
                 self.stop(StopRequested(why=STOPPED_BY_CLIENT, force=force))
                 return cm.Done(text=f"Run {self._facts.name} is being stopped.")
-            case cm.DrainNode():
-                return cm.Refused(reason="Nodes cannot be drained.")
+            case cm.DrainNode(node=node):
+                if text := self._agents.drain_node(node, "holdfast drain"):
+                    return cm.Done(text=text)
+                return cm.Refused(
+                    reason=f"This driver has no agent named {node!r}, and none on such a host: see holdfast status."
+                )
             case cm.SetWorkers():
                 return cm.Refused(
                     reason="The number of workers of a run cannot change while it runs: stop it, set "

@@ -151,7 +151,8 @@ class Admission:
         request = self._requests.get(run)
         if request is not None and agent in request.held:
             for taken in request.take_away(agent):
-                self._free[agent].give_back(taken)
+                if agent in self._free:  # not if it is draining
+                    self._free[agent].give_back(taken)
             self._holders[agent].pop(run, None)
             self._agent_changed(agent)
             self._request_changed(request)
@@ -165,14 +166,27 @@ class Admission:
         self._agent_changed(agent)
         return self._decide()
 
-    def agent_lost(self, agent: str) -> list[Decision]:
-        """The agent is gone, with all that runs had there."""
+    def drain(self, agent: str) -> list[Decision]:
+        """The agent is to be taken away: nothing more is placed there, and the runs that have places there wait for
+        others. What they hold stays their own until they release it."""
         if self._offers.pop(agent, None) is not None:
             del self._free[agent]
-            for run in self._holders.pop(agent):
-                self._requests[run].take_away(agent)
-                self._request_changed(self._requests[run])
+            for run in self._holders[agent]:
+                request = self._requests[run]
+                if agent not in request.leaving:
+                    request.leave(agent)
+                    self._request_changed(request)
             self._agent_changed(agent)
+        return self._decide()
+
+    def agent_lost(self, agent: str) -> list[Decision]:
+        """The agent is gone, with all that runs had there."""
+        self._offers.pop(agent, None)
+        self._free.pop(agent, None)
+        for run in self._holders.pop(agent, {}):
+            self._requests[run].take_away(agent)
+            self._request_changed(self._requests[run])
+        self._agent_changed(agent)
         return self._decide()
 
     # ------------------------------------------------------------ questions
@@ -302,6 +316,8 @@ class Admission:
             if not other.held:
                 continue
             for agent, given in other.held.items():
+                if agent in other.leaving:
+                    continue
                 free = left.setdefault(agent, self._free[agent].copy())
                 for taken in given:
                     free.give_back(taken)

@@ -15,6 +15,7 @@ from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import RaisedError, WorkerFailure
 
 __all__ = [
+    "AgentDraining",
     "AgentJoined",
     "AgentLost",
     "AgentPrepared",
@@ -101,6 +102,14 @@ class AgentPrepared(_Event, frozen=True, kw_only=True):
 
 class AgentLost(_Event, frozen=True, kw_only=True):
     """The agent's process or its connection is gone."""
+
+    agent: str
+    why: str
+
+
+class AgentDraining(_Event, frozen=True, kw_only=True):
+    """The agent is to be taken away: it gets no new workers, and those that it has move at the next commit, if other
+    agents have room for them."""
 
     agent: str
     why: str
@@ -283,6 +292,7 @@ Event = (
     | AgentJoined
     | AgentPrepared
     | AgentLost
+    | AgentDraining
     | AgentUnavailable
     | PlacesTaken
     | WorkersStarted

@@ -101,8 +101,9 @@ def _check_moves(state: State) -> None:
 def _check_counters(state: State) -> None:
     """What is counted while events arrive is what a scan over all agents and ranks finds."""
     agents = state.agents.values()
-    _require(state.slots == sum(agent.slots for agent in agents), f"{state.slots} slots were counted")
-    ready = sum(agent.slots for agent in agents if agent.prepared)
+    slots = sum(agent.slots for agent in agents if not agent.draining)
+    _require(state.slots == slots, f"{state.slots} slots were counted, not {slots}")
+    ready = sum(agent.slots for agent in agents if agent.is_ready)
     _require(state.ready_slots == ready, f"{state.ready_slots} ready slots were counted, not {ready}")
     for ticket, pending in state.pending.items():
         parts = {rank: agent for agent, ranks in pending.ranks.items() for rank in ranks}

@@ -92,6 +92,8 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             state.agent_prepared(event.agent, event.master_port)
         case e.AgentLost():
             _lose_agent(state, event, now, out)
+        case e.AgentDraining():
+            state.agent_draining(event.agent, event.why)
         case e.AgentUnavailable():
             placement.agent_unavailable(state, event, now)
         case e.PlacesTaken():
@@ -103,6 +105,8 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
                 for rank, holder in lost.items():
                     cause = "lost a checkpoint that it had reported with its node"
                     _add_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=holder), now)
+                if isinstance(event, e.CheckpointStored):
+                    _drain_after_commit(state, generation, now)
         case e.PinsFound():
             removal.pins_found(state, event, now, out)
         case e.CheckpointRemoved():
@@ -197,7 +201,7 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     if agent is None:
         return
     needed = state.generation is None and state.stop is None and state.fatal is None
-    counted = needed and not agent.prepared and not _is_spent(state)
+    counted = needed and not agent.prepared and not agent.draining and not _is_spent(state)
     out.record(r.AgentRemoved(at=now, agent=agent.name, host=agent.host, why=event.why, counted=counted))
     if counted:
         state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
@@ -212,6 +216,19 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
             cause = f"was lost with its node ({event.why})"
             failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
             _add_failure(generation, failure, now)
+
+
+def _drain_after_commit(state: State, generation: Generation, now: float) -> None:
+    """End a generation that has workers on a draining agent, now that there is a commit to go on from, if other agents
+    have room for all of its workers. What was trained since is done again."""
+    if generation.stop_reason is not None or _all_finished(state) or state.ready_slots < generation.world_size:
+        return
+    for place in generation.places:
+        agent = state.agents.get(place.agent)
+        if agent is not None and agent.draining:
+            why = f"agent {agent.name} is being drained: {agent.draining}"
+            generation.stop_reason = StopReason(StopKind.DRAIN, why, now)
+            return
 
 
 def _advance(state: State, now: float, out: Output) -> None:

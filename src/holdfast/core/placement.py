@@ -97,7 +97,7 @@ def place(state: State) -> tuple[c.Place, ...]:
     next_rank = 0
     for agent in state.agents.values():
         count = min(agent.slots, state.spec.workers_max - next_rank)
-        if agent.prepared and count > 0:
+        if agent.is_ready and count > 0:
             ranks = tuple(range(next_rank, next_rank + count))
             places.append(c.Place(agent=agent.name, node_rank=len(places), ranks=ranks))
             next_rank += count

@@ -99,6 +99,13 @@ class AgentState:
     master_port: int = 0
     """The port on which it listens for rank 0 of the next generation."""
     prepared: bool = False
+    draining: str = ""
+    """Why it gets no new workers; "" if it does."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether workers can be started there."""
+        return self.prepared and not self.draining
 
 
 class StopKind(enum.Enum):
@@ -109,6 +116,8 @@ class StopKind(enum.Enum):
     """Of the checkpoint to start from."""
     STOP = "stop"
     """The run was asked to stop."""
+    DRAIN = "drain"
+    """Workers move away from an agent that is draining."""
     FATAL = "fatal"
     """An error that ends the run."""
 
@@ -428,13 +437,25 @@ class State:
             agent.prepared, agent.master_port = True, master_port
             self._count(agent, 1)
 
+    def agents_in_use(self) -> set[str]:
+        """Those that may have workers, or hold parts of checkpoints that are not committed."""
+        found = {agent for pending in self.pending.values() for agent in pending.ranks}
+        return found | {place.agent for place in self.generation.places} if self.generation is not None else found
+
+    def agent_draining(self, name: str, why: str) -> None:
+        """The agent gets no new workers; ignored if it is lost."""
+        if (agent := self.agents.get(name)) is not None:
+            self._count(agent, -1)
+            agent.draining = why
+            self._count(agent, 1)
+
     def remove_agent(self, name: str) -> AgentState | None:
         agent = self.agents.pop(name, None)
         self._count(agent, -1)
         return agent
 
     def _count(self, agent: AgentState | None, sign: int) -> None:
-        if agent is not None:
+        if agent is not None and not agent.draining:
             self.slots += sign * agent.slots
             self.ready_slots += sign * agent.slots if agent.prepared else 0
 

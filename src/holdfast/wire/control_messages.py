@@ -54,7 +54,8 @@ class StopRun(_Message, frozen=True, kw_only=True):
 
 
 class DrainNode(_Message, frozen=True, kw_only=True):
-    """Take the run off a node; answered by `Done`, or `Refused` where the run has nothing there."""
+    """Take all runs of the driver off a node, each as soon as it can go on elsewhere; answered by `Done`, which says
+    how that stands for the run, or `Refused` if there is no such node."""
 
     node: str
     """The name of an agent, or of a host: all its agents."""

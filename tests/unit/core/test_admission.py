@@ -150,6 +150,18 @@ def test_a_gang_that_runs_is_never_revoked() -> None:
     assert policy.agent_lost("b") == []
 
 
+def test_a_gang_on_a_draining_agent_gets_places_elsewhere_and_keeps_its_own_until_it_releases_them() -> None:
+    policy = admission(a=offer(2), b=offer(1))
+    policy.ask(gang("r", 2, CPU=1))
+    assert policy.drain("a") == []
+    assert policy.missing("r") == 2 and list(policy.held("r")) == ["a"]
+    assert policy.ask(gang("later", 1, CPU=1)) == [], "who came later does not get what it waits for"
+    assert policy.agent_joined("c", offer(1)) == [grant("r", "b", CPU), grant("r", "c", CPU)]
+    assert policy.release("r", "a") == [], "nothing is free on an agent that is taken away"
+    assert policy.agent_lost("a") == []
+    assert policy.agent_joined("d", offer(1)) == [grant("later", "d", CPU)]
+
+
 def test_capacity_counts_what_empty_agents_could_hold() -> None:
     assert capacity(gang("r", 5, CPU=2), [offer(4), offer(3)]) == 3
     assert capacity(gang("r", 2, CPU=1), [offer(4)]) == 2
@@ -174,11 +186,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.gangs: dict[str, Gang] = {}
         self.given: dict[tuple[str, str], list[Taken]] = {}
         self.leaving: set[tuple[str, str]] = set()
+        self.drained: set[str] = set()
 
     def follow(self, decisions: list[Decision]) -> None:
         granted: dict[str, int] = {}
         for one in decisions:
             if isinstance(one, Grant):
+                assert one.agent not in self.drained
                 self.given.setdefault((one.run, one.agent), []).extend(one.workers)
                 granted[one.run] = granted.get(one.run, 0) + len(one.workers)
             else:
@@ -200,6 +214,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.offers[name] = offer(cpus, *(f"{name}-{n}" for n in range(gpus)), slots=slots)
         self.follow(self.policy.agent_joined(name, self.offers[name]))
         return name
+
+    @rule(agent=agents)
+    def drain(self, agent: str) -> None:
+        self.drained.add(agent)
+        self.leaving |= {key for key in self.given if key[1] == agent}
+        self.follow(self.policy.drain(agent))
 
     @rule(agent=consumes(agents))
     def lose(self, agent: str) -> None:
