@@ -168,7 +168,12 @@ def test_points_with_rewards_are_not_run() -> None:
     plain = ready(OptunaSearch(), NUMBERS)
     assert rewarded.suggest("a") == plain.suggest("a") != {"x": 1.0, "y": -2.0}
     plain.add_evaluated_point({"x": 1.0, "y": -2.0}, 0.0)
-    assert len(plain.get_state()["events"]) == 3
+    restored = ready(OptunaSearch(), NUMBERS)
+    restored.set_state(plain.get_state())
+    for searcher in (plain, restored):
+        searcher.suggest("b")
+        assert isinstance(searcher, OptunaSearch)
+        assert [trial.values for trial in searcher._study.get_trials(deepcopy=False)] == [None, [0.0], None]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -3,7 +3,7 @@
 Any sampler will do: TPE (the default), CMA-ES, GP, QMC, NSGA-II and the others. Each suggestion is asked of a fresh
 copy of the sampler, whose generators are seeded with the searcher's seed and the number of the suggestion: so a sampler
 that is made again, and told the same, suggests the same. Where it depends on nothing but the parameters and values of
-trials (TPE, GP, random), a replayed suggestion is only entered; otherwise it is asked for again. The cost of TPE and GP
+trials (TPE, GP, random), a replayed suggestion is only noted; otherwise it is asked for again. The cost of TPE and GP
 grows with the number of trials, so they see the best and the newest of them only.
 """
 
@@ -16,6 +16,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from holdfast.core.metrics import find_metric
 from holdfast.errors import ConfigError, MissingExtra
@@ -32,6 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["OptunaSearch"]
 
 _SEEDS = 2**31 - 1
+
+
+class _Evaluation(msgspec.Struct):
+    """Parameters as Optuna names them, and what came of them: no values is a failure."""
+
+    parameters: dict[str, Any]
+    has_ended: bool = False
+    values: list[float] | None = None
 
 
 class OptunaSearch(Searcher):
@@ -96,10 +106,13 @@ class OptunaSearch(Searcher):
         self._has_own_space = space is not None
         self._study: Any = None
         self._asked = 0
+        """How many suggestions there were."""
+        self._history: dict[str, _Evaluation] = {}
+        """What the sampler may see, by trial, in order. The study is made of it."""
         self._numbers: dict[str, int] = {}
         """Of trials that have not ended: their number in the study."""
         self._finished = 0
-        """How many of the study's trials have ended."""
+        """How many in the history have ended."""
         self._events: list[list[Any]] = []
         """Whatever happened, in order: the state."""
 
@@ -126,13 +139,16 @@ class OptunaSearch(Searcher):
 
     def replay_suggestion(self, trial_id: str, config: dict[str, Any]) -> None:
         if self._depends_on_trials_alone():
-            self._enter(trial_id, config)
+            self._history[trial_id] = _Evaluation(self._parameters_of(config))
+            self._asked += 1
+            self._study = None  # made again when it is needed
         else:
             self._ask(trial_id)
         self._events.append(["suggest", trial_id, config])
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        if trial_id not in self._numbers:
+        known = self._history.get(trial_id)
+        if known is None or known.has_ended:
             return
         values = None if error or not result else self._values(result)
         self._tell(trial_id, values)
@@ -146,44 +162,49 @@ class OptunaSearch(Searcher):
         pruned: bool = False,
         intermediate_values: list[float] | None = None,
     ) -> None:
-        trial_id = f"evaluated_{len(self._events)}"
-        self.replay_suggestion(trial_id, parameters)
-        self._tell(trial_id, None if error else [float(value)])
-        self._events.append(["complete", trial_id, None if error else [float(value)]])
+        values = None if error else [float(value)]
+        self._add_evaluated(parameters, values)
+        self._events.append(["evaluated", parameters, values])
 
     def get_state(self) -> dict[str, Any]:
         return {"events": [list(event) for event in self._events]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        for kind, trial_id, what in state["events"]:
+        for kind, what, values in state["events"]:
             if kind == "suggest":
-                self.replay_suggestion(trial_id, what)
+                self.replay_suggestion(what, values)
+                continue
+            if kind == "complete":
+                self._tell(what, values)
             else:
-                self._tell(trial_id, what)
-                self._events.append([kind, trial_id, what])
+                self._add_evaluated(what, values)
+            self._events.append([kind, what, values])
 
     # ------------------------------------------------------------ asking
 
-    def _ask(self, trial_id: str, sampler: optuna.samplers.BaseSampler | None = None) -> dict[str, Any]:
+    def _ask(self, trial_id: str) -> dict[str, Any]:
         study = self._opened_study()
-        study.sampler = sampler or self._seeded_sampler()
+        study.sampler = self._seeded_sampler()
         trial = study.ask(fixed_distributions=self._distributions or None)
         self._asked += 1
         self._numbers[trial_id] = trial.number
+        config = self._suggest_all(trial)
+        self._history[trial_id] = _Evaluation(dict(trial.params))
+        return config
+
+    def _suggest_all(self, trial: Any) -> dict[str, Any]:
+        """Ask an Optuna trial for every parameter; the configuration."""
         if self._function is not None:
             constants = self._function(trial) or {}
             return {**trial.params, **constants}
         if self._space is None:
+            for name, distribution in self._distributions.items():
+                trial._suggest(name, distribution)
             return dict(trial.params)
         found: dict[Path, Any] = {
             path: suggest_value(trial, spell_path(path), domain) for path, domain in self._space.domains.items()
         }
         return self._space.resolve(seeded(self.seed, "functions", self._asked), preset=found)
-
-    def _enter(self, trial_id: str, config: dict[str, Any]) -> None:
-        """Ask for exactly this configuration: the sampler is not called."""
-        self._opened_study().enqueue_trial(self._parameters_of(config))
-        self._ask(trial_id, _import_optuna().samplers.RandomSampler(seed=0))
 
     def _parameters_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration as Optuna's parameters. It may have more than the space has."""
@@ -227,11 +248,14 @@ class OptunaSearch(Searcher):
         return None if any(map(math.isnan, values)) else values
 
     def _tell(self, trial_id: str, values: list[float] | None) -> None:
-        trial_number = self._numbers.pop(trial_id)
-        if values is None:
-            self._study.tell(trial_number, state=_import_optuna().trial.TrialState.FAIL)
-        else:
-            self._study.tell(trial_number, values)
+        evaluation = self._history[trial_id]
+        evaluation.has_ended, evaluation.values = True, values
+        if self._study is not None:
+            trial_number = self._numbers.pop(trial_id)
+            if values is None:
+                self._study.tell(trial_number, state=_import_optuna().trial.TrialState.FAIL)
+            else:
+                self._study.tell(trial_number, values)
         self._finished += 1
         samplers = _import_optuna().samplers
         if self._finished >= 2 * self.history_limit and isinstance(
@@ -239,58 +263,81 @@ class OptunaSearch(Searcher):
         ):
             self._leave_out_old_trials()
 
+    def _add_evaluated(self, parameters: Mapping[str, Any], values: list[float] | None) -> None:
+        """A configuration that nobody suggested."""
+        evaluation = _Evaluation(self._preset_parameters(parameters), True, values)
+        if self._study is not None:
+            self._study.add_trial(self._frozen(evaluation))
+        self._history[f"evaluated {len(self._history)}"] = evaluation
+        self._finished += 1
+
+    def _leave_out_old_trials(self) -> None:
+        """Go on with the best and the newest evaluations, and those that have not ended."""
+        half = self.history_limit // 2
+        ended = [trial_id for trial_id, one in self._history.items() if one.has_ended]
+        kept = set(ended[-half:])
+        if not isinstance(self.mode, list):
+            values = {name: one.values[0] for name in ended if (one := self._history[name]).values is not None}
+            kept.update(sorted(values, key=lambda name: values[name], reverse=self.mode == "max")[:half])
+        self._history = {name: one for name, one in self._history.items() if name in kept or not one.has_ended}
+        self._finished = len(kept)
+        self._study = None
+
     # ------------------------------------------------------------ the study
 
     def _opened_study(self) -> Any:
-        if self._study is None:
-            if not self.metric or not self.mode:
-                raise ConfigError("OptunaSearch needs a metric and a mode: set TuneConfig(metric=..., mode=...).")
-            if not (self._space or self._distributions or self._function):
-                raise ConfigError("OptunaSearch has nothing to search: give Tuner(param_space=...) or its own space.")
-            self._study = self._make_study()
-            self._add_points()
-        return self._study
-
-    def _make_study(self) -> Any:
+        """Optuna's study, made from the history where there is none."""
+        if self._study is not None:
+            return self._study
+        if not self.metric or not self.mode:
+            raise ConfigError("OptunaSearch needs a metric and a mode: set TuneConfig(metric=..., mode=...).")
+        if not (self._space or self._distributions or self._function):
+            raise ConfigError("OptunaSearch has nothing to search: give Tuner(param_space=...) or its own space.")
         optuna = _import_optuna()
         modes = self.mode if isinstance(self.mode, list) else [self.mode]
         with _quiet(optuna):
-            return optuna.create_study(
+            study = optuna.create_study(
                 storage=optuna.storages.InMemoryStorage(),
-                sampler=self._sampler,
                 directions=["minimize" if mode == "min" else "maximize" for mode in modes],
             )
-
-    def _add_points(self) -> None:
+        self._numbers = {}
+        evaluated = self._evaluated_points()
+        for at, (trial_id, evaluation) in enumerate((evaluated | self._history).items()):
+            study.add_trial(self._frozen(evaluation))
+            if not evaluation.has_ended:
+                self._numbers[trial_id] = at
         if self._rewards is None:
-            for point in self._points:
-                self._study.enqueue_trial(self._preset_parameters(point))
-            return
-        for at, (point, reward) in enumerate(zip(self._points, self._rewards, strict=True)):
-            self._study.enqueue_trial(self._preset_parameters(point))
-            self._ask(f"evaluated_point_{at}", _import_optuna().samplers.RandomSampler(seed=0))
-            self._asked -= 1  # it is no suggestion
-            self._tell(f"evaluated_point_{at}", list(reward) if isinstance(reward, list | tuple) else [float(reward)])
+            for point in self._points[self._asked :]:
+                study.enqueue_trial(self._preset_parameters(point))
+        self._study = study
+        return study
 
-    def _leave_out_old_trials(self) -> None:
-        """Go on in a new study with the best and the newest trials, and those that have not ended."""
-        states = _import_optuna().trial.TrialState
-        trials = self._study.get_trials(deepcopy=False)
-        ended = [trial for trial in trials if trial.state.is_finished()]
-        complete = [trial for trial in ended if trial.state == states.COMPLETE]
-        half = self.history_limit // 2
-        kept = {trial.number for trial in ended[-half:]}
-        if not isinstance(self.mode, list):
-            best = sorted(complete, key=lambda trial: trial.value, reverse=self.mode == "max")
-            kept.update(trial.number for trial in best[:half])
-        names = {trial_number: trial_id for trial_id, trial_number in self._numbers.items()}
-        self._study = self._make_study()
-        self._finished, self._numbers = 0, {}
-        for at, trial in enumerate(one for one in trials if one.number in kept or not one.state.is_finished()):
-            self._study.add_trial(trial)
-            self._finished += trial.state.is_finished()
-            if trial.number in names:
-                self._numbers[names[trial.number]] = at
+    def _evaluated_points(self) -> dict[str, _Evaluation]:
+        """Points that were given with their values."""
+        if self._rewards is None:
+            return {}
+        values = [list(one) if isinstance(one, list | tuple) else [float(one)] for one in self._rewards]
+        return {
+            f"point {at}": _Evaluation(self._preset_parameters(point), True, values[at])
+            for at, point in enumerate(self._points)
+        }
+
+    def _frozen(self, evaluation: _Evaluation) -> Any:
+        """As one of Optuna's trials."""
+        optuna = _import_optuna()
+        states = optuna.trial.TrialState
+        fixed = optuna.trial.FixedTrial(evaluation.parameters)
+        try:
+            self._suggest_all(fixed)
+        except ValueError as error:
+            raise ConfigError(f"OptunaSearch cannot take {evaluation.parameters!r} as evaluated: {error}.") from error
+        ended = states.FAIL if evaluation.values is None else states.COMPLETE
+        return optuna.trial.create_trial(
+            state=ended if evaluation.has_ended else states.RUNNING,
+            values=evaluation.values,
+            params=fixed.params,
+            distributions=fixed.distributions,
+        )
 
     def _seeded_sampler(self) -> Any:
         """A copy of the sampler; each of its generators, and of samplers within it, has a seed for this suggestion."""
