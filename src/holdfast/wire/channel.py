@@ -33,7 +33,7 @@ from holdfast.wire.hello import Hello, Role, find_incompatibility
 from holdfast.wire.join_string import is_loopback, parse_address
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
 from holdfast.wire.stranger_log import StrangerLog
-from holdfast.wire.tls import client_context, fingerprint_of, make_identity, server_context
+from holdfast.wire.tls import client_context, fingerprint_of, make_identity, server_context, shrink_read_buffer
 
 __all__ = [
     "HANDSHAKE_TIMEOUT_S",
@@ -345,6 +345,7 @@ class Server:
             return False
         if transport is None:
             return False
+        shrink_read_buffer(transport)
         writer._transport = transport  # type: ignore[attr-defined]
         protocol._replace_writer(writer)
         return True

@@ -22,7 +22,17 @@ from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import HEADER_BYTES, Splitter, encode
 from holdfast.wire.hello import Hello
 from holdfast.wire.join_string import is_loopback
-from holdfast.wire.messages import PROTOCOL, AgentMessage, Collected, ControllerMessage, Ping, Pong, Shutdown
+from holdfast.wire.messages import (
+    PROTOCOL,
+    AgentMessage,
+    Collected,
+    ControllerMessage,
+    LogLine,
+    Logs,
+    Ping,
+    Pong,
+    Shutdown,
+)
 from holdfast.wire.tls import client_context, make_identity, server_context
 
 SECRET = "correct horse"
@@ -79,6 +89,30 @@ def test_messages_go_both_ways_and_close_ends_the_channel(with_tls: bool, monkey
             assert await door.got.get() == WorkersStopped(generation=generation, agent="a", master_port=1)
         await agent.close()
         assert await door.got.get() is None
+        await server.close()
+
+    run(test)
+
+
+def test_an_encrypted_connection_holds_little_memory_and_takes_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    off_loopback(monkeypatch)
+
+    async def test() -> None:
+        channels: asyncio.Queue[Channel[AgentMessage]] = asyncio.Queue()
+        door = Door()
+
+        async def on_agent(channel: Channel[AgentMessage]) -> None:
+            channels.put_nowait(channel)
+            await door(channel)
+
+        server = await serve("127.0.0.1", 0, SECRET, on_agent)
+        agent = await connect(f"127.0.0.1:{server.port}", SECRET, Hello(agent="a"))
+        transport: Any = (await channels.get())._writer.transport
+        assert len(transport._ssl_protocol._ssl_buffer) <= 32 * 1024
+        large = Logs(generation=1, lines=[LogLine(0, "stdout", "x" * 1_000_000)])
+        await agent.send(large)
+        assert await door.got.get() == large
+        await agent.close()
         await server.close()
 
     run(test)
