@@ -111,9 +111,10 @@ bench-train: $(VENV)/.bench
 bench-checkpoint: $(VENV)/.bench
 	$(BIN)/python -m bench.checkpoint
 
-## bench-hub     one more run on a warm agent: time to its first line, memory while it waits
+## bench-hub     one more run on a warm agent, and 10 to 10,000 agents on one controller: time, CPU, memory
 bench-hub: $(VENV)/.dev
 	$(BIN)/python -m bench.hub
+	$(BIN)/python -m bench.agents
 
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev
