@@ -37,6 +37,7 @@ OURS = {
     "train.CheckpointConfig(target_overhead)": "how much of the time `should_checkpoint` may spend",
     "train.DataParallelTrainer": "runs any Python function; Ray has it in a module of its own",
     "train.FailureConfig(progress_timeout_s)": "replaces a group that reports nothing for so long",
+    "train.FailureConfig(stop_on_repeated_error)": "whether an exception that comes twice in the same way ends the run",
     "train.RunConfig(local_dir)": "older name of `storage_path`",
     "train.RunConfig(resume)": "what to do with a run of this name that is there already",
     "train.RunConfig(takeover)": "fences another driver that holds the run",
@@ -66,6 +67,11 @@ OURS = {
 """What Holdfast has and Ray does not."""
 
 BEHAVIOUR = (
+    (
+        "The same exception at the same line after the same iteration, twice in a row",
+        "is retried until `max_failures` is spent",
+        "ends the run, since it would come again; `FailureConfig(stop_on_repeated_error=False)` retries",
+    ),
     (
         "Settings that Ray refuses as deprecated",
         "raises `DeprecationWarning`",

@@ -62,7 +62,7 @@ def test_workers_killed_while_their_checkpoint_is_uploaded(sandbox: Sandbox) -> 
 def test_a_run_fails_when_the_failure_budget_is_spent(sandbox: Sandbox) -> None:
     config = {"steps": _STEPS, "every": 2, "faults": {"*:1:3": "raise"}, "settled": True}
     with pytest.raises(TrainingFailedError, match="rank 1 raised ValueError: the data is bad") as caught:
-        sandbox.fit(config, failure={"max_failures": 2})
+        sandbox.fit(config, failure={"max_failures": 2, "stop_on_repeated_error": False})
     failures = caught.value.worker_failures
     assert list(failures) == [1]
     assert isinstance(failures[1], ValueError)
@@ -73,6 +73,12 @@ def test_a_run_fails_when_the_failure_budget_is_spent(sandbox: Sandbox) -> None:
     assert "ValueError: the data is bad" in text
     assert Result.from_path(sandbox.storage / "run").error is not None
     assert sandbox.check_stored() == ["checkpoint_000000"]
+
+
+def test_an_error_that_comes_twice_in_the_same_way_ends_the_run(sandbox: Sandbox) -> None:
+    with pytest.raises(TrainingFailedError, match="the same error at the same line after the same iteration, twice"):
+        sandbox.fit({"steps": 2, "faults": {"*:0:0": "raise"}}, failure={"max_failures": -1})
+    assert len(ends(sandbox)) == 2
 
 
 def test_failures_of_both_ranks_are_reported(sandbox: Sandbox) -> None:
@@ -108,7 +114,8 @@ def test_unlimited_max_failures(sandbox: Sandbox) -> None:
 def test_repeated_failures_back_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.05")
     with pytest.raises(TrainingFailedError):
-        sandbox.fit({"steps": 2, "faults": {"*:0:0": "raise"}}, failure={"max_failures": 4})
+        failure = {"max_failures": 4, "stop_on_repeated_error": False}
+        sandbox.fit({"steps": 2, "faults": {"*:0:0": "raise"}}, failure=failure)
     waits = _waits(sandbox)
     assert len(waits) == 4
     for wait_s, least_s in zip(waits[1:], (0.05, 0.1, 0.2), strict=True):

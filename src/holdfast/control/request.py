@@ -75,6 +75,8 @@ class TrainRequest:
     listen: str | None = None
     """`HOST:PORT` at which agents of other machines are accepted, too."""
 
+    stop_on_repeated_error: bool = True
+    """An error of the user's code that comes twice in the same way ends the run."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """What each worker takes of its agent: what the user asked for."""
 

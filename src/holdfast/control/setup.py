@@ -214,6 +214,7 @@ def _spec(request: TrainRequest) -> RunSpec:
         workers_min=request.min_workers,
         workers_max=request.max_workers,
         max_failures=request.max_failures,
+        stop_on_repeated_error=request.stop_on_repeated_error,
         progress_timeout_s=request.progress_timeout_s,
         agents_timeout_s=float(os.environ.get("HOLDFAST_AGENTS_TIMEOUT_S", "600")),
         backoff_base_s=float(os.environ.get("HOLDFAST_BACKOFF_S", "1")),

@@ -16,7 +16,7 @@ from holdfast.core import events as e
 from holdfast.core import pending_checkpoints, placement, removal, validation
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.root_cause import root_cause
+from holdfast.core.root_cause import may_be_deterministic, root_cause
 from holdfast.core.state import AgentState, Generation, Question, State, StopKind, StopReason, fold
 
 __all__ = ["Output", "Step", "catch_up_deadline", "deadline", "step"]
@@ -333,6 +333,11 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
     """Record the end of the generation: its last worker is gone."""
     reason = generation.stop_reason
     assert reason is not None
+    counted = reason.kind is StopKind.FAILURE and not pending_checkpoints.found_damage(state, generation)
+    cause = generation.cause
+    bug_at = None
+    if counted and cause is not None and may_be_deterministic(cause):
+        bug_at = generation.base_iteration + generation.counts[cause.rank]
     pending_checkpoints.complete_without_dead(state, generation, now, out)
     out.record(
         r.GenerationEnded(
@@ -341,8 +346,9 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
             why=reason.why,
             detected_at=reason.detected_at,
             iteration=state.durable.iteration,
-            counted=reason.kind is StopKind.FAILURE and not pending_checkpoints.found_damage(state, generation),
+            counted=counted,
             failures=tuple(generation.failures) if reason.kind is StopKind.FAILURE else (),
+            bug_at=bug_at,
         )
     )
     pending_checkpoints.drop_incomplete(state, now, out)
@@ -363,6 +369,8 @@ def _end_or_start(state: State, now: float, out: Output) -> None:
         if durable.last_failures:
             cause = root_cause(durable.last_failures)
             error = f"rank {cause.rank} {cause.cause}"
+            if durable.bug_count > 1:
+                error += " (the same error at the same line after the same iteration, twice: it would come again)"
         else:
             error = f"an agent was lost while it prepared the training function ({durable.lost_agent})"
         out.record(r.RunFailed(at=now, error=error, failures=durable.last_failures))
@@ -387,7 +395,9 @@ def _waits_for_removal(state: State) -> bool:
 
 
 def _is_spent(state: State) -> bool:
-    """Whether the run has failed more often than it may."""
+    """Whether the run has failed more often than it may, or in a way that trying again does not mend."""
+    if state.spec.stop_on_repeated_error and state.durable.bug_count > 1:
+        return True
     return 0 <= state.spec.max_failures < state.durable.failures
 
 

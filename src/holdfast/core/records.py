@@ -253,6 +253,8 @@ class GenerationEnded(_Record, frozen=True, kw_only=True):
     """How far training had come; the next GenerationStarted tells how much of it is kept."""
     counted: bool = False
     failures: tuple[WorkerFailure, ...] = ()
+    bug_at: int | None = None
+    """After which iteration of its rank the user's code raised the root cause, where that may well be a bug."""
 
 
 class RunFinished(_Record, frozen=True, kw_only=True):

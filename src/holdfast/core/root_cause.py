@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
 
-__all__ = ["is_bug", "is_echo", "root_cause", "signature"]
+__all__ = ["is_bug", "is_echo", "may_be_deterministic", "root_cause", "signature"]
 
 _ECHOES = (
     "connection closed by peer",
@@ -23,6 +23,20 @@ _ECHOES = (
     "timed out waiting",
     "remote process exited",
     "collective/result.cc",  # where XGBoost raises whatever goes wrong between its workers
+)
+_OF_THE_MACHINE = ("OSError", "IOError", "BlockingIOError", "ChildProcessError", "InterruptedError", "MemoryError")
+_WORDS_OF_THE_MACHINE = (
+    "timeout",
+    "timed out",
+    "connection",
+    "brokenpipe",
+    "outofmemory",
+    "out of memory",
+    "unavailable",
+    "temporar",
+    "cuda error",
+    "nccl",
+    "too many requests",
 )
 _KINDS_OF_BUGS = (FailureKind.OTHER, FailureKind.CONFIG, FailureKind.MISSING_EXTRA, FailureKind.INVALID_URI)
 
@@ -36,6 +50,15 @@ def is_bug(failures: Sequence[WorkerFailure]) -> bool:
     """Whether the root cause is an exception of the user's code, which the same call would only raise again."""
     cause = root_cause(failures) if failures else None
     return cause is not None and cause.error_type is not None and cause.kind in _KINDS_OF_BUGS and not is_echo(cause)
+
+
+def may_be_deterministic(failure: WorkerFailure) -> bool:
+    """Whether the user's code raised it at a known line, and it does not tell of the machine, the network or a device:
+    the same call may well raise it again."""
+    if not is_bug([failure]) or not failure.traceback:
+        return False
+    text = f"{failure.error_type} {failure.error or ''}".lower()
+    return failure.error_type not in _OF_THE_MACHINE and not any(word in text for word in _WORDS_OF_THE_MACHINE)
 
 
 def signature(failure: WorkerFailure) -> str:

@@ -59,6 +59,10 @@ class Durable:
     streak: int = 0
     """How often in a row the run failed the same way without a commit in between."""
     streak_signature: str = ""
+    bug: str = ""
+    """The last failure's error, line and iteration, where it may be a deterministic bug of the user's code."""
+    bug_count: int = 0
+    """How often in a row the run failed in just this way without a commit in between."""
     progressed: bool = False
     last_failures: tuple[r.WorkerFailure, ...] = ()
     lost_agent: str = ""
@@ -468,13 +472,14 @@ def fold(durable: Durable, record: r.Record) -> None:
             durable.metrics = record.metrics
         case r.ControllerStarted():
             if isinstance(durable.outcome, r.RunFailed | r.RunFinished):
-                durable.failures = durable.streak = 0  # who starts a run again that had ended means to try again
+                # Who starts a run again that had ended means to try again.
+                durable.failures = durable.streak = durable.bug_count = 0
             durable.epoch = record.epoch
             durable.fingerprint = record.fingerprint
             durable.outcome = None
         case r.RunRestarted():
             durable.iteration, durable.metrics = 0, None
-            durable.failures = durable.streak = 0
+            durable.failures = durable.streak = durable.bug_count = 0
             durable.first_index = record.first_index
         case r.GenerationStarted():
             durable.generation = record.generation
@@ -538,7 +543,18 @@ def _fold_end(durable: Durable, record: r.GenerationEnded) -> None:
     if not record.counted:
         return
     durable.last_failures, durable.lost_agent = record.failures, ""
+    _count_bug(durable, record)
     _count_failure(durable, signature(root_cause(record.failures)) if record.failures else record.why)
+
+
+def _count_bug(durable: Durable, record: r.GenerationEnded) -> None:
+    if record.bug_at is None:
+        durable.bug, durable.bug_count = "", 0
+        return
+    cause = root_cause(record.failures)
+    bug = f"iteration {record.bug_at}: {signature(cause)}: {cause.error}"
+    durable.bug_count = durable.bug_count + 1 if bug == durable.bug and not durable.progressed else 1
+    durable.bug = bug
 
 
 def _count_failure(durable: Durable, how: str) -> None:

@@ -186,6 +186,9 @@ class FailureConfig:
 
     `max_failures`: failures of workers that are survived; 0 is none, -1 any number.
     `progress_timeout_s` (ours): a group that reports nothing for so long is taken for hung and is replaced.
+    `stop_on_repeated_error` (ours): an exception of the training function that comes twice in a row, with the same
+    message at the same line after the same iteration and without a checkpoint in between, ends the run: it would come
+    again. Errors of the machine, the network or a device do not count as such.
     """
 
     max_failures: int = 0
@@ -195,6 +198,7 @@ class FailureConfig:
     relax_collectives_on_preemption: bool = False
     preemption_grace_s: float = 0.0
     progress_timeout_s: float | None = field(default=None, kw_only=True)
+    stop_on_repeated_error: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         hint = "0 for none, -1 for any number"
@@ -204,6 +208,7 @@ class FailureConfig:
             "FailureConfig(controller_failure_limit)", self.controller_failure_limit, least=-1, hint=hint
         )
         checks.flag("FailureConfig(relax_collectives_on_preemption)", self.relax_collectives_on_preemption)
+        checks.flag("FailureConfig(stop_on_repeated_error)", self.stop_on_repeated_error)
         if self.preemption_grace_s != 0:
             checks.seconds("FailureConfig(preemption_grace_s)", self.preemption_grace_s)
         if self.progress_timeout_s is not None:

@@ -100,6 +100,7 @@ def build_request(
         excludes=excludes,
         resources={} if local_mode else _resources(scaling),
         max_failures=run.failure_config.max_failures,
+        stop_on_repeated_error=run.failure_config.stop_on_repeated_error,
         progress_timeout_s=run.failure_config.progress_timeout_s,
         num_to_keep=run.checkpoint_config.num_to_keep,
         score_attribute=run.checkpoint_config.checkpoint_score_attribute,
