@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.small import fit
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import tune
@@ -55,6 +56,8 @@ def test_a_grid_is_tried_and_more_samples_extend_it(sandbox: Sandbox) -> None:
         assert len((trial / "progress.csv").read_text().splitlines()) == 4
     with pytest.raises(ConfigError, match="param_space is not what"):
         make_tuner(sandbox, count, {"x": 1}).fit()
+    with pytest.raises(ConfigError, match="holds a tuning experiment"):
+        fit(sandbox, lambda: None, workers=0, name="tuning")
 
 
 def test_a_trial_is_stopped_at_the_report_that_decides_it(sandbox: Sandbox) -> None:

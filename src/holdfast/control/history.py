@@ -22,7 +22,7 @@ from holdfast.journal.fold import read_fold
 from holdfast.journal.reader import START, JournalReader, Mark, OnDamage
 from holdfast.storage.store import Store
 
-__all__ = ["RUN_FILE", "History", "open_journal", "read_history", "read_records", "run_id"]
+__all__ = ["RUN_FILE", "History", "is_experiment", "open_journal", "read_history", "read_records", "run_id"]
 
 RUN_FILE = "run.json"
 
@@ -39,6 +39,8 @@ class History:
     summary: Summary = field(default_factory=Summary)
     damage: Sequence[str] = ()
     """One sentence for each thing in the journal that could not be read."""
+    is_experiment: bool = False
+    """It is no run, but a tuning experiment, whose journal only tuning reads."""
 
     @property
     def durable(self) -> Durable:
@@ -49,9 +51,13 @@ def read_history(store: Store) -> History:
     """Summarise the journal of the run whose directory is the store's root."""
     damage: list[str] = []
     try:
-        reader, run = open_journal(store, damage.append)
+        identity = store.get(RUN_FILE)
     except NotFound:
         return History(False)
+    if is_experiment(identity):
+        return History(True, run_id(identity), is_experiment=True)
+    run = run_id(identity)
+    reader = JournalReader(store, read_cuts(store), run, damage.append)
     fold = read_fold(store, reader, run)
     summary, mark = (Summary(), START) if fold is None else (fold.summary, fold.mark)
     for _, line in reader.read(mark):
@@ -85,5 +91,14 @@ def run_id(identity: bytes) -> str:
         return ""
 
 
+def is_experiment(identity: bytes) -> bool:
+    """Whether run.json is a tuning experiment's."""
+    try:
+        return msgspec.json.decode(identity, type=_Identity).experiment
+    except DECODE_ERRORS:
+        return False
+
+
 class _Identity(msgspec.Struct):
     id: str = ""
+    experiment: bool = False

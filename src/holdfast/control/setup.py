@@ -151,7 +151,9 @@ def make_guest_setup(
 
 
 def check_resume(request: TrainRequest, store: Store, history: History) -> None:
-    """Refuse what `RunConfig(resume)` rules out."""
+    """Refuse what `RunConfig(resume)` rules out, and the directory of an experiment."""
+    if history.is_experiment:
+        raise ConfigError(f"{store.uri} holds a tuning experiment: choose another name for this run.")
     if request.resume == "never" and history.exists:
         raise ConfigError(
             f'RunConfig(resume="never"): {store.uri} holds a run already; choose another name, or resume="auto".'

@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.checkpoint.process_identity import this_process
+from holdfast.control import history
 from holdfast.control.driver_thread import DriverThread
 from holdfast.control.failures import run_error
 from holdfast.control.group_commit import GroupCommit
@@ -30,7 +31,6 @@ from holdfast.core import records as r
 from holdfast.core.admission import Gang, capacity
 from holdfast.core.commands import RunStatus
 from holdfast.core.curve import Curve
-from holdfast.core.decode_errors import DECODE_ERRORS
 from holdfast.errors import ConfigError, Fenced, NotFound, TrainingFailedError
 from holdfast.journal.format import Line
 from holdfast.journal.reader import JournalReader
@@ -132,15 +132,11 @@ def _make_controller(
 # ------------------------------------------------------------ reading
 
 
-class _Identity(msgspec.Struct):
-    experiment: bool = False
-
-
 def is_experiment(store: Store) -> bool:
     """Whether the store's root is an experiment's directory."""
     try:
-        return msgspec.json.decode(store.get(RUN_FILE), type=_Identity).experiment
-    except (NotFound, *DECODE_ERRORS):
+        return history.is_experiment(store.get(RUN_FILE))
+    except NotFound:
         return False
 
 
