@@ -63,9 +63,9 @@ class Hosts:
         path = self.directory / name
 
         def is_there() -> bool:
-            return path.exists() and (not minimum or int(path.read_text() or 0) >= minimum)
+            return path.exists() and (not minimum or int(path.read_text()) >= minimum)
 
-        processes.wait_until(is_there, f"{name} is written; {self.output()}")
+        processes.wait_until(is_there, f"{name} is written")
 
     def end(self) -> None:
         """Let the function `work` return."""

@@ -44,16 +44,11 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
     while not Path(config["directory"], "end").exists():
         step += 1
         train.report({"step": step})
-        Path(config["directory"], f"step_{rank}").write_text(str(step))
+        draft = Path(config["directory"], f"draft_{rank}")
+        draft.write_text(str(step))
+        draft.rename(Path(config["directory"], f"step_{rank}"))
         time.sleep(0.05)
     return {"steps": step}
-
-
-def imports(config: dict[str, Any]) -> dict[str, Any]:
-    """Where a module of the driver's directory comes from."""
-    import beside_the_script  # type: ignore[import-not-found]
-
-    return {"value": beside_the_script.VALUE, "file": beside_the_script.__file__}
 
 
 def main() -> None:

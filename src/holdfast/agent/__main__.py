@@ -90,6 +90,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long to dial a driver that does not listen yet; 300",
     )
+    parser.add_argument("--stay", action="store_true", help="wait for the next driver when one has ended")
     parser.add_argument("--token-file", type=Path, help="a file with the run secret, of mode 0600")
     parser.add_argument("--token-fd", type=int, help=argparse.SUPPRESS)  # an inherited descriptor to read it from
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)  # end when this process, the parent, ends
@@ -116,6 +117,7 @@ async def _run(options: argparse.Namespace, secret: str, zygote: ForkedZygote | 
         own_process=True,
         comes_back=options.parent_pid is None,
         zygote=zygote,
+        stays=options.stay,
     )
     agent = Agent(options.agent_id, options.slots, platform)
     loop = asyncio.get_running_loop()

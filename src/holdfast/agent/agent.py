@@ -285,7 +285,10 @@ class Agent:
             assert self._channel is not None
             self._channel.signal(Pong())
         elif isinstance(message, Shutdown):
-            self.shut_down(message.flush_s)
+            if self._platform.stays:
+                self._lose_controller()
+            else:
+                self.shut_down(message.flush_s)
         elif isinstance(message, CloseRun):
             self._spawn(self._close_run(run, message.flush_s))
         elif (host := self._runs.get(run)) is not None:  # or it is closed already

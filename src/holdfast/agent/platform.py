@@ -94,14 +94,17 @@ class Platform:
         own_process: bool = False,
         comes_back: bool = False,
         zygote: ForkedZygote | None = None,
+        stays: bool = False,
     ) -> None:
         """`advertise` is the address at which other machines reach this one, where that is not the one that it dials
         from. `resources` are besides, or instead of, those that are found. A controller that cannot be reached at first
         is dialled again for `dial_s`. `own_process`: the agent is a process of its own and a subreaper, and has no
         children but its zygotes. `comes_back`: it outlives its connections and its controller; others end with the
-        first. `zygote`: its first one, if there is one already."""
+        first. `zygote`: its first one, if there is one already. `stays`: it comes back also when it is told
+        to end."""
         self._connect_to = connect_to
         self._secret = secret
+        self.stays = stays
         self.advertise = advertise
         self._resources = dict(resources or {})
         self.dial_s = dial_s

@@ -52,6 +52,8 @@ _HANDSHAKES_MAX = 128
 """So many connections at most have not authenticated yet: beyond that the oldest goes, for an honest one takes
 milliseconds."""
 _CLOSE_TIMEOUT_S = 2.0
+_TURNS_TO_CLOSE = 4
+"""Turns of the event loop until a connection that asyncio has accepted already has come to `_accept`, and is closed."""
 MAX_REQUEST_BYTES = 64 * 1024
 """Of a control client's messages."""
 _READ_BYTES = 256 * 1024
@@ -257,6 +259,7 @@ class Server:
         self._tls: ssl.SSLContext | None = None
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._handshakes: dict[asyncio.StreamWriter, None] = {}
         """Connections that have not authenticated, the oldest first."""
         self._strangers = StrangerLog()
@@ -268,11 +271,15 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening, and end every connection with the tasks that serve them."""
+        self._closed = True
         if self._listener is not None:
             self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            for _ in range(_TURNS_TO_CLOSE):
+                await asyncio.sleep(0)
 
     async def _listen(self, host: str, port: int) -> None:
         self._listener = await asyncio.start_server(self._accept, host, port, start_serving=False)
@@ -287,6 +294,9 @@ class Server:
         await self._listener.start_serving()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:
+            writer.transport.abort()
+            return
         encrypted = self._tls is not None and not is_loopback(writer.get_extra_info("sockname")[0])
         if encrypted:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes is TLS's
