@@ -29,6 +29,7 @@ from holdfast.wire.resumable_channel import ResumableChannel, read_opening, refu
 __all__ = ["AgentPool"]
 
 _log = logging.getLogger(__name__)
+_SETTLE_S = 0.01
 _LAST_WORD_S = 1.0
 """A dying process closes its connection before the kernel says that it is dead: on a busy machine, long before."""
 
@@ -141,6 +142,11 @@ class AgentPool:
             return
         link = AgentLink(resumable)
         self.lose_agent(link.name, "another one has joined under its name")
+        while not all(run.may_rejoin(link.name) for run in self._runs.values()):
+            # What a run has decided for the one that is lost, and is about to send, must not reach this one.
+            await asyncio.sleep(_SETTLE_S)
+        if link.name in self.links or not resumable.is_connected:
+            return
         self.links[link.name] = link
         self._joined[link.name] = joined
         self._pending.pop(link.name, None)

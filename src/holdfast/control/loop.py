@@ -256,6 +256,8 @@ class Controller:
         self._look_for_stall()
         while self._events:
             event, arrived_at = self._events.popleft()
+            if isinstance(event, e.AgentLost):
+                self._agents.saw_loss(event.agent)
             self._stepped_at = max(self._stepped_at, arrived_at)
             decided = self._step(event, self._stepped_at)
             self._plan_flush(decided.records)

@@ -20,6 +20,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
 from holdfast.checkpoint.upload import merge_parts, owned_by_others
 from holdfast.checkpoint.worker_states import put_worker_states
+from holdfast.control.agent_link import AgentLink
 from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.lease import GuestLease, Lease
 from holdfast.control.retry import retry_for
@@ -77,12 +78,13 @@ class Persister:
             # One token for all tries, or a reservation whose answer was lost would be taken for another writer's.
             token = current().token_hex(16)
             hash_only = self._find_conflicts(command)
+            links = {agent: self._agents.links.get(agent) for _, agent in command.parts}
             draft = await self._retry(lambda: self._blocking.run(self._reserve, command, token))
             made = draft
             worker_states: FileEntry | UnsetType = UNSET
             if command.worker_states:  # before any upload: agents that finish those without us name it in their records
                 worker_states = await self._retry(lambda: self._blocking.run(self._put_worker_states, command, made))
-            answers = await self._upload(command, draft, hash_only, worker_states)
+            answers = await self._upload(command, draft, links, hash_only, worker_states)
             files = merge_parts({rank: answer.files for rank, answer in answers.items()})
             self._warn_of_differences(files)
 
@@ -155,6 +157,7 @@ class Persister:
         self,
         command: c.PersistCheckpoint,
         draft: Draft,
+        links: Mapping[str, AgentLink | None],
         hash_only: Mapping[int, frozenset[str]],
         worker_states: FileEntry | UnsetType,
     ) -> dict[int, Uploaded]:
@@ -170,9 +173,10 @@ class Persister:
         found = await asyncio.gather(
             *(
                 self._retry(
-                    partial(self._ask, command.ticket, draft, rank, agent, parent_files, hash_only.get(rank, ()), info)
+                    partial(self._ask, command.ticket, draft, rank, agent, links[agent], parent_files, hashed, info)
                 )
                 for rank, agent in command.parts
+                for hashed in [hash_only.get(rank, ())]
             )
         )
         return dict(zip(ranks, found, strict=True))
@@ -183,12 +187,12 @@ class Persister:
         draft: Draft,
         rank: int,
         agent: str,
+        link: AgentLink | None,
         parent_files: list[FileEntry],
         hash_only: Collection[str],
         info: CheckpointInfo,
     ) -> Uploaded:
-        link = self._agents.links.get(agent)
-        if link is None:
+        if link is None or self._agents.links.get(agent) is not link:  # another of that name has no part
             raise _AgentGone(f"agent {agent} was lost with the part of rank {rank}")
         answer: asyncio.Future[Uploaded] = asyncio.get_running_loop().create_future()
         self._answers[ticket, rank] = answer

@@ -70,6 +70,9 @@ class RunAgents:
         self._revoked: dict[str, str] = {}
         """Agents whose places have to be given up, each with the reason."""
         self._giving_up: set[str] = set()
+        self._unseen_losses: list[str] = []
+        """Agents of whose loss the core has not been told yet."""
+        self._is_closing = False
         self._left = asyncio.Event()
         """Set whenever an agent has let go of the run."""
         self._hurried = False
@@ -133,6 +136,7 @@ class RunAgents:
     async def close(self, flush_s: float) -> None:
         """Have nothing of the run left on its agents; each may take `flush_s` to store its logs and artifacts."""
         self._look_no_more()
+        self._is_closing = True
         self._pool.withdraw(self)
         self.send(list(self.links), m.CloseRun(flush_s=flush_s))
         try:
@@ -202,7 +206,17 @@ class RunAgents:
         """The agent is gone, whether or not the run has places there."""
         if agent in self.links:
             self._drop(agent)
+            self._unseen_losses.append(agent)
             self._post(e.AgentLost(agent=agent, why=why))
+
+    def saw_loss(self, agent: str) -> None:
+        """The core has been told that the agent is lost: what it decides from here on is for another of that name."""
+        if agent in self._unseen_losses:
+            self._unseen_losses.remove(agent)
+
+    def may_rejoin(self, agent: str) -> bool:
+        """Whether no command for the agent that was lost may still be on its way."""
+        return self._is_closing or agent not in self._unseen_losses
 
     def must_wait(self) -> None:
         """Other runs have the places."""

@@ -73,6 +73,8 @@ class _Controller:
     agent = "a"
 
     def __init__(self) -> None:
+        self.is_prompt = True
+        """Whether the core is told of losses at once."""
         self.events: list[e.Event] = []
         self.served = asyncio.Queue[None]()
         self.engine = _NoEngine()
@@ -86,7 +88,14 @@ class _Controller:
 
     def enter(self, run: str, events: list[e.Event], workers: int = 2, slots_per_worker: int = 1) -> RunAgents:
         gang = Gang(run=run, workers=workers, slots_per_worker=slots_per_worker)
-        return RunAgents(self.pool, gang, _PREPARATION, events.append, Publisher([]), lambda kind, data: data)
+
+        def post(event: e.Event) -> None:
+            events.append(event)
+            if isinstance(event, e.AgentLost) and self.is_prompt:
+                entered.saw_loss(event.agent)
+
+        entered = RunAgents(self.pool, gang, _PREPARATION, post, Publisher([]), lambda kind, data: data)
+        return entered
 
     async def serve(self, channel: Channel[ControllerMessage]) -> None:
         try:
@@ -175,6 +184,28 @@ def test_an_agent_that_does_not_come_back_is_lost_after_a_while_and_its_channel_
         new = await controller.join(address, comes_back=True)
         assert await _is_reachable(controller, new)
         await new.close()
+
+    _run(test)
+
+
+def test_what_was_decided_for_a_lost_agent_does_not_reach_the_next_of_its_name() -> None:
+    """A command may wait for the journal while its agent is lost and joins again."""
+
+    async def test(controller: _Controller, address: str) -> None:
+        first = await controller.join(address, comes_back=True)
+        first.disconnect()
+        await controller.served.get()
+        controller.is_prompt = False
+        joining = asyncio.ensure_future(controller.join(address, comes_back=True))
+        while not controller.run._unseen_losses:
+            await asyncio.sleep(0.001)
+        stale = AnnounceCheckpoint(ticket=Ticket(7, 7), name=None)
+        controller.run.send([controller.agent], stale)
+        assert not joining.done()
+        controller.run.saw_loss(controller.agent)
+        second = await joining
+        assert await _is_reachable(controller, second)
+        await second.close()
 
     _run(test)
 
