@@ -86,6 +86,8 @@ def test_a_validation_that_was_not_finished_is_run_by_the_next_driver(sandbox: S
     may_end.touch()
     result = trainer.fit()
     assert [metrics["score"] for _, metrics in result.best_checkpoints] == [7]
+    logs = sorted(path.name for path in Path(result.path).glob("logs/generation_*") if len(path.name) > 17)
+    assert logs == ["generation_1000001", "generation_2000001"]
 
 
 def test_a_validation_that_takes_too_long_is_stopped(sandbox: Sandbox) -> None:

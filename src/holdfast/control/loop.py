@@ -153,7 +153,9 @@ class Controller:
         self._hub = hub
         self._validation: ValidationRunner | None = None
         if plan.prepare_validation is not None:
-            self._validation = ValidationRunner(hub, plan.run_id, plan.prepare_validation, self._publisher, plan.engine)
+            self._validation = ValidationRunner(
+                hub, plan.run_id, lease.epoch, plan.prepare_validation, self._publisher, plan.engine
+            )
         self._remover = Remover(plan.store, lease.check, self._blocking)
         self._tasks: set[asyncio.Task[None]] = set()
         self._status: c.RunStatus | None = None

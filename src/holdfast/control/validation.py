@@ -23,10 +23,11 @@ from holdfast.engines.engine import EngineName
 from holdfast.wire.messages import CollectiveKind
 from holdfast.worker.return_value import decode_value
 
-__all__ = ["FIRST_GENERATION", "PrepareValidation", "ValidationRunner"]
+__all__ = ["PrepareValidation", "ValidationRunner"]
 
-FIRST_GENERATION = 500_000
-"""Generations of validations are numbered from here: their logs lie beside those of training."""
+_GENERATIONS_PER_EPOCH = 1_000_000
+"""Generations of validations are numbered from here on by the first controller, from twice as much on by the second:
+their logs lie beside those of training, and of validations that earlier controllers ran."""
 
 _FLUSH_S = 5.0
 """How long the agent may take to store the worker's log."""
@@ -42,17 +43,19 @@ class ValidationRunner:
         self,
         hub: Hub,
         run: str,
+        epoch: int,
         prepare: PrepareValidation,
         publisher: Publisher,
         engine: EngineName = EngineName.LOCAL,
     ) -> None:
-        """`run` is the id of the run whose checkpoints are validated; `engine` the one whose agents it uses."""
+        """`run` is the id of the run whose checkpoints are validated, `epoch` its controller's; `engine` the one whose
+        agents it uses."""
         self._hub = hub
         self._run = run
         self._prepare = prepare
         self._publisher = publisher
         self._engine = engine
-        self._generation = FIRST_GENERATION
+        self._generation = epoch * _GENERATIONS_PER_EPOCH
 
     async def run(self, command: c.RunValidation) -> e.ValidationFinished:
         """Never raises for what the function or its worker did: the outcome is an event."""
