@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -37,10 +38,9 @@ class AgentLink:
         self.gone = asyncio.Event()
         self.unanswered_pings = 0
         """Sent since this agent last sent anything."""
-        self._functions: set[str] = set()
-        """The keys of the functions that it was sent."""
-        self._code: set[str] = set()
-        """The hashes of the working directories that it was sent."""
+        self._sent: dict[str, asyncio.Task[None]] = {}
+        """The sending of each function and working directory, by its key or hash. A run that ends meanwhile does not
+        end it: others may wait for the same."""
 
     def send(self, message: m.ControllerMessage | msgspec.Raw, run: str = "") -> None:
         """Queue a message of a run, or of the agent itself."""
@@ -53,13 +53,16 @@ class AgentLink:
 
     async def prepare(self, run: str, preparation: Preparation) -> None:
         """Prepare the agent for a run; code and a function that it has already are not sent again."""
-        if (code := preparation.code) is not None and code.hash not in self._code:
-            self._code.add(code.hash)
-            await self._send_code(code)
-        if preparation.function.key not in self._functions:
-            self._functions.add(preparation.function.key)
-            await self._send_function(preparation.function)
+        if (code := preparation.code) is not None:
+            await self._send_once(code.hash, lambda: self._send_code(code))
+        function = preparation.function
+        await self._send_once(function.key, lambda: self._send_function(function))
         self.send(preparation.run, run)
+
+    async def _send_once(self, key: str, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if key not in self._sent:
+            self._sent[key] = asyncio.get_running_loop().create_task(send())
+        await asyncio.shield(self._sent[key])
 
     async def _send_code(self, code: PackedDirectory) -> None:
         order = m.PrepareCode(hash=code.hash, size_bytes=len(code.archive), root=code.root)

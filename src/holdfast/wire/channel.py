@@ -52,8 +52,8 @@ _HANDSHAKES_MAX = 128
 """So many connections at most have not authenticated yet: beyond that the oldest goes, for an honest one takes
 milliseconds."""
 _CLOSE_TIMEOUT_S = 2.0
-_TURNS_TO_CLOSE = 4
-"""Turns of the event loop until a connection that asyncio has accepted already has come to `_accept`, and is closed."""
+_TURNS_TO_ACCEPT = 4
+"""Turns of the event loop until a connection that asyncio has accepted already has come to `_accept`."""
 MAX_REQUEST_BYTES = 64 * 1024
 """Of a control client's messages."""
 _READ_BYTES = 256 * 1024
@@ -273,13 +273,15 @@ class Server:
         """Stop listening, and end every connection with the tasks that serve them."""
         self._closed = True
         if self._listener is not None:
+            # A listener that is closed while asyncio is about to hand over a connection leaves that one open.
+            for one in self._listener.sockets:
+                asyncio.get_running_loop().remove_reader(one)
+            for _ in range(_TURNS_TO_ACCEPT):
+                await asyncio.sleep(0)
             self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._listener is not None:
-            for _ in range(_TURNS_TO_CLOSE):
-                await asyncio.sleep(0)
 
     async def _listen(self, host: str, port: int) -> None:
         self._listener = await asyncio.start_server(self._accept, host, port, start_serving=False)

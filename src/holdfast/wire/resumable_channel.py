@@ -78,22 +78,29 @@ class ResumableChannel(Generic[_In]):
     async def join(self, channel: Channel[_In]) -> ChannelOpened:
         """For the agent: go on over this connection. Raises `ChannelRefusedError`, or `WireError` if it breaks."""
         received = None if self._sent == self._received == 0 else self._received
-        channel.send_nowait(OpenChannel(incarnation=self.incarnation, received=received, comes_back=self.comes_back))
+        try:
+            channel.send_nowait(
+                OpenChannel(incarnation=self.incarnation, received=received, comes_back=self.comes_back)
+            )
+            opened = await self._read_answer(channel)
+        except BaseException:
+            channel.abort()
+            raise
+        self._attach(channel, opened.received)
+        return opened
+
+    async def _read_answer(self, channel: Channel[_In]) -> ChannelOpened:
         envelope = None
         with suppress(TimeoutError):
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 envelope = await channel.recv()
         answer: Any = None if envelope is None else envelope.message
         if isinstance(answer, ChannelRefused):
-            channel.abort()
             raise ChannelRefusedError(answer.reason)
         if not isinstance(answer, ChannelOpened):
-            channel.abort()
             raise WireError("The controller did not open the agent's channel.")
         if not self.can_resume(answer.received):
-            channel.abort()
             raise ChannelRefusedError(f"The controller has {answer.received} messages of {self._sent}.")
-        self._attach(channel, answer.received)
         return answer
 
     def accept(self, channel: Channel[_In], opening: OpenChannel, silence_s: float) -> None:
