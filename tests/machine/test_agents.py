@@ -121,7 +121,7 @@ def test_a_lost_agent_drops_queued_uploads_and_leaves_running_ones_to_their_outc
     announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
     assert rig.feed(LOST_B, 10.0) == Step([GONE_B, given_up], [announced, STOP_A])
     found = stored(0, 1)
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, token=found.token, agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 10.5) == Step([committed(found, 10.5)], [announced])
 
 

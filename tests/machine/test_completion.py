@@ -34,7 +34,7 @@ def test_a_run_waits_for_its_last_checkpoint() -> None:
     assert rig.feed(finished(0), 6.0) == NOTHING
     assert rig.deadline is None
     found = stored(0, 1)
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, token=found.token, agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 9.0) == Step(
         [committed(found, 9.0), r.RunFinished(at=9.0)], [announced, c.EndRun(status=c.RunStatus.FINISHED)]
     )

@@ -31,6 +31,7 @@ def start(generation: int, checkpoint: StoredCheckpoint | None = None, workers: 
         places=(c.Place(agent="a", node_rank=0, ranks=tuple(range(workers))),),
         node_count=1,
         checkpoint=checkpoint.name if checkpoint else None,
+        token=checkpoint.token if checkpoint else "",
         iteration=checkpoint.iteration if checkpoint else 0,
         restart_count=generation - 1,
     )
@@ -102,7 +103,7 @@ def test_the_next_generation_waits_for_a_complete_checkpoint_of_the_last() -> No
     rig.feed(exited(died(0)), 10.0)
     assert rig.feed(STOPPED, 10.5) == Step([ended(10.5, (died(0),), iteration=1)], [])
     assert rig.deadline is None
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", token="token-0", agents=("a",))
     again = r.GenerationStarted(
         at=12.0, generation=2, world_size=1, agents=("a",), iteration=1, checkpoint="checkpoint_000000"
     )

@@ -32,7 +32,7 @@ def test_a_rank_without_a_part_is_told_when_the_others_checkpoint_is_committed()
     reported = rig.feed(report(1, 8.0, checkpoint=True), 8.0)
     assert reported.commands == [persist(1, ((0, "a"),), world_size=2), told(1, 1)]
     found = stored(0, 1)
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a", "b"))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, token=found.token, agents=("a", "b"))
     done = rig.feed(checkpoint_of(1, found), 9.0)
     assert done == Step([committed(found, 9.0)], [announced, told(1, 1, settled=True)])
     assert rig.feed(e.TimePassed(), 10.0) == NOTHING

@@ -50,7 +50,7 @@ def test_a_checkpoint_is_persisted_and_its_workers_are_notified() -> None:
     decided = rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert decided == Step([reported(1, 5.0, checkpoint=True)], [persist(1, ((0, "a"),))])
     found = stored(0, 1)
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", token="token-0", agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 6.0) == Step([committed(found, 6.0)], [announced])
     assert rig.feed(checkpoint_of(1, found), 6.5) == NOTHING
 
@@ -59,7 +59,7 @@ def test_checkpoints_are_persisted_one_after_the_other() -> None:
     rig = running()
     rig.feed(report(1, 5.0, checkpoint=True), 5.0)
     assert rig.feed(report(2, 6.0, checkpoint=True), 6.0) == Step([reported(2, 6.0, checkpoint=True)], [])
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", token="token-0", agents=("a",))
     then = persist(2, ((0, "a"),), at_least_index=1)
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0) == Step([committed(stored(0, 1), 7.0)], [announced, then])
 
@@ -70,7 +70,9 @@ def test_a_checkpoint_is_persisted_when_every_rank_reported_it() -> None:
     parts = ((0, "a"), (1, "b"))
     decided = rig.feed(report(1, 6.0, checkpoint=True, rank=1), 6.0)
     assert decided == Step([], [persist(1, parts, world_size=2)])
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
+    announced = c.AnnounceCheckpoint(
+        ticket=e.Ticket(1, 1), name="checkpoint_000000", token="token-0", agents=("a", "b")
+    )
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0).commands == [announced]
 
 
@@ -87,7 +89,9 @@ def test_commits_are_sent_to_all_agents_and_failures_to_those_with_parts() -> No
     for number in (1, 2):
         rig.feed(report(number, 5.0, checkpoint=True), 5.0)
         rig.feed(report(number, 5.0, rank=1), 5.0)
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name="checkpoint_000000", agents=("a", "b"))
+    announced = c.AnnounceCheckpoint(
+        ticket=e.Ticket(1, 1), name="checkpoint_000000", token="token-0", agents=("a", "b")
+    )
     assert rig.feed(checkpoint_of(1, stored(0, 1)), 7.0).commands[0] == announced
     announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name=None, agents=("a",))
     failed = e.CheckpointFailed(ticket=e.Ticket(1, 2), error="the disk is full")

@@ -66,7 +66,7 @@ def two_with_one_to_go() -> Rig:
 def test_pins_are_read_before_a_deletion_which_is_recorded_afterwards() -> None:
     rig = running(retention=RetentionRule(1))
     commit(rig, 1, stored(0, 1), 5.0)
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name="checkpoint_000001", agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 2), name="checkpoint_000001", token="token-1", agents=("a",))
     assert commit(rig, 2, stored(1, 2), 6.0) == Step([committed(stored(1, 2), 6.0)], [announced, find(0, 1)])
     assert rig.feed(e.PinsFound(), 7.0) == Step([], [delete(0)])
     assert sorted(rig.state.durable.checkpoints) == ["checkpoint_000000", "checkpoint_000001"]

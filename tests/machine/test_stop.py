@@ -46,7 +46,7 @@ def test_reported_checkpoints_are_committed_before_a_stop_completes() -> None:
     rig.feed(CTRL_C, 10.0)
     assert rig.feed(STOPPED, 11.0) == Step([stopped(11.0, 1)], [])
     found = stored(0, 1)
-    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, agents=("a",))
+    announced = c.AnnounceCheckpoint(ticket=e.Ticket(1, 1), name=found.name, token=found.token, agents=("a",))
     assert rig.feed(checkpoint_of(1, found), 12.0) == Step(
         [committed(found, 12.0), r.RunInterrupted(at=12.0, why="Ctrl+C")],
         [announced, c.EndRun(status=c.RunStatus.INTERRUPTED)],

@@ -496,8 +496,8 @@ def record_a_part_that_failed(patch: Patch) -> None:
 def give_the_snapshot_of_another_checkpoint(patch: Patch) -> None:
     """What lies in memory is taken for the checkpoint to start from, whichever it is."""
 
-    def snapshots(self: Buffers, name: str | None) -> Any:
-        found = [one.snapshot for one in self._buffers.values() if name and one.name and one.snapshot is not None]
+    def snapshots(self: Buffers, token: str | None) -> Any:
+        found = [one.snapshot for one in self._buffers.values() if token and one.token and one.snapshot is not None]
         return [one for one in found if self.is_intact(one)]
 
     patch.setattr(Buffers, "snapshots", snapshots)

@@ -1,4 +1,4 @@
-"""The node's snapshots: shared memory that the agent owns, and what of it is committed under which name.
+"""The node's snapshots: shared memory that the agent owns, and which committed checkpoint it is of.
 
 Two buffers for each worker slot, made when workers are first assigned to it and kept, warm, across generations. The
 agent holds the only lasting reference: when it ends, however it ends, the kernel frees them. What a buffer holds is
@@ -33,8 +33,8 @@ class _Buffer:
     ticket: Ticket | None = None
     """What is on its way to storage from here."""
     snapshot: Snapshot | None = None
-    name: str | None = None
-    """The checkpoint that `snapshot` is a part of, once it is committed."""
+    token: str | None = None
+    """Of the checkpoint that `snapshot` is a part of, once it is committed: its name may be another one's later."""
     reserved_bytes: int = 0
     """How large it may be."""
 
@@ -65,7 +65,7 @@ class Buffers:
         self._slots: dict[int, list[str]] = {}
         self._buffers: dict[str, _Buffer] = {}
         self._started_from: str | None = None
-        """The checkpoint that the workers started from, as long as there is no newer one."""
+        """The token of the checkpoint that the workers started from, as long as there is no newer one."""
 
     def of_slot(self, slot: int) -> list[str]:
         """The paths of a slot's buffers, for the worker that is about to start there.
@@ -80,12 +80,12 @@ class Buffers:
                 paths[at] = self._make(slot)
         return list(paths)
 
-    def free_slots(self, count: int, checkpoint: str | None) -> None:
+    def free_slots(self, count: int, token: str | None) -> None:
         """The next workers have the first `count` slots: free the others, but for what is on its way to storage, and
-        for the checkpoint that those workers start from until there is a newer one."""
+        for the checkpoint of this token, which those workers start from, until there is a newer one."""
         for slot in [slot for slot in self._slots if slot >= count]:
             del self._slots[slot]
-        self._close_unused(checkpoint)
+        self._close_unused(token)
 
     def reserve(self, slot: int, size_bytes: int, count: int) -> int:
         """The worker of this slot wants `count` buffers of this size: how many it gets, which is all, one or none."""
@@ -111,7 +111,7 @@ class Buffers:
         buffer = self._buffers.get(snapshot.buffer)
         if buffer is None:
             raise CheckpointError(f"{snapshot.buffer} is no buffer of this agent.")
-        buffer.ticket, buffer.snapshot, buffer.name = ticket, snapshot, None
+        buffer.ticket, buffer.snapshot, buffer.token = ticket, snapshot, None
 
     def files(self, snapshot: Snapshot) -> dict[str, memoryview]:
         """The files of a snapshot, as views of the memory."""
@@ -126,21 +126,21 @@ class Buffers:
         buffer = self._buffers.get(snapshot.buffer)
         return buffer is not None and buffer.memory.seal == snapshot.seal
 
-    def release(self, ticket: Ticket, name: str | None) -> None:
-        """The checkpoint of this ticket is committed under `name`, or (None) given up."""
+    def release(self, ticket: Ticket, token: str | None) -> None:
+        """The checkpoint of this ticket is committed with this token, or (None) given up."""
         for buffer in self._buffers.values():
             if buffer.ticket == ticket:
-                buffer.ticket, buffer.name = None, name
-        if name is not None:
+                buffer.ticket, buffer.token = None, token
+        if token is not None:
             self._started_from = None
         self._close_unused(self._started_from)
 
-    def snapshots(self, name: str | None) -> list[Snapshot]:
-        """The snapshots of the committed checkpoint `name` that are intact in this node's memory."""
+    def snapshots(self, token: str | None) -> list[Snapshot]:
+        """The snapshots of the committed checkpoint of this token that are intact in this node's memory."""
         return [
             buffer.snapshot
             for buffer in self._buffers.values()
-            if name is not None and buffer.name == name and buffer.snapshot is not None
+            if token is not None and buffer.token == token and buffer.snapshot is not None
             if self.is_intact(buffer.snapshot)
         ]
 
@@ -167,12 +167,12 @@ class Buffers:
         self._buffers[path] = _Buffer(fd, SnapshotBuffer(fd, writable=False))
         return path
 
-    def _close_unused(self, checkpoint: str | None) -> None:
-        """Close the buffers that no slot has and nobody needs: neither uploaded, nor of this checkpoint."""
-        self._started_from = checkpoint
+    def _close_unused(self, token: str | None) -> None:
+        """Close the buffers that no slot has and nobody needs: not uploaded, not of the checkpoint of this token."""
+        self._started_from = token
         current = {path for paths in self._slots.values() for path in paths}
         for path, buffer in list(self._buffers.items()):
-            needed = buffer.ticket is not None or (buffer.name is not None and buffer.name == checkpoint)
+            needed = buffer.ticket is not None or (buffer.token is not None and buffer.token == token)
             if path not in current and not needed:
                 self._close(path)
 

@@ -127,9 +127,9 @@ class Parts:
             return UploadFailed(**name, kind=FailureKind.OTHER, error=f"{type(error).__name__}: {error}")
         return Uploaded(**name, files=files, uploaded_bytes=sent_bytes)
 
-    def release(self, ticket: Ticket, name: str | None) -> None:
-        """Drop the parts of this ticket: its checkpoint is committed under `name`, or (None) given up."""
-        self._buffers.release(ticket, name)
+    def release(self, ticket: Ticket, token: str | None) -> None:
+        """Drop the parts of this ticket: its checkpoint is committed with this token, or (None) given up."""
+        self._buffers.release(ticket, token)
         for key in [key for key in self._parts if key[0] == ticket]:
             held = self._parts.pop(key)
             held.abandoned.set()

@@ -158,7 +158,7 @@ class RunHost:
                 self._storage.log_writer,
             )
             (place,) = command.places
-            self._buffers.free_slots(len(place.ranks), command.checkpoint)
+            self._buffers.free_slots(len(place.ranks), None if command.checkpoint is None else command.token)
             for assignment in self._assign(self._order, command, verified):
                 listen_fd = self._master_port.hand_over(command.master_port) if assignment.rank == 0 else None
                 log_file = self._directory.log_file(command.generation, assignment.rank)
@@ -322,7 +322,7 @@ class RunHost:
             all_metrics=start.all_metrics,
             awaits_decisions=order.awaits_decisions,
             snapshot_limit_bytes=self._buffers.limit_bytes,
-            snapshots=self._buffers.snapshots(start.checkpoint),
+            snapshots=self._buffers.snapshots(None if start.checkpoint is None else start.token),
             verified=verified,
         )
         for local_rank, rank in enumerate(place.ranks):

@@ -81,7 +81,7 @@ class RunStorage:
     def release_parts(self, command: AnnounceCheckpoint) -> None:
         """A checkpoint is committed or given up: drop its parts, and after a commit store the artifacts, unless the
         user does not want that."""
-        self.parts.release(command.ticket, command.name)
+        self.parts.release(command.ticket, None if command.name is None else command.token)
         wanted = self._order is not None and self._order.sync_artifacts_on_checkpoint
         if command.name is not None and self._mirror is not None and wanted:
             self._executor.submit(self._mirror.sync_artifacts)

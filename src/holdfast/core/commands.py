@@ -74,6 +74,8 @@ class StartWorkers(_Command, frozen=True, kw_only=True):
     node_count: int
     checkpoint: str | None
     """Name of the committed checkpoint to resume from."""
+    token: str = ""
+    """That checkpoint's token: a name may have been another one's before."""
     iteration: int
     restart_count: int
     master_address: str = ""
@@ -118,6 +120,8 @@ class AnnounceCheckpoint(_Command, frozen=True, kw_only=True):
 
     ticket: Ticket
     name: str | None
+    token: str = ""
+    """The committed checkpoint's."""
     agents: tuple[str, ...] = ()
 
 

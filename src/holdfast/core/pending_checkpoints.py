@@ -280,7 +280,7 @@ def finish_persisting(
     if isinstance(event, e.CheckpointStored):
         state.checkpoint_interval.stored(event.elapsed_s)
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
-        _announce(state, pending, event.stored.name, out)
+        _announce(state, pending, event.stored, out)
         state.retention_due = True
         return {}
     lost = {rank: agent for rank, agent in pending.parts.items() if agent not in state.agents}
@@ -411,15 +411,16 @@ def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) 
     _announce(state, pending, None, out)
 
 
-def _announce(state: State, pending: Pending, name: str | None, out: Output) -> None:
+def _announce(state: State, pending: Pending, stored: StoredCheckpoint | None, out: Output) -> None:
     """To the agents that hold its parts; a commit to the whole generation, since any rank may ask for the newest."""
     concerned = set(pending.parts.values())
     generation = state.generation
-    if name is not None and generation is not None and generation.number == pending.ticket.generation:
+    if stored is not None and generation is not None and generation.number == pending.ticket.generation:
         concerned.update(place.agent for place in generation.places)
     agents = tuple(sorted(concerned & state.agents.keys()))
     if agents:
-        out.do(c.AnnounceCheckpoint(ticket=pending.ticket, name=name, agents=agents))
+        name, token = (None, "") if stored is None else (stored.name, stored.token)
+        out.do(c.AnnounceCheckpoint(ticket=pending.ticket, name=name, token=token, agents=agents))
 
 
 def _committed(

@@ -81,6 +81,7 @@ def start_generation(state: State, now: float, out: Output) -> None:
             places=places,
             node_count=len(places),
             checkpoint=newest.name if newest else None,
+            token=newest.token if newest else "",
             iteration=iteration,
             restart_count=number - 1,
             master_address=first.address,
