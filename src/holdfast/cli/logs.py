@@ -35,7 +35,7 @@ def logs(run: str, follows: bool, rank: int | None) -> None:
     driver = find_driver(store)
     if driver is not None:
         try:
-            follow(driver, cm.ReadLogs(rank=rank, follow=follows), _Printer(store).print)
+            follow(driver, cm.ReadLogs(rank=rank, follow=follows), _Printer(store).show)
             return
         except WireError as error:
             print_line(f"warning: {error}", err=True)
@@ -49,7 +49,7 @@ class _Printer:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def print(self, reply: cm.ControlReply) -> None:
+    def show(self, reply: cm.ControlReply) -> None:
         if not isinstance(reply, cm.LogLines):
             return
         if reply.left_out:

@@ -30,6 +30,11 @@ KINDS = {
     "RunFinished": r.RunFinished,
     "RunFailed": r.RunFailed,
     "RunInterrupted": r.RunInterrupted,
+    "ExperimentStarted": r.ExperimentStarted,
+    "TrialCreated": r.TrialCreated,
+    "TrialStopped": r.TrialStopped,
+    "TrialReset": r.TrialReset,
+    "ExperimentEnded": r.ExperimentEnded,
 }
 
 

@@ -71,7 +71,7 @@ def test_all_settings_reach_the_request(tmp_path: Path) -> None:
     assert request.fingerprint.function == f"{__name__}.one_argument"
     assert request.fingerprint.config.keys() == plain.keys()
     assert f"{__name__}.no_argument" in request.fingerprint.code
-    assert request.preload == ("torch", "torch.distributed")
+    assert request.preload == ("holdfast.train.functions", "torch", "torch.distributed")
     assert request.run_context.run_config is trainer.run_config
     job = cloudpickle.loads(cloudpickle.dumps(request.job))
     assert job.framework == request.job.framework
