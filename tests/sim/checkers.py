@@ -274,6 +274,9 @@ class Checkers:
         """A worker is started: nothing of another generation lives there, and its own was not stopped."""
         mine = (assignment.generation, assignment.rank)
         address = node.endpoint.address
+        if (assignment.run, *mine) in node.spawned:
+            self.fail(f"{node.name} starts {mine} twice")
+        node.spawned.add((assignment.run, *mine))
         for worker in node.workers:
             if worker.run is self._owner and (worker.generation != mine[0] or worker.rank == mine[1]):
                 self.fail(f"{node.name} starts {mine} while {worker.generation, worker.rank} lives")

@@ -1,8 +1,8 @@
 """Connections between simulated processes: streams of bytes under the real `wire.channel`.
 
 A connection is an ordered stream in each direction, with delays. It may be cut: nothing arrives any more, and neither
-side is told. When a process ends, the kernel closes its side, and the other reads the end of the stream; what was still
-on its way arrives before that, or is lost.
+side is told; or what was sent arrives late, when the agent has connected again already. When a process ends, the kernel
+closes its side, and the other reads the end of the stream; what was still on its way arrives before that, or is lost.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Connection:
     def __init__(self, client: Process, server: Process) -> None:
         self.sim: Simulation = client.sim
         self.is_cut = False
+        self._late_until = 0.0
         self.client, self.server = _End(self, client), _End(self, server)
         self.client.peer, self.server.peer = self.server, self.client
 
@@ -63,12 +64,20 @@ class Connection:
     def cut(self) -> None:
         self.is_cut = True
 
+    def delay(self, seconds: float) -> None:
+        """Nothing arrives before that."""
+        self._late_until = self.sim.loop.time() + seconds
+
+    def hold_s(self) -> float:
+        """For how long what arrives now is held back."""
+        return max(0.0, self._late_until - self.sim.loop.time())
+
 
 class _End:
     """One side: what `asyncio.StreamWriter` and its transport are to a `Channel`, and the reader of that side."""
 
     def __init__(self, connection: Connection, process: Process) -> None:
-        self._connection, self._process = connection, process
+        self._connection, self.process = connection, process
         self._loop = connection.sim.loop
         self.peer: _End = self
         self.reader = asyncio.StreamReader(loop=self._loop)
@@ -102,7 +111,7 @@ class _End:
         return 0
 
     def get_extra_info(self, name: str) -> Any:
-        return (self.peer._process.host if name == "peername" else self._process.host, 1)
+        return (self.peer.process.host if name == "peername" else self.process.host, 1)
 
     def _send(self, data: bytes) -> None:
         sim = self._connection.sim
@@ -112,6 +121,9 @@ class _End:
     def _arrive(self, at: float, data: bytes) -> None:
         peer = self.peer
         if self._connection.is_cut or peer._closed or (data and at > self._lost_after):
+            return
+        if hold_s := self._connection.hold_s():
+            self._loop.call_later(hold_s, self._arrive, at, data, context=self._connection.sim.network)
             return
         if data:
             peer.reader.feed_data(data)

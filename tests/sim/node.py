@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Node"]
 
 _LINGER_S = 20.0
+_FORLORN_S = 30.0
 _NEVER_REPEATED = (e.AgentJoined, m.Pong, m.UploadFailed, m.Logs)
 
 
@@ -72,7 +73,10 @@ class Node:
         self.connection: NetworkConnection | None = None
         self.lost_controller_at: float | None = None
         self.linger_s = _LINGER_S
-        self.comes_back = False
+        self.comes_back = sim.scenario.agents_come_back
+        self.link_down_until = 0.0
+        self.spawned: set[tuple[str, int, int]] = set()
+        """The runs' ids, generations and ranks of all workers that it ever started."""
         self._loads: dict[tuple[str, int], asyncio.Task[State]] = {}
         self._buffers: list[Buffers] = []
         self.agent: Agent | None = None
@@ -80,7 +84,7 @@ class Node:
         self.process.spawn(self._run())
 
     async def _run(self) -> None:
-        self.agent = Agent(self.name, self.slots, SimulatedPlatform(self))
+        self.agent = SimulatedAgent(self)
         try:
             await self.agent.run()
         except WireError:
@@ -104,8 +108,9 @@ class Node:
     @property
     def is_connected(self) -> bool:
         """Whether neither side has given the connection up."""
-        connection = self.connection
-        return self.process.is_alive and connection is not None and connection.is_open
+        connection, channel = self.connection, None if self.agent is None else self.agent._channel
+        is_open = self.process.is_alive and connection is not None and connection.is_open
+        return is_open and channel is not None and channel.is_connected
 
     def ordered(self, run: Run) -> list[Ordered]:
         """The uploads of a run that the agent must finish even if the controller dies."""
@@ -185,8 +190,32 @@ class Node:
             self.connection.cut()
             self.process.after(self.sim.delay_s(2.0), self.connection.client.reader.feed_eof)
 
+    def blink(self, down_s: float) -> None:
+        """The connection breaks, and another is possible after a while. Either side notices, or neither; what was on
+        its way is lost, or arrives late."""
+        connection, sim = self.connection, self.sim
+        if connection is None or not connection.is_open:
+            return
+        self.link_down_until = sim.loop.time() + down_s
+        way = sim.random.choice(["silent", "noticed", "reset", "late"])
+        if way == "late":
+            connection.delay(down_s + sim.delay_s(1.0))
+        else:
+            connection.cut()
+        if way != "silent":
+            self.process.after(sim.delay_s(0.5), connection.client.reader.feed_eof)
+        if way == "reset":
+            connection.server.process.after(sim.delay_s(0.5), connection.server.reader.feed_eof)
+
     def add_buffers(self, buffers: Buffers) -> None:
         self._buffers.append(buffers)
+
+    def end_if_forlorn(self) -> None:
+        """Whoever started an agent ends it when its driver will not come back."""
+        listener, lost_at = self.sim.listeners[self.endpoint.address], self.lost_controller_at
+        if not listener.process.is_alive and lost_at is not None and self.sim.loop.time() > lost_at + _FORLORN_S:
+            assert self.agent is not None
+            self.agent.shut_down(0.0)
 
     def free_memory(self) -> None:
         """As the kernel does when the process is gone."""
@@ -207,6 +236,24 @@ def _state(data: bytes) -> State:
     return found["iteration"], found["sum"]
 
 
+class SimulatedAgent(Agent):
+    """The real agent, with the checkers looking on."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.name, node.slots, SimulatedPlatform(node))
+        self._node = node
+
+    async def _offer_again(self, channel: ResumableChannel[m.ControllerMessage]) -> m.ChannelOpened | None:
+        if ranks := [worker.rank for worker in self._node.workers]:
+            self._node.sim.fail(f"{self._node.name} offers itself to a controller while its ranks {ranks} live")
+        return await super()._offer_again(channel)
+
+    async def _forget_runs(self) -> None:
+        for run in self._node.sim.runs:
+            run.checkers.agent_ended(self._node)
+        await super()._forget_runs()
+
+
 class SimulatedPlatform(Platform):
     """What the agent is given instead of the real machine."""
 
@@ -221,7 +268,14 @@ class SimulatedPlatform(Platform):
     async def connect(self, agent: str) -> Channel[m.ControllerMessage]:
         node = self._node
         await asyncio.sleep(node.sim.delay_s(0.3))
-        channel, node.connection = await connect(node.process, node.endpoint)
+        if node.sim.loop.time() < node.link_down_until:
+            raise WireError("The network is unreachable.")
+        try:
+            channel, node.connection = await connect(node.process, node.endpoint)
+        except WireError:
+            node.end_if_forlorn()
+            raise
+        node.lost_controller_at = None
         return channel
 
     def make_channel(self, agent: str) -> ResumableChannel[m.ControllerMessage]:
@@ -405,6 +459,8 @@ class NodeChannel(ResumableChannel[m.ControllerMessage]):
         envelope = await super().recv()
         if envelope is not None and isinstance(envelope.message, c.StartWorkers):
             self.node.commands[envelope.run, envelope.message.generation] = envelope.message
+        if envelope is not None and not isinstance(envelope.message, m.Ping):
+            self.node.sim.moment("received")
         return envelope
 
 

@@ -26,6 +26,8 @@ FAULTS = {
     "pause_driver": 3,
     "overtake": 2,
 }
+_LINK_FAULTS = ["blink", "blink", "blink", "cut_link", "slow_node"]
+"""What strikes agents that come back: their connection breaks for a moment, or for long, or they stand still."""
 MOMENTS = (
     "leased",
     "started",
@@ -47,6 +49,8 @@ to storage, "write" one that writes; it has "surveyed" the checkpoints right bef
 journal's end ("positioned") right before it settles its floor."""
 _SHARED = 0.16
 """The share of seeds with several runs."""
+_RECONNECTING = 0.25
+"""The share of seeds with agents that come back."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
@@ -119,6 +123,8 @@ class Scenario:
     """How many workers an agent holds; 0 means any number."""
     runs_take_turns: bool = False
     """There are agents for one run at a time only: the others wait."""
+    agents_come_back: bool = False
+    """Agents connect again when their connection breaks, and outlive their driver."""
 
     whole_parts: bool = False
     """Each rank's part is all that a checkpoint needs, and its report says so."""
@@ -139,7 +145,26 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"runs {seed}")
     if chance.random() < _SHARED:
         _share(scenario, seed, chance)
+    chance = random.Random(f"session {seed}")
+    if chance.random() < _RECONNECTING:
+        _break_links(scenario, chance)
     return scenario
+
+
+def _break_links(scenario: Scenario, chance: random.Random) -> None:
+    """Let agents come back, and give them reasons to; half of the time nothing else happens."""
+    scenario.agents_come_back = True
+    if chance.random() < 0.5:
+        scenario.faults, scenario.poison, scenario.refusals, scenario.repeats = [], {}, 0.0, 0.0
+        scenario.storage_trouble = scenario.storage_fatal = 0.0
+    for kind in chance.choices(_LINK_FAULTS, k=chance.randint(1, 5)):
+        if chance.random() < 0.4:
+            scenario.faults.append(Fault(chance.uniform(0.0, scenario.quiet_at), kind))
+        else:
+            moment = chance.choice(["started", "part", "reserved", "uploaded", "created", "lost", "received"])
+            scenario.faults.append(
+                Fault(chance.uniform(0.0, scenario.quiet_at / 2), kind, moment, chance.randint(1, 4))
+            )
 
 
 def _share(scenario: Scenario, seed: int, chance: random.Random) -> None:

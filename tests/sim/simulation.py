@@ -295,7 +295,7 @@ class Simulation:
 
     def _strike(self, kind: str) -> None:
         self.say("FAULT", kind)
-        if kind not in ("kill_worker", "hang_worker", "kill_node", "cut_link"):
+        if kind not in ("kill_worker", "hang_worker", "kill_node", "cut_link", "blink", "slow_node"):
             for run in self.runs:
                 run.disturbed = True
         getattr(self, f"_{kind}")()
@@ -340,7 +340,21 @@ class Simulation:
 
     def _cut_link(self) -> None:
         if (node := self._some_node()) is not None:
-            node.cut()
+            if node.comes_back:
+                node.blink(self.random.uniform(8.0, 25.0))
+            else:
+                node.cut()
+
+    def _blink(self) -> None:
+        """A connection breaks for less than the time after which an agent is lost: no run may notice."""
+        nodes = [node for node in self.nodes.values() if node.is_connected]
+        if nodes:
+            self.random.choice(nodes).blink(self.random.uniform(0.0, 2.0))
+
+    def _slow_node(self) -> None:
+        if (node := self._some_node()) is not None:
+            node.process.stop()
+            self._after(self.random.choice([2.0, 20.0]) * self.random.random(), node.process.go_on)
 
     def _kill_driver(self) -> None:
         if (driver := self._some_driver()) is not None:

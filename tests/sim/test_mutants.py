@@ -54,6 +54,9 @@ from holdfast.journal.reader import JournalReader, Position, position
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.wire import messages as m
+from holdfast.wire.envelope import Envelope
+from holdfast.wire.frames import HEADER_BYTES
+from holdfast.wire.resumable_channel import ResumableChannel
 
 Patch = pytest.MonkeyPatch
 _SEEDS = 1000
@@ -601,6 +604,57 @@ def give_no_place_back(patch: Patch) -> None:
     patch.setattr(Admission, "release", lambda self, run, agent: [])
 
 
+# ---------------------------------------------------------------- agents that come back
+
+
+def send_nothing_again(patch: Patch) -> None:
+    """What was on its way when the connection broke is taken for received."""
+    patch.setattr(ResumableChannel, "_attach", _without_resending(ResumableChannel._attach))
+
+
+def _without_resending(attach: Any) -> Any:
+    def attached(self: ResumableChannel[Any], channel: Any, received: int) -> None:
+        attach(self, channel, self._sent)
+
+    return attached
+
+
+def send_everything_again_under_new_numbers(patch: Patch) -> None:
+    """The receiver cannot tell that it has some of it already."""
+    attach = ResumableChannel._attach
+
+    def careless(self: ResumableChannel[Any], channel: Any, received: int) -> None:
+        kept = [frame for _, frame in self._unacknowledged]
+        attach(self, channel, received)
+        for frame in kept:
+            known: Envelope[Any] = msgspec.msgpack.decode(frame[HEADER_BYTES:], type=Envelope[msgspec.Raw])
+            if known.sequence <= received:
+                self.send_nowait(known.message, known.run)
+
+    patch.setattr(ResumableChannel, "_attach", careless)
+
+
+def lose_an_agent_with_its_connection(patch: Patch) -> None:
+    receive = AgentPool._receive
+
+    async def impatient(self: AgentPool, link: AgentLink) -> None:
+        await receive(self, link)
+        if not link.channel.is_connected:
+            self.lose(link, "its connection closed")
+
+    patch.setattr(AgentPool, "_receive", impatient)
+
+
+def let_workers_go_on_without_a_controller(patch: Patch) -> None:
+    end = Agent._end_runs
+
+    async def lenient(self: Agent) -> None:
+        if not self._comes_back:
+            await end(self)
+
+    patch.setattr(Agent, "_end_runs", lenient)
+
+
 async def _ignore(work: Any) -> None:
     await work
 
@@ -625,6 +679,10 @@ def _is_taken_over_twice(scenario: Scenario) -> bool:
 
 def _shares(scenario: Scenario) -> bool:
     return bool(scenario.others)
+
+
+def _reconnects(scenario: Scenario) -> bool:
+    return scenario.agents_come_back
 
 
 def _always(scenario: Scenario) -> bool:
@@ -691,13 +749,17 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     tell_one_run_of_a_lost_agent: lambda one: _shares(one) and _has(one, "kill_node", "cut_link"),
     grant_a_place_twice: lambda one: _shares(one) and one.agent_slots > 0,
     give_no_place_back: lambda one: _shares(one) and one.agent_slots > 0 and one.runs_take_turns,
+    send_nothing_again: _reconnects,
+    send_everything_again_under_new_numbers: _reconnects,
+    lose_an_agent_with_its_connection: _reconnects,
+    let_workers_go_on_without_a_controller: _reconnects,
 }
 """Each with the scenarios that may find it; the others cannot, and are left out to save time."""
 
 
 _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     form_while_a_checkpoint_is_pending: [9],
-    count_no_failure: [6],
+    count_no_failure: [7],
     take_reports_of_any_generation: [4],
     start_before_the_old_are_gone: [9],
     use_a_name_before_its_old_checkpoint_is_gone: [198],
@@ -705,11 +767,11 @@ _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     end_before_removals_are_answered: [34],
     wait_for_ranks_that_are_gone: [10],
     excuse_all_while_one_waits: [63],
-    forget_the_floor: [106],
-    commit_what_lost_a_part: [701],
-    see_no_hang: [43],
-    let_the_fenced_commit: [115],
-    let_the_overtaken_settle: [699],
+    forget_the_floor: [132],
+    commit_what_lost_a_part: [904],
+    see_no_hang: [35],
+    let_the_fenced_commit: [252],
+    let_the_overtaken_settle: [854],
     remove_without_looking_at_the_lease: [16],
     go_on_without_a_journal: [20],
     read_the_journal_before_the_indices: [98],
@@ -717,27 +779,31 @@ _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     trust_the_name_of_a_torn_segment: [26],
     leave_reservations_open: [265],
     reserve_as_whoever_counts: [24],
-    commit_without_looking_at_the_reservation: [869],
+    commit_without_looking_at_the_reservation: [1627],
     forget_that_the_journal_is_lost: [19],
     read_the_journal_before_the_lease_is_held: [66],
     stop_reading_at_a_torn_line: [26],
     try_again_with_another_token: [19637],
-    commit_for_a_dead_controller_what_is_not_whole: [211],
+    commit_for_a_dead_controller_what_is_not_whole: [295],
     call_a_commit_failed_that_was_made: [31],
     take_the_answer_of_an_earlier_upload: [178],
     forget_those_who_never_came: [4],
     answer_stop_before_the_workers_are_gone: [4],
     drop_parts_with_their_generation: [17],
     linger_without_records: [26],
-    record_a_part_that_failed: [32],
+    record_a_part_that_failed: [52],
     lose_the_last_reports_of_the_dead: [8],
-    lose_no_agent_that_is_silent: [496],
+    lose_no_agent_that_is_silent: [62],
     start_although_stopped_meanwhile: [102],
     end_with_the_controller: [26],
     give_the_snapshot_of_another_checkpoint: [23],
     stop_the_workers_of_another_run: [9],
     tell_one_run_of_a_lost_agent: [509],
     grant_a_place_twice: [9],
+    send_nothing_again: [19],
+    send_everything_again_under_new_numbers: [61],
+    lose_an_agent_with_its_connection: [32],
+    let_workers_go_on_without_a_controller: [40],
 }
 """Seeds that found mutants which take many, tried first to save time. After a change of the simulator they may find
 nothing, which costs one seed each: then the search finds another."""
