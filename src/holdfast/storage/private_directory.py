@@ -23,6 +23,8 @@ def make_private_directory(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700)
     except FileNotFoundError:
+        if directory.parent.exists():
+            raise  # a filesystem where nothing can be made, such as /proc, whose own mode must stay
         make_private_directory(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
