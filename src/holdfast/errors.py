@@ -222,4 +222,4 @@ class WireError(HoldfastError):
 
 
 class Unreachable(WireError):
-    """Nobody listens at the controller's address, or does not answer; dialling again may work."""
+    """Nobody listens at the controller's address, or does not answer, or hangs up; dialling again may work."""

@@ -203,9 +203,9 @@ def test_ctrl_c_ends_a_put_quietly_and_leaves_nothing(tmp_path: Path) -> None:
     source, run = tmp_path / "source", tmp_path / "run"
     source.mkdir()
     with (source / "huge").open("wb") as file:
-        file.truncate(32 * 1024**3)  # a hole: costs nothing to make, and seconds to read
+        file.truncate(32 * 1024**3)  # a hole: costs nothing to make
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "import sys; from holdfast.cli.main import main; sys.exit(main())"]
+    command = [sys.executable, "-c", _SLOW_TRANSFERS]
     process = subprocess.Popen(
         [*command, "ckpt", "put", str(source), str(run)],
         env={**os.environ, "COLUMNS": "80"},
@@ -230,6 +230,19 @@ def test_ctrl_c_ends_a_put_quietly_and_leaves_nothing(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         os.close(ours)
+
+
+# As a slow storage would be: at full speed, a second's worth of writes would keep a slow disk busy for a minute, in
+# which the kernel lets no write end.
+_SLOW_TRANSFERS = """
+import sys, time
+from holdfast.cli import interrupt
+from holdfast.cli.main import main
+
+check = interrupt.check
+interrupt.check = lambda: (time.sleep(0.05), check())
+sys.exit(main())
+"""
 
 
 def _rest(terminal: int) -> bytes:

@@ -98,16 +98,23 @@ def test_two_runs_that_listen_at_different_addresses_share_the_agents_of_both(sa
     assert len(done) == 2
 
 
-def test_an_agent_that_stays_serves_one_driver_after_the_other(sandbox: Sandbox, tmp_path: Path) -> None:
-    (tmp_path / "here" / "beside.py").write_text("VALUE = 7")
-    (tmp_path / "here" / "script.py").write_text(_SCRIPT)
+def test_an_agent_that_stays_serves_one_driver_after_the_other(sandbox: Sandbox) -> None:
     port = _free_port()
     with _agent(sandbox, port, "a", "--stay") as agent:
         for name in ("one", "two"):
-            command = [sys.executable, str(tmp_path / "here" / "script.py"), str(port), str(sandbox.root / name)]
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
+            assert _trainer(sandbox, port, name, num_workers=1).fit().return_value == ["a"]
         assert agent.poll() is None
+
+
+def test_an_agent_whose_handshake_is_cut_dials_again(sandbox: Sandbox) -> None:
+    """A controller that is too busy to answer in time hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as busy, ThreadPoolExecutor() as threads:
+        port = busy.getsockname()[1]
+        with _agent(sandbox, port, "a"):
+            busy.accept()[0].close()
+            busy.close()
+            result = threads.submit(_trainer(sandbox, port, num_workers=1).fit)
+            assert result.result(timeout=120).return_value == ["a"]
 
 
 def test_custom_resources_of_an_agent_are_what_runs_wait_for(sandbox: Sandbox) -> None:

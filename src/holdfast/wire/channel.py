@@ -484,7 +484,7 @@ async def _introduce(channel: Channel[Any], secret: str, fingerprint: str, hello
     """Authenticate both ends."""
     challenge = await channel._recv()
     if not isinstance(challenge, auth.Challenge):
-        raise WireError(
+        raise Unreachable(
             "The controller hung up before the handshake: something else listens there, or it has too many connections."
         )
     proof = auth.prove(challenge, secret, fingerprint, hello)
@@ -493,6 +493,6 @@ async def _introduce(channel: Channel[Any], secret: str, fingerprint: str, hello
     if isinstance(answer, auth.Rejected):
         raise WireError(answer.reason)
     if not isinstance(answer, auth.Accepted):
-        raise WireError(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
+        raise Unreachable(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
     if not auth.check_accepted(challenge, proof, answer, secret, fingerprint):
         raise WireError("The controller does not know the run secret: something else listens there, or stands between.")

@@ -16,7 +16,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from holdfast.errors import WireError
+from holdfast.errors import Unreachable, WireError
 from holdfast.wire.channel import HANDSHAKE_TIMEOUT_S, Channel
 from holdfast.wire.envelope import Envelope, Stamp
 from holdfast.wire.frames import encode
@@ -76,7 +76,7 @@ class ResumableChannel(Generic[_In]):
     # ------------------------------------------------------------ connections
 
     async def join(self, channel: Channel[_In]) -> ChannelOpened:
-        """For the agent: go on over this connection. Raises `ChannelRefusedError`, or `WireError` if it breaks."""
+        """For the agent: go on over this connection. Raises `ChannelRefusedError`, or `Unreachable` if it breaks."""
         received = None if self._sent == self._received == 0 else self._received
         try:
             channel.send_nowait(
@@ -98,7 +98,7 @@ class ResumableChannel(Generic[_In]):
         if isinstance(answer, ChannelRefused):
             raise ChannelRefusedError(answer.reason)
         if not isinstance(answer, ChannelOpened):
-            raise WireError("The controller did not open the agent's channel.")
+            raise Unreachable("The controller did not open the agent's channel.")
         if not self.can_resume(answer.received):
             raise ChannelRefusedError(f"The controller has {answer.received} messages of {self._sent}.")
         return answer

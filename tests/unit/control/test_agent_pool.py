@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import msgspec
 import pytest
 
-from holdfast.control.agent_link import FUNCTION_PIECE_BYTES, Preparation
+from holdfast.control.agent_link import FUNCTION_PIECE_BYTES, AgentLink, Preparation
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
@@ -22,6 +23,7 @@ from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 from holdfast.wire.channel import Channel, connect, serve
 from holdfast.wire.hello import Hello
 from holdfast.wire.messages import (
+    AgentMessage,
     CloseRun,
     ControllerMessage,
     FunctionPiece,
@@ -271,6 +273,36 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
         await controller.served.get()
 
     _run(test)
+
+
+def test_a_run_that_ends_while_its_function_is_sent_does_not_keep_it_from_others() -> None:
+    class SlowChannel:
+        agent = "a"
+
+        def __init__(self) -> None:
+            self.messages: list[object] = []
+            self.may_send = asyncio.Event()
+
+        async def send(self, message: object, run: str = "") -> None:
+            await self.may_send.wait()
+            self.messages.append(message)
+
+        def send_nowait(self, message: object, run: str = "") -> None:
+            self.messages.append((run, message))
+
+    async def test() -> None:
+        channel = SlowChannel()
+        link = AgentLink(cast(ResumableChannel[AgentMessage], channel))
+        ending = asyncio.ensure_future(link.prepare("run-1", _PREPARATION))
+        waiting = asyncio.ensure_future(link.prepare("run-2", _PREPARATION))
+        await asyncio.sleep(0)
+        ending.cancel()
+        channel.may_send.set()
+        async with asyncio.timeout(60):
+            await waiting
+        assert channel.messages == [_PREPARATION.function, ("run-2", _PREPARATION.run)]
+
+    asyncio.run(test())
 
 
 def test_an_agent_joins_under_its_authenticated_name_only() -> None:
