@@ -198,7 +198,9 @@ def test_the_loss_of_an_agent_that_joined_during_a_run_is_no_failure() -> None:
 def test_workers_of_a_draining_agent_move_after_the_next_commit_if_there_is_room() -> None:
     rig = two_nodes()
     drain = e.AgentDraining(agent="b", why="maintenance")
-    assert rig.feed(drain, 10.0) == NOTHING
+    started = r.DrainStarted(at=10.0, agent="b", host="host-b", why="maintenance")
+    assert rig.feed(drain, 10.0) == Step([started], [])
+    assert rig.feed(drain, 10.5) == NOTHING
     assert rig.feed(joined("c"), 11.0) == Step([here("c", 11.0)], [])
     assert rig.feed(e.AgentPrepared(agent="c"), 12.0) == NOTHING
     for rank in (0, 1):
@@ -215,6 +217,24 @@ def test_workers_of_a_draining_agent_move_after_the_next_commit_if_there_is_room
     assert rig.state.agents_in_use() == {"a", "c"}
     gone = rig.feed(e.AgentLost(agent="b", why="it was drained: maintenance"), 16.0)
     assert [type(record) for record in gone.records] == [r.AgentRemoved] and not gone.commands
+
+
+def test_of_two_deadlines_of_a_drain_the_earlier_one_counts() -> None:
+    rig = two_nodes()
+
+    def drain(why: str, deadline_s: float | None, now: float) -> list[r.Record]:
+        step = rig.feed(e.AgentDraining(agent="b", why=why, deadline_s=deadline_s), now)
+        assert not step.commands
+        return step.records
+
+    (first,) = drain("maintenance", None, 10.0)
+    assert isinstance(first, r.DrainStarted) and first.deadline is None
+    (second,) = drain("SIGTERM", 25.0, 11.0)
+    assert second == r.DrainStarted(at=11.0, agent="b", host="host-b", why="SIGTERM", deadline=36.0)
+    assert drain("holdfast drain", 30.0, 12.0) == drain("holdfast drain", None, 13.0) == []
+    assert (rig.state.agents["b"].draining, rig.state.agents["b"].drain_deadline) == ("SIGTERM", 36.0)
+    (third,) = drain("notice file", 5.0, 14.0)
+    assert isinstance(third, r.DrainStarted) and third.deadline == rig.state.agents["b"].drain_deadline == 19.0
 
 
 def test_without_room_elsewhere_workers_stay_on_a_draining_agent_and_no_generation_starts_there() -> None:

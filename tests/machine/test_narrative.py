@@ -98,6 +98,8 @@ def test_narrative_of_a_run_that_backs_off_and_is_stopped() -> None:
 def test_narrative_of_all_other_records() -> None:
     records: list[r.Record] = [
         r.AgentRemoved(at=1.0, agent="a", host="host-a", why="its connection closed"),
+        r.DrainStarted(at=1.5, agent="b", host="host-b", why="holdfast drain"),
+        r.DrainStarted(at=1.6, agent="b", host="host-b", why="SIGTERM", deadline=26.6),
         r.CheckpointAbandoned(at=2.0, generation=1, iteration=4, why="the disk is full."),
         r.CheckpointDamaged(at=3.0, name="checkpoint_000001", why="a hash differs"),
         r.RanksLagging(at=4.0, generation=1, number=5, ranks=(1, 2, 3)),
@@ -108,6 +110,8 @@ def test_narrative_of_all_other_records() -> None:
     ]
     assert narrated(records) == [
         "001.0  Agent a on host-a was lost: its connection closed.",
+        "001.5  Agent b on host-b is being drained (holdfast drain).",
+        "001.6  Agent b on host-b is being drained (SIGTERM), and is gone in 25.0 s.",
         "002.0  The checkpoint of iteration 4 was given up: the disk is full.",
         "003.0  checkpoint_000001 is not used any more: a hash differs.",
         "004.0  A checkpoint waits for ranks 1-3, still short of report 5.",

@@ -73,13 +73,17 @@ def stop(run: str, force: bool) -> None:
 @click.command(short_help="Take a driver's runs off a node.")
 @click.argument("run", metavar="RUN")
 @click.argument("node", metavar="NODE")
-def drain(run: str, node: str) -> None:
+@click.option(
+    "--deadline", type=click.FloatRange(min=0, max=1e9), metavar="SECONDS", help="The node is gone in so many seconds."
+)
+def drain(run: str, node: str, deadline: float | None) -> None:
     """Take RUN, and other runs of its driver, off NODE: an agent's name or a host's, as `holdfast status` shows them.
 
     The node gets no new workers. Those that run there go on from the next checkpoint elsewhere, if other agents have
     room for them, and otherwise stay where they are.
     """
-    print_line(ask(_running(find_run_or_name(run)), cm.DrainNode(node=node), cm.Done).text)
+    request = cm.DrainNode(node=node, deadline_s=deadline)
+    print_line(ask(_running(find_run_or_name(run)), request, cm.Done).text)
 
 
 @click.command(short_help="Print what an agent needs in order to join a run.")
@@ -120,7 +124,10 @@ def _print_running(reply: cm.RunStatusReply) -> None:
 
 
 def _phase(agent: cm.AgentStatus) -> str:
-    return f"{agent.phase} ({agent.why})" if agent.why else str(agent.phase)
+    notes = [agent.why] if agent.why else []
+    if agent.left_s is not None:
+        notes.append(f"{agent.left_s:.0f} s left")
+    return f"{agent.phase} ({', '.join(notes)})" if notes else str(agent.phase)
 
 
 def _print_stored(store: Store, as_json: bool, driver: DriverAddress | None = None, why: str = "") -> None:

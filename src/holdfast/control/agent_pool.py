@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from holdfast.control.agent_link import AgentLink, send_all
 from holdfast.control.run_agents import RunAgents
@@ -34,6 +35,19 @@ _LAST_WORD_S = 1.0
 """A dying process closes its connection before the kernel says that it is dead: on a busy machine, long before."""
 
 
+class _Drain(NamedTuple):
+    """Why an agent is taken away, and when."""
+
+    why: str
+    deadline: float | None = None
+    """By the event loop's clock; None: it stays until its runs have left."""
+
+    @property
+    def left_s(self) -> float | None:
+        """How much time is left."""
+        return None if self.deadline is None else max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+
 class AgentPool:
     """Every agent of one engine by name. Used from the hub's event loop only."""
 
@@ -51,8 +65,8 @@ class AgentPool:
         self._admission = Admission()
         self._pending: dict[str, None] = {}
         """Agents that the engine has begun to start and that have not joined, in that order."""
-        self._draining: dict[str, str] = {}
-        """Agents that get nothing new, each with the reason."""
+        self._draining: dict[str, _Drain] = {}
+        """Agents that get nothing new."""
         self._engine: Engine = make_engine(endpoint, self._agent_changed)
 
     # ------------------------------------------------------------ runs
@@ -162,6 +176,8 @@ class AgentPool:
                 if isinstance(envelope.message, m.Leave):
                     self.lose(link, "it ended")
                     return
+                if isinstance(envelope.message, e.AgentDraining):
+                    self.drain(link.name, envelope.message.why, envelope.message.deadline_s)
                 run = self._runs.get(envelope.run)
                 if run is not None and run.links.get(link.name) is link:
                     run.receive(link.name, envelope.message)
@@ -216,10 +232,11 @@ class AgentPool:
             AgentStatus(
                 agent=agent,
                 host=self._joined[agent].host,
-                phase=AgentPhase.DRAINING if agent in self._draining else AgentPhase.JOINED,
-                why=self._draining.get(agent, ""),
+                phase=AgentPhase.JOINED if drain is None else AgentPhase.DRAINING,
+                why=drain.why if drain is not None else "",
+                left_s=drain.left_s if drain is not None else None,
             )
-            for agent in self.links
+            for agent, drain in ((agent, self._draining.get(agent)) for agent in self.links)
         ]
         return joined + [AgentStatus(agent=agent, phase=AgentPhase.PENDING) for agent in self._pending]
 
@@ -243,25 +260,31 @@ class AgentPool:
         """What agents have that are not taken away."""
         return [_offer(self._joined[agent]) for agent in self.links if agent not in self._draining]
 
-    def drain(self, agent: str, why: str) -> None:
-        """Take all runs off an agent, as soon as each can go on elsewhere."""
-        if agent not in self.links or agent in self._draining:
+    def drain(self, agent: str, why: str, deadline_s: float | None = None) -> None:
+        """Take all runs off an agent, as soon as each can go on elsewhere. Of two deadlines the earlier one counts."""
+        if agent not in self.links:
             return
-        self._draining[agent] = why
+        before = self._draining.get(agent)
+        if before is not None:
+            left_s = before.left_s
+            if deadline_s is None or (left_s is not None and left_s <= deadline_s):
+                return
+        deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        self._draining[agent] = _Drain(why, deadline)
         self._engine.abandon(agent)  # another one has to take its place
         holders = list(self._admission.holders(agent))
         self._follow(self._admission.drain(agent))
         for run in map(self._runs.__getitem__, holders):
-            run.drain(agent, why)
+            run.drain(agent, why, deadline_s)
             if self._admission.is_waiting(run.id):
                 self.request(run)
 
-    def drain_node(self, node: str, why: str, run: RunAgents) -> str:
+    def drain_node(self, node: str, why: str, deadline_s: float | None, run: RunAgents) -> str:
         """Drain the agents of this name or on this host; gives a sentence for a client that asks about `run`, or "" if
         there is none."""
         agents = [agent for agent in self.links if node in (agent, self._joined[agent].host)]
         for agent in agents:
-            self.drain(agent, why)
+            self.drain(agent, why, deadline_s)
         if not agents:
             return ""
         text = f"{node} gets no new workers."
@@ -287,7 +310,7 @@ class AgentPool:
         if change.phase is AgentPhase.PENDING:
             self._pending[change.agent] = None
         elif change.phase is AgentPhase.DRAINING:
-            self.drain(change.agent, change.why)
+            self.drain(change.agent, change.why, change.deadline_s)
         elif change.phase is AgentPhase.GONE:
             self._pending.pop(change.agent, None)
             self._process_gone(change.agent, change.why)
@@ -311,7 +334,8 @@ def _is_of(agent: str, message: m.AgentMessage) -> bool:
     """Whether a message is about the agent that sent it, or about its workers: it may change no other agent's state."""
     match message:
         case (
-            e.AgentPrepared(agent=named)
+            e.AgentDraining(agent=named)
+            | e.AgentPrepared(agent=named)
             | e.WorkersStarted(agent=named)
             | e.DamageFound(agent=named)
             | e.WorkersStopped(agent=named)

@@ -114,9 +114,9 @@ class RunAgents:
         """Send a command to the agents that it names."""
         self.send(command.agents, msgspec.structs.replace(command, agents=()))
 
-    def drain_node(self, node: str, why: str) -> str:
+    def drain_node(self, node: str, why: str, deadline_s: float | None) -> str:
         """Drain the agents of this name or on this host; gives a sentence, or "" if there is none."""
-        return self._pool.drain_node(node, why, self)
+        return self._pool.drain_node(node, why, deadline_s, self)
 
     def statuses(self, ranks: Mapping[str, tuple[int, ...]]) -> tuple[AgentStatus, ...]:
         """The agents that the run may get places on, each with its ranks there."""
@@ -185,11 +185,11 @@ class RunAgents:
         self._revoked[agent] = "its places were given to a run that came earlier"
         self._post(e.PlacesTaken())
 
-    def drain(self, agent: str, why: str) -> None:
+    def drain(self, agent: str, why: str, deadline_s: float | None) -> None:
         """The agent is to be taken away: the run gives its places there up, as soon as it needs nothing there."""
         if agent in self.links:
             self._revoked[agent] = f"it was drained: {why}"
-            self._post(e.AgentDraining(agent=agent, why=why))
+            self._post(e.AgentDraining(agent=agent, why=why, deadline_s=deadline_s))
 
     @property
     def must_give_up(self) -> bool:
@@ -252,8 +252,8 @@ class RunAgents:
                     self.answer(answer)
             case m.RunClosed():
                 self._closed(agent)
-            case m.Pong() | m.OpenChannel() | m.Acknowledge() | m.Leave() | e.AgentJoined():
-                return
+            case m.Pong() | m.OpenChannel() | m.Acknowledge() | m.Leave() | e.AgentJoined() | e.AgentDraining():
+                return  # of the agent, not of the run
             case _:
                 if isinstance(message, e.AgentPrepared):
                     self._prepared[agent] = message

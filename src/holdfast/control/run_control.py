@@ -58,8 +58,8 @@ class RunControl:
             case cm.StopRun(force=force):
                 self.stop(StopRequested(why=STOPPED_BY_CLIENT, force=force))
                 return cm.Done(text=f"Run {self._facts.name} is being stopped.")
-            case cm.DrainNode(node=node):
-                if text := self._agents.drain_node(node, "holdfast drain"):
+            case cm.DrainNode(node=node, deadline_s=deadline_s):
+                if text := self._agents.drain_node(node, "holdfast drain", deadline_s):
                     return cm.Done(text=text)
                 return cm.Refused(
                     reason=f"This driver has no agent named {node!r}, and none on such a host: see holdfast status."

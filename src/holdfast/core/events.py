@@ -109,10 +109,12 @@ class AgentLost(_Event, frozen=True, kw_only=True):
 
 class AgentDraining(_Event, frozen=True, kw_only=True):
     """The agent is to be taken away: it gets no new workers, and those that it has move at the next commit, if other
-    agents have room for them."""
+    agents have room for them. May come again, with an earlier deadline."""
 
     agent: str
     why: str
+    deadline_s: float | None = None
+    """It is gone in so many seconds from now; None: it stays until its workers have moved."""
 
 
 class AgentUnavailable(_Event, frozen=True, kw_only=True):

@@ -93,7 +93,10 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
         case e.AgentLost():
             _lose_agent(state, event, now, out)
         case e.AgentDraining():
-            state.agent_draining(event.agent, event.why)
+            deadline = None if event.deadline_s is None else now + event.deadline_s
+            if (agent := state.agent_draining(event.agent, event.why, deadline)) is not None:
+                started = r.DrainStarted(at=now, agent=agent.name, host=agent.host, why=event.why, deadline=deadline)
+                out.record(started)
         case e.AgentUnavailable():
             placement.agent_unavailable(state, event, now)
         case e.PlacesTaken():

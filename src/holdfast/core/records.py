@@ -22,6 +22,7 @@ __all__ = [
     "CheckpointDeleted",
     "CheckpointValidated",
     "ControllerStarted",
+    "DrainStarted",
     "ExperimentEnded",
     "ExperimentStarted",
     "GenerationEnded",
@@ -122,6 +123,17 @@ class AgentRemoved(_Record, frozen=True, kw_only=True, tag="AgentGone"):
     counted: bool = False
     """It was lost while it prepared the training function, when the run could not go on without: that is a failure of
     the run like a generation's."""
+
+
+class DrainStarted(_Record, frozen=True, kw_only=True):
+    """An agent is to be taken away (`events.AgentDraining`); once more where its deadline has become an earlier one."""
+
+    at: float
+    agent: str
+    host: str
+    why: str
+    deadline: float | None = None
+    """When it will be gone; None: it stays until its workers have moved."""
 
 
 class GenerationStarted(_Record, frozen=True, kw_only=True):
@@ -338,6 +350,7 @@ Record = (
     | RunRestarted
     | AgentAdded
     | AgentRemoved
+    | DrainStarted
     | GenerationStarted
     | GenerationRunning
     | Reported

@@ -105,6 +105,8 @@ class AgentState:
     prepared: bool = False
     draining: str = ""
     """Why it gets no new workers; "" if it does."""
+    drain_deadline: float | None = None
+    """When it will be gone; None: it is not draining, or stays until its workers have moved."""
 
     @property
     def is_ready(self) -> bool:
@@ -446,12 +448,19 @@ class State:
         found = {agent for pending in self.pending.values() for agent in pending.ranks}
         return found | {place.agent for place in self.generation.places} if self.generation is not None else found
 
-    def agent_draining(self, name: str, why: str) -> None:
-        """The agent gets no new workers; ignored if it is lost."""
-        if (agent := self.agents.get(name)) is not None:
-            self._count(agent, -1)
-            agent.draining = why
-            self._count(agent, 1)
+    def agent_draining(self, name: str, why: str, deadline: float | None) -> AgentState | None:
+        """The agent gets no new workers, and will be gone at the deadline; None if that is known, or it is lost. Of two
+        deadlines the earlier one counts."""
+        agent = self.agents.get(name)
+        if agent is None:
+            return None
+        is_earlier = deadline is not None and (agent.drain_deadline is None or deadline < agent.drain_deadline)
+        if agent.draining and not is_earlier:
+            return None
+        self._count(agent, -1)
+        agent.draining, agent.drain_deadline = why, deadline
+        self._count(agent, 1)
+        return agent
 
     def remove_agent(self, name: str) -> AgentState | None:
         agent = self.agents.pop(name, None)
@@ -513,7 +522,7 @@ def fold(durable: Durable, record: r.Record) -> None:
             if record.counted:
                 durable.last_failures, durable.lost_agent = (), record.why
                 _count_failure(durable, f"agent: {record.why}")
-        case r.AgentAdded() | r.GenerationRunning() | r.RanksLagging() | r.RanksReported():
+        case r.AgentAdded() | r.DrainStarted() | r.GenerationRunning() | r.RanksLagging() | r.RanksReported():
             return  # told for people's sake; nothing is decided by them
         case r.CheckpointAbandoned():
             durable.requested_validations.pop(record.iteration, None)

@@ -35,6 +35,8 @@ class AgentChange(NamedTuple):
     phase: AgentPhase
     why: str = ""
     """For people: how it ended, or why it is taken away."""
+    deadline_s: float | None = None
+    """Of an agent that is draining: it is gone in so many seconds; None: it stays until its workers have moved."""
 
 
 OnChange = Callable[[AgentChange], None]

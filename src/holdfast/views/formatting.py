@@ -17,6 +17,7 @@ from holdfast.storage.uri import is_uri, join
 __all__ = [
     "brief_duration",
     "count_text",
+    "drain_text",
     "duration_text",
     "iso_time",
     "list_text",
@@ -68,6 +69,12 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def drain_text(agent: str, host: str, why: str, left_s: float | None) -> str:
+    """That an agent is drained, why, and how long it is there yet, where that is known."""
+    until = "" if left_s is None else f", and is gone in {duration_text(left_s)}"
+    return f"agent {agent} on {host} is being drained ({why}){until}"
 
 
 def rough_duration(seconds: float) -> str:

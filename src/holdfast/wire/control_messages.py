@@ -9,7 +9,7 @@ says which run each is about. Requests of one connection are answered one after 
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -59,6 +59,8 @@ class DrainNode(_Message, frozen=True, kw_only=True):
 
     node: str
     """The name of an agent, or of a host: all its agents."""
+    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """The node is gone in so many seconds; None: it stays until the runs have left."""
 
 
 class SetWorkers(_Message, frozen=True, kw_only=True):
@@ -116,6 +118,8 @@ class AgentStatus(_Message, frozen=True, kw_only=True):
     """The run's workers there."""
     why: str = ""
     """Why it is draining."""
+    left_s: float | None = None
+    """How long it is there yet, where it is draining with a deadline."""
 
 
 class RunStatusReply(_Message, frozen=True, kw_only=True):

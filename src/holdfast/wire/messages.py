@@ -18,6 +18,7 @@ import msgspec
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry, Part, Report
 from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
 from holdfast.core.events import (
+    AgentDraining,
     AgentJoined,
     AgentPrepared,
     DamageFound,
@@ -349,6 +350,7 @@ WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Im
 ToWorker = AnnounceCheckpoint | AnnounceSettled | Collected | BuffersReserved
 AgentMessage = (
     AgentJoined
+    | AgentDraining
     | AgentPrepared
     | WorkersStarted
     | DamageFound

@@ -386,6 +386,34 @@ def test_an_agent_that_sends_an_event_of_another_agent_is_lost() -> None:
     _run(test)
 
 
+def test_an_agent_announces_its_own_drain_and_of_two_deadlines_the_earlier_one_counts() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address)
+        for why, deadline_s in (("SIGTERM", 60.0), ("notice", None), ("later", 90.0), ("SIGTERM again", 5.0)):
+            agent.send_nowait(e.AgentDraining(agent=controller.agent, why=why, deadline_s=deadline_s))
+        agent.send_nowait(e.AgentPrepared(agent=controller.agent), "run-1")
+        while not isinstance(controller.events[-1], e.AgentPrepared):
+            await asyncio.sleep(0.01)
+        drains = [event for event in controller.events if isinstance(event, e.AgentDraining)]
+        assert [(one.why, one.deadline_s) for one in drains] == [("SIGTERM", 60.0), ("SIGTERM again", 5.0)]
+        (status,) = controller.pool.statuses()
+        assert (status.phase, status.why) == (AgentPhase.DRAINING, "SIGTERM again")
+        assert status.left_s is not None and 0 <= status.left_s <= 5
+        await agent.close()
+
+    _run(test)
+
+
+def test_an_agent_cannot_drain_another() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address)
+        agent.send_nowait(e.AgentDraining(agent="other", why="SIGTERM"))
+        assert await agent.recv() is None
+        await agent.close()
+
+    _run(test)
+
+
 def test_a_worker_without_a_slot_goes_to_a_full_agent_and_no_other_agent_is_wanted() -> None:
     async def test(controller: _Controller, address: str) -> None:
         agent = await controller.join(address)

@@ -14,6 +14,7 @@ KINDS = {
     "RunRestarted": r.RunRestarted,
     "AgentHere": r.AgentAdded,
     "AgentGone": r.AgentRemoved,
+    "DrainStarted": r.DrainStarted,
     "GenerationStarted": r.GenerationStarted,
     "GenerationRunning": r.GenerationRunning,
     "Reported": r.Reported,

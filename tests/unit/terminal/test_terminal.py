@@ -258,6 +258,7 @@ def test_warnings_are_shown_at_once() -> None:
         [
             r.RanksLagging(at=T0, generation=1, number=12, ranks=(2, 3, 4, 7)),
             r.CheckpointDamaged(at=T0, name="checkpoint_000009", why="model.pt is 10 bytes short"),
+            r.DrainStarted(at=T0, agent="a1", host="node-a", why="SIGTERM", deadline=T0 + 25),
             r.AgentRemoved(at=T0, agent="a1", host="node-a", why="its connection closed"),
             r.CheckpointAbandoned(at=T0, generation=1, iteration=9, why="a rank died first"),
         ]
@@ -266,6 +267,7 @@ def test_warnings_are_shown_at_once() -> None:
         "Warning: a checkpoint waits for ranks 2-4 and 7, which called report() fewer than 12 times\n"
         "WARNING: the checkpoint (local)/store/finetune/checkpoint_000009 is DAMAGED and is no longer used:"
         " model.pt is 10 bytes short\n"
+        "Warning: agent a1 on node-a is being drained (SIGTERM), and is gone in 25.0 s\n"
         "Warning: agent a1 on node-a is gone: its connection closed\n"
         "Warning: the checkpoint of iteration 9 was not kept: a rank died first\n"
     )

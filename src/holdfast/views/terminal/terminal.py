@@ -24,7 +24,7 @@ from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.journal.format import encode_record
 from holdfast.printable import printable
-from holdfast.views.formatting import count_text, local_time, place, ranks_text, running_time, trim
+from holdfast.views.formatting import count_text, drain_text, local_time, place, ranks_text, running_time, trim
 from holdfast.views.terminal import layouts
 from holdfast.views.terminal.live_line import LiveLine
 from holdfast.views.terminal.nonblocking_stream import is_notebook, is_same_file, open_stream
@@ -145,6 +145,9 @@ class Terminal:
                 self._hosts_of_agents[record.agent] = (record.host, record.slots)
             case r.AgentRemoved():
                 self._warn(f"agent {record.agent} on {record.host} is gone: {record.why}")
+            case r.DrainStarted():
+                left_s = None if record.deadline is None else record.deadline - record.at
+                self._warn(drain_text(record.agent, record.host, record.why, left_s))
             case r.GenerationStarted():
                 self._show_generation(record)
             case r.GenerationRunning():
