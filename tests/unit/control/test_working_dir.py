@@ -129,7 +129,12 @@ def test_the_driver_of_a_package_sends_what_the_package_lies_in(
     assert find_working_dir(None) == tmp_path
 
 
-def test_code_is_unpacked_and_first_on_the_search_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filters", [True, False], ids=["tarfile has filters", "Python before 3.11.4"])
+def test_code_is_unpacked_and_first_on_the_search_path(
+    tmp_path: Path, filters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
     _write(tmp_path / "driver", "train.py", "lib/module.py")
     packed = pack_directory(tmp_path / "driver", [], "")
 

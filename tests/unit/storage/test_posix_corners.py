@@ -49,6 +49,7 @@ def test_a_root_that_cannot_be_used_is_named_as_the_user_did(root: str, text: st
     assert str(raised.value) == text
 
 
+@pytest.mark.hosts
 def test_a_root_that_takes_no_files_is_named_without_the_probe(read_only: Path) -> None:
     with pytest.raises(AccessDenied) as raised:
         _ = PosixStore(read_only).exclusive
