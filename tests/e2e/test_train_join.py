@@ -7,12 +7,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.e2e.joined_agents import free_port, joined_agent
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
@@ -28,11 +27,6 @@ def _secret(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HOLDFAST_AGENTS_TIMEOUT_S", "90")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _trainer(sandbox: Sandbox, port: int, name: str = "run", **scaling: object) -> DataParallelTrainer:
@@ -52,31 +46,13 @@ def _where() -> list[str]:
     return [mine[rank] for rank in sorted(mine)]
 
 
-@contextmanager
-def _agent(
-    sandbox: Sandbox, port: int, name: str, *options: str, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "holdfast", "agent", "--join", f"holdfast://127.0.0.1:{port}"]
-    agent = subprocess.Popen(
-        [*command, "--agent-id", name, "--dial", "60", *options],
-        env={**os.environ, "TEST_AGENT": name, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield agent
-    finally:
-        agent.terminate()
-        agent.communicate()
-
-
 def test_a_run_waits_for_agents_that_join_and_they_end_with_the_driver(sandbox: Sandbox) -> None:
-    port = _free_port()
+    port = free_port()
     with ThreadPoolExecutor() as threads:
         result = threads.submit(_trainer(sandbox, port, num_workers=2).fit)
         with (
-            _agent(sandbox, port, "first", "--slots", "1") as first,
-            _agent(sandbox, port, "second", "--slots", "1") as second,
+            joined_agent(port, "first", "--slots", "1") as first,
+            joined_agent(port, "second", "--slots", "1") as second,
         ):
             assert result.result(timeout=120).return_value == ["first"] or result.result().return_value == ["second"]
             assert (first.wait(60), second.wait(60)) == (0, 0)
@@ -84,7 +60,7 @@ def test_a_run_waits_for_agents_that_join_and_they_end_with_the_driver(sandbox: 
 
 def test_two_runs_that_listen_at_different_addresses_share_the_agents_of_both(sandbox: Sandbox) -> None:
     """The second run has a listener of its own; an agent serves runs of either."""
-    ports = [_free_port(), _free_port()]
+    ports = [free_port(), free_port()]
     done: list[Result] = []
     threads = [
         threading.Thread(target=lambda n=n: done.append(_trainer(sandbox, ports[n], f"run{n}", num_workers=2).fit()))
@@ -92,15 +68,15 @@ def test_two_runs_that_listen_at_different_addresses_share_the_agents_of_both(sa
     ]
     for thread in threads:
         thread.start()
-    with _agent(sandbox, ports[0], "a", "--slots", "1"), _agent(sandbox, ports[1], "b", "--slots", "1"):
+    with joined_agent(ports[0], "a", "--slots", "1"), joined_agent(ports[1], "b", "--slots", "1"):
         for thread in threads:
             thread.join(120)
     assert len(done) == 2
 
 
 def test_an_agent_that_stays_serves_one_driver_after_the_other(sandbox: Sandbox) -> None:
-    port = _free_port()
-    with _agent(sandbox, port, "a", "--stay") as agent:
+    port = free_port()
+    with joined_agent(port, "a", "--stay") as agent:
         for name in ("one", "two"):
             assert _trainer(sandbox, port, name, num_workers=1).fit().return_value == ["a"]
         assert agent.poll() is None
@@ -110,7 +86,7 @@ def test_an_agent_whose_handshake_is_cut_dials_again(sandbox: Sandbox) -> None:
     """A controller that is too busy to answer in time hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as busy, ThreadPoolExecutor() as threads:
         port = busy.getsockname()[1]
-        with _agent(sandbox, port, "a"):
+        with joined_agent(port, "a"):
             busy.accept()[0].close()
             busy.close()
             result = threads.submit(_trainer(sandbox, port, num_workers=1).fit)
@@ -118,11 +94,11 @@ def test_an_agent_whose_handshake_is_cut_dials_again(sandbox: Sandbox) -> None:
 
 
 def test_custom_resources_of_an_agent_are_what_runs_wait_for(sandbox: Sandbox) -> None:
-    port = _free_port()
+    port = free_port()
     with ThreadPoolExecutor() as threads:
         trainer = _trainer(sandbox, port, num_workers=1, resources_per_worker={"disk": 2})
         result = threads.submit(trainer.fit)
-        with _agent(sandbox, port, "without"), _agent(sandbox, port, "with", "--resources", '{"disk": 2}'):
+        with joined_agent(port, "without"), joined_agent(port, "with", "--resources", '{"disk": 2}'):
             assert result.result(timeout=120).return_value == ["with"]
 
 
@@ -151,13 +127,13 @@ def test_a_bad_option_of_an_agent_is_one_sentence(sandbox: Sandbox, options: lis
 
 
 def test_an_agent_that_nobody_needs_or_with_another_secret_is_told_so(sandbox: Sandbox, tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     with ThreadPoolExecutor() as threads:
         result = threads.submit(_trainer(sandbox, port, num_workers=1).fit)
-        with _agent(sandbox, port, "stranger", HOLDFAST_TOKEN="wrong") as stranger:
+        with joined_agent(port, "stranger", HOLDFAST_TOKEN="wrong") as stranger:
             _, error = stranger.communicate(timeout=60)
             assert stranger.returncode == 1 and "run secret is not the controller's" in error
-        with _agent(sandbox, port, "right"):
+        with joined_agent(port, "right"):
             assert result.result(timeout=120).return_value == ["right"]
 
 
@@ -166,9 +142,9 @@ def test_modules_beside_the_script_reach_agents_and_are_sent_once(sandbox: Sandb
     project.mkdir()
     (project / "beside.py").write_text("VALUE = 7")
     (project / "script.py").write_text(_SCRIPT)
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, str(project / "script.py"), str(port), str(sandbox.storage)]
-    with _agent(sandbox, port, "a", HOLDFAST_LOCAL_CACHE_DIR=str(tmp_path / "node")) as agent:
+    with joined_agent(port, "a", HOLDFAST_LOCAL_CACHE_DIR=str(tmp_path / "node")) as agent:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert agent.wait(60) == 0

@@ -5,6 +5,9 @@ read (`--token-file`), in HOLDFAST_TOKEN, or from this user's state directory (`
 command line, where everybody could read it. The kernel shows the environment that a process was started with in /proc
 as long as it lives, to children of the same user too, so an agent that finds HOLDFAST_TOKEN starts itself over without
 it, under the same process id.
+
+SIGTERM, Ctrl+C and the notice file drain an agent that has joined by itself (`Agent.drain`); one that an engine started
+ends at once, since its driver ends too.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ import msgspec
 
 from holdfast.agent.agent import Agent
 from holdfast.agent.log_writer import ThreadedHandler
+from holdfast.agent.notice_file import watch_notice_file
 from holdfast.agent.platform import Platform
 from holdfast.agent.zygote_client import ForkedZygote
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.linux.process import become_subreaper, die_with_parent, name_process
 from holdfast.linux.resources import cpu_count
+from holdfast.runtime import current
 from holdfast.storage.run_secret import SECRET_VARIABLE, find_secret, read_secret_file, secret_path
 from holdfast.wire.join_string import parse_join_string
 
@@ -91,6 +96,22 @@ def _make_parser() -> argparse.ArgumentParser:
         help="how long to dial a driver that does not listen yet; 300",
     )
     parser.add_argument("--stay", action="store_true", help="wait for the next driver when one has ended")
+    parser.add_argument(
+        "--drain-deadline",
+        type=float,
+        default=os.environ.get("HOLDFAST_DRAIN_DEADLINE_S", "25"),
+        metavar="SECONDS",
+        help="how long the agent may take after SIGTERM, Ctrl+C or a notice to let its runs go elsewhere; "
+        "HOLDFAST_DRAIN_DEADLINE_S, or 25",
+    )
+    parser.add_argument(
+        "--notice-file",
+        type=Path,
+        default=os.environ.get("HOLDFAST_NOTICE_FILE") or None,
+        metavar="PATH",
+        help="when this file appears, the machine is about to be taken away: in so many seconds, at an ISO 8601 time, "
+        "or when --drain-deadline says, if it is empty; HOLDFAST_NOTICE_FILE",
+    )
     parser.add_argument("--token-file", type=Path, help="a file with the run secret, of mode 0600")
     parser.add_argument("--token-fd", type=int, help=argparse.SUPPRESS)  # an inherited descriptor to read it from
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)  # end when this process, the parent, ends
@@ -121,10 +142,47 @@ async def _run(options: argparse.Namespace, secret: str, zygote: ForkedZygote | 
     )
     agent = Agent(options.agent_id, options.slots, platform)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, agent.shut_down)
-    loop.add_signal_handler(signal.SIGINT, agent.shut_down)
     loop.add_signal_handler(signal.SIGHUP, agent.parent_died)
-    await agent.run()
+    if options.parent_pid is not None:
+        loop.add_signal_handler(signal.SIGTERM, agent.shut_down)
+        loop.add_signal_handler(signal.SIGINT, agent.shut_down)
+        await agent.run()
+        return
+    deadline_s = _check_deadline(options.drain_deadline)
+    for number, why in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl+C")):
+        loop.add_signal_handler(number, _drain_at_signal, agent, why, deadline_s)
+    watch = None
+    if options.notice_file is not None:
+        if options.notice_file.exists():
+            raise ConfigError(
+                f"The notice file {options.notice_file} says already that this machine is about to be taken away: "
+                "remove it to start an agent here."
+            )
+        watch = asyncio.ensure_future(_drain_at_notice(agent, options.notice_file, deadline_s))
+    try:
+        await agent.run()
+    finally:
+        if watch is not None:
+            watch.cancel()
+
+
+def _drain_at_signal(agent: Agent, why: str, deadline_s: float) -> None:
+    """The first signal drains the agent, the second ends it at once."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.shut_down)
+    agent.drain(why, deadline_s)
+
+
+async def _drain_at_notice(agent: Agent, path: Path, deadline_s: float) -> None:
+    left_s = await watch_notice_file(path, current().now)
+    agent.drain("notice file", deadline_s if left_s is None else left_s)
+
+
+def _check_deadline(deadline_s: float) -> float:
+    if not 0 <= deadline_s < 1e9:
+        raise ConfigError(f"--drain-deadline must be a number of seconds of 0 or more, not {deadline_s:g}.")
+    return deadline_s
 
 
 def _start_over_without_secret_in_environment() -> NoReturn:

@@ -6,7 +6,8 @@ other. An agent that was started to come back connects again when its connection
 it hears nothing for its silence limit, or the controller does not know it any more, or when the only connection of
 another agent ends, the controller is lost: the workers are killed at once. Uploads that it had ordered are finished
 first (`finish_uploads`), for at most HOLDFAST_LINGER_S. Then an agent that comes back offers itself anew, with the
-zygotes that it has; others end.
+zygotes that it has; others end. An agent that is to be taken away tells the controller, and ends when its runs have
+gone elsewhere (`Agent.drain`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import functools
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from holdfast.agent.code_directory import CodeDirectory
@@ -23,7 +24,7 @@ from holdfast.agent.function_memory import FunctionMemory
 from holdfast.agent.platform import Platform
 from holdfast.agent.run_host import RunHost
 from holdfast.core.backoff import backoff_s
-from holdfast.core.events import AgentJoined
+from holdfast.core.events import AgentDraining, AgentJoined
 from holdfast.errors import Unreachable, WireError
 from holdfast.runtime import current
 from holdfast.wire.liveness import LoopWatch
@@ -51,6 +52,8 @@ _RENEW_EVERY_S = 30.0
 _LAST_WORD_S = 1.0
 _PAUSE_BACKLOG_BYTES = 32 * 1024 * 1024
 _RESUME_BACKLOG_BYTES = 4 * 1024 * 1024
+_STOP_S = 2.0
+"""How long before its deadline a draining agent begins to end, at most."""
 _REDIAL_S = (0.1, 2.0)
 """The first pause between two attempts to connect again, and the longest."""
 _log = logging.getLogger(__name__)
@@ -82,7 +85,12 @@ class Agent:
         self._runs: dict[str, RunHost] = {}
         """By the run's id."""
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._draining = False
+        self._is_serving = False
+        """Whether there is a controller that the agent serves."""
+        self._is_draining = False
+        """Whether it ends as soon as its runs have gone elsewhere."""
+        self._is_paused = False
+        """Whether workers wait since the controller lags."""
 
     async def run(self) -> None:
         self._snapshot_memory = self._platform.open_snapshot_memory()
@@ -92,7 +100,7 @@ class Agent:
         try:
             channel = self._platform.make_channel(self._id)
             opened = await self._dial_first(channel)
-            while True:
+            while opened is not None:
                 await self._serve(channel, opened)
                 if self._lingers:
                     await self._linger()
@@ -100,9 +108,7 @@ class Agent:
                     break
                 await self._forget_runs()
                 channel = self._platform.make_channel(self._id)
-                if (again := await self._offer_again(channel)) is None:
-                    break
-                opened = again
+                opened = await self._offer_again(channel)
         finally:
             await self._spawners.close()
             await asyncio.gather(*(run.close(self._flush_s) for run in self._runs.values()))
@@ -119,6 +125,20 @@ class Agent:
         self._is_leaving = True
         self._end.set()
 
+    def drain(self, why: str, deadline_s: float) -> None:
+        """End within `deadline_s`, as soon as the runs have gone elsewhere: the controller is told, and sends
+        `Shutdown` when nothing of them is left here. With no controller to tell, end at once. Of two deadlines the
+        earlier one counts."""
+        if not self._is_serving:
+            self.shut_down()
+            return
+        self._is_draining = True
+        stop_s = min(_STOP_S, deadline_s / 5)
+        _log.warning("%s: it ends when its runs have gone elsewhere, in %g s at the latest.", why, deadline_s)
+        # For the controller it ends a little earlier, so that it is the one who stops the workers.
+        self._send(AgentDraining(agent=self._id, why=why, deadline_s=deadline_s - stop_s))
+        asyncio.get_running_loop().call_later(deadline_s - stop_s / 2, self.shut_down, stop_s / 2)
+
     def parent_died(self) -> None:
         """For SIGHUP, which the kernel sends when the thread that started this process ends. The connection ends with
         the last thread, and may have more to say until then."""
@@ -127,20 +147,15 @@ class Agent:
 
     # ------------------------------------------------------------------ the connection
 
-    async def _dial_first(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened:
-        """Connect for the first time; a controller that does not listen yet is waited for. Raises `WireError`."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._platform.dial_s
-        failures = 0
-        while True:
-            try:
-                return await self._connect(channel)
-            except Unreachable:
-                failures += 1
-                pause_s = backoff_s(failures, *_REDIAL_S)
-                if loop.time() + pause_s > give_up_at:
-                    raise
-            await asyncio.sleep(pause_s)
+    async def _dial_first(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened | None:
+        """Connect for the first time; a controller that does not listen yet is waited for. None when told to end;
+        raises `WireError`."""
+        give_up_at = asyncio.get_running_loop().time() + self._platform.dial_s
+
+        def may_try_again(error: WireError, pause_s: float) -> bool:
+            return isinstance(error, Unreachable) and asyncio.get_running_loop().time() + pause_s <= give_up_at
+
+        return await self._dial(channel, may_try_again)
 
     async def _connect(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened:
         """Connect, for the first time or again. Raises `WireError`, or `ChannelRefusedError` if that is no use."""
@@ -167,8 +182,23 @@ class Agent:
         self._controller_died = False
         if self._is_leaving:
             return None
+        logged = ""
+
+        def may_try_again(error: WireError, pause_s: float) -> bool:
+            nonlocal logged
+            if str(error) != logged:
+                _log.warning("%s It is tried again.", logged := str(error))
+            return True
+
+        return await self._dial(channel, may_try_again)
+
+    async def _dial(
+        self, channel: ResumableChannel[ControllerMessage], may_try_again: Callable[[WireError, float], bool]
+    ) -> ChannelOpened | None:
+        """Connect, with pauses, as often as that fails and `may_try_again` with the next pause; None when told to
+        end."""
         told = asyncio.ensure_future(self._end.wait())
-        failures, logged = 0, ""
+        failures = 0
         try:
             while not told.done():
                 dialing = asyncio.ensure_future(self._connect(channel))
@@ -180,10 +210,11 @@ class Agent:
                 try:
                     return dialing.result()
                 except WireError as error:
-                    if str(error) != logged:
-                        _log.warning("%s It is tried again.", logged := str(error))
-                failures += 1
-                await asyncio.wait([told], timeout=backoff_s(failures, *_REDIAL_S))
+                    failures += 1
+                    pause_s = backoff_s(failures, *_REDIAL_S)
+                    if not may_try_again(error, pause_s):
+                        raise
+                await asyncio.wait([told], timeout=pause_s)
             return None
         finally:
             told.cancel()
@@ -208,6 +239,7 @@ class Agent:
     async def _serve(self, channel: ResumableChannel[ControllerMessage], opened: ChannelOpened) -> None:
         """Carry out what the controller sends, until the channel is over and the workers are gone."""
         self._channel = channel
+        self._is_serving = True
         try:
             self._address = self._platform.advertise or channel.local_host
             resources, gpus = self._platform.find_resources()
@@ -231,7 +263,7 @@ class Agent:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._draining = False
+            self._is_serving = self._is_paused = False
             await self._end_runs()
             if channel.comes_back and not self._comes_back:
                 self._send(Leave())
@@ -264,7 +296,7 @@ class Agent:
             while (envelope := await channel.recv()) is not None:
                 self._heard = True
                 self._handle(envelope.run, envelope.message)
-            if not self._comes_back or not await self._resume(channel):
+            if not channel.comes_back or self._is_leaving or not await self._resume(channel):
                 break
             self._heard = True
         self._lose_controller()
@@ -285,7 +317,7 @@ class Agent:
             assert self._channel is not None
             self._channel.signal(Pong())
         elif isinstance(message, Shutdown):
-            if self._platform.stays:
+            if self._platform.stays and not self._is_draining:
                 self._lose_controller()
             else:
                 self.shut_down(message.flush_s)
@@ -332,8 +364,8 @@ class Agent:
         if channel is None:
             return
         channel.send_nowait(message, run)
-        if channel.backlog_bytes > _PAUSE_BACKLOG_BYTES and not self._draining and not self._end.is_set():
-            self._draining = True
+        if channel.backlog_bytes > _PAUSE_BACKLOG_BYTES and not self._is_paused and not self._end.is_set():
+            self._is_paused = True
             self._spawn(self._wait_for_controller(channel))
 
     def _backlog_bytes(self) -> int:
@@ -344,7 +376,7 @@ class Agent:
         lose what they reported."""
         paused = [run.pause() for run in self._runs.values()]
         await channel.drain(_RESUME_BACKLOG_BYTES)
-        self._draining = False
+        self._is_paused = False
         for workers in paused:
             if workers is not None:
                 workers.resume()
@@ -360,7 +392,8 @@ class Agent:
     @property
     def _comes_back(self) -> bool:
         """Whether the agent goes on after this channel."""
-        return self._channel is not None and self._channel.comes_back and not self._is_leaving and self._error is None
+        leaves = self._is_leaving or self._is_draining or self._error is not None
+        return self._channel is not None and self._channel.comes_back and not leaves
 
     @property
     def _lingers(self) -> bool:

@@ -67,6 +67,8 @@ class AgentPool:
         """Agents that the engine has begun to start and that have not joined, in that order."""
         self._draining: dict[str, _Drain] = {}
         """Agents that get nothing new."""
+        self._leaving: set[str] = set()
+        """Those of them that asked for it themselves, and end when nothing is left there."""
         self._engine: Engine = make_engine(endpoint, self._agent_changed)
 
     # ------------------------------------------------------------ runs
@@ -91,6 +93,7 @@ class AgentPool:
     def release(self, run: RunAgents, agent: str) -> None:
         """Nothing of the run is left on the agent."""
         self._follow(self._admission.release(run.id, agent))
+        self._let_leave(agent)
 
     async def leave(self, run: RunAgents, flush_s: float) -> None:
         """The run has gone; whatever of it is left somewhere is no longer its own."""
@@ -177,7 +180,9 @@ class AgentPool:
                     self.lose(link, "it ended")
                     return
                 if isinstance(envelope.message, e.AgentDraining):
+                    self._leaving.add(link.name)
                     self.drain(link.name, envelope.message.why, envelope.message.deadline_s)
+                    self._let_leave(link.name)
                 run = self._runs.get(envelope.run)
                 if run is not None and run.links.get(link.name) is link:
                     run.receive(link.name, envelope.message)
@@ -198,6 +203,7 @@ class AgentPool:
         if self.links.get(link.name) is link:
             del self.links[link.name]
             self._draining.pop(link.name, None)
+            self._leaving.discard(link.name)
             self._engine.abandon(link.name)
             for run in list(self._admission.holders(link.name)):
                 self._runs[run].lost(link.name, why)
@@ -278,6 +284,11 @@ class AgentPool:
             run.drain(agent, why, deadline_s)
             if self._admission.is_waiting(run.id):
                 self.request(run)
+
+    def _let_leave(self, agent: str) -> None:
+        """End an agent that is about to be taken away, if no run has anything there."""
+        if agent in self._leaving and not self._admission.holders(agent):
+            self.links[agent].send(m.Shutdown(flush_s=0.0))
 
     def drain_node(self, node: str, why: str, deadline_s: float | None, run: RunAgents) -> str:
         """Drain the agents of this name or on this host; gives a sentence for a client that asks about `run`, or "" if
