@@ -20,6 +20,7 @@
     ├── RunError
     │   ├── RunBusy                       another live controller holds the run
     │   ├── Fenced                        a newer controller took the run over
+    │   ├── TuneError                     trials of an experiment failed, or a callback of it did
     │   └── TrainingFailedError           `fit()` could not see the run through; the same call continues it
     │       ├── WorkerGroupError          workers failed more often than the budget allows
     │       ├── ControllerError           what is no worker's failure: storage, a checkpoint's name, a callback
@@ -59,6 +60,7 @@ __all__ = [
     "RunError",
     "StorageError",
     "TrainingFailedError",
+    "TuneError",
     "Unavailable",
     "Unreachable",
     "UnsupportedFormat",
@@ -157,6 +159,10 @@ class RunBusy(RunError):
 
 class Fenced(RunError):
     """A newer controller took this run over; what this one writes no longer counts."""
+
+
+class TuneError(RunError):
+    """Trials of an experiment failed (`tune.run` raises it), or a callback of it did; the message says which."""
 
 
 class TrainingFailedError(RunError):

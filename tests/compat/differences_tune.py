@@ -1,7 +1,6 @@
 """Every deliberate difference between Holdfast's public names and Ray Tune's (2.60), with its reason.
 
-`test_surface` holds the keys to what an installed Ray has, `page` makes docs/migrating-tune.md from them. What runs
-trials (Tuner, run, trainables) is not there yet, and not compared.
+`test_surface` holds the keys to what an installed Ray has, `page` makes docs/migrating-tune.md from them.
 """
 
 from __future__ import annotations
@@ -11,10 +10,20 @@ from collections.abc import Iterable
 __all__ = ["BEHAVIOUR", "MISSING", "MODULES", "OTHER_DEFAULTS", "OURS"]
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "tune": (
-        *("Callback", "ResultGrid", "Stopper", "choice", "create_scheduler", "create_searcher", "grid_search"),
-        *("lograndint", "loguniform", "qlograndint", "qloguniform", "qrandint", "qrandn", "quniform", "randint"),
-        *("randn", "sample_from", "uniform"),
+    "tune": (),
+    "tune.syncer": ("SyncConfig",),
+    "tune.context": ("TuneContext", "get_context"),
+    "tune.analysis": (),
+    "tune.error": ("TuneError",),
+    "tune.registry": ("register_trainable",),
+    "tune.progress_reporter": ("CLIReporter", "JupyterNotebookReporter", "ProgressReporter"),
+    "air": (),
+    "air.config": ("CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
+    "air.result": ("Result",),
+    "air.session": (
+        *("get_checkpoint", "get_dataset_shard", "get_experiment_name", "get_local_rank", "get_local_world_size"),
+        *("get_node_rank", "get_trial_dir", "get_trial_id", "get_trial_name", "get_trial_resources"),
+        *("get_world_rank", "get_world_size", "report"),
     ),
     "tune.search": (),
     "tune.search.optuna": (),
@@ -24,7 +33,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tune.logger": (),
     "tune.callback": ("Callback",),
 }
-"""What is compared; where Ray has no `__all__`, or more than is there yet, these names."""
+"""What is compared; where Ray has no `__all__`, these names."""
 
 
 def _each(classes: Iterable[str], attributes: Iterable[str], reason: str) -> dict[str, str]:
@@ -39,6 +48,12 @@ _SEARCHERS = ("search.Searcher", "search.ConcurrencyLimiter", "search.Repeater",
 _JOURNAL = (
     "the journal has what happened, and it is repeated to a searcher that is made again; there are no state files"
 )
+
+_REPORTERS = (
+    *("CLIReporter", "JupyterNotebookReporter"),
+    *("progress_reporter.CLIReporter", "progress_reporter.JupyterNotebookReporter"),
+)
+_NOT_IN_AIR = ("AcquiredResources", "DataBatchType", "ResourceRequest")
 
 MISSING = {
     **_each(_SEARCHERS, ("CKPT_FILE_TMPL", "save_to_dir", "restore_from_dir"), _JOURNAL),
@@ -76,12 +91,70 @@ MISSING = {
     "tune.logger.TBXLoggerCallback.VALID_NP_HPARAMS": "internal to Ray",
     "tune.logger.pretty_print": "use `json.dumps` or `pprint`",
     "tune.ResultGrid(experiment_analysis)": "made by Holdfast, not by scripts",
+    "tune.register_env": "belongs to RLlib",
+    **_each(_REPORTERS, ("DEFAULT_COLUMNS", "VALID_SUMMARY_TYPES"), "internal to Ray"),
+    **_each(_REPORTERS, ("set_search_properties", "set_start_time", "set_total_samples"), "`setup` says all of it"),
+    **_each(
+        [name for name in _REPORTERS if "Jupyter" in name],
+        ("display", "output_queue"),
+        "the table is text, in notebooks as elsewhere",
+    ),
+    **_each(
+        ["Experiment"],
+        ("PUBLIC_KEYS", "checkpoint_config", "checkpoint_dir", "get_trainable_name", "local_dir", "local_path"),
+        "it only holds arguments of `tune.run`",
+    ),
+    **_each(
+        ["Experiment"],
+        ("path", "public_spec", "register_if_needed", "remote_path", "run_identifier", "stopper"),
+        "it only holds arguments of `tune.run`",
+    ),
+    **_each(
+        ["PlacementGroupFactory"],
+        ("head_bundle_is_empty", "head_cpus", "to_placement_group"),
+        "there are no placement groups; it says what a trial takes",
+    ),
+    **_each(
+        ["Trainable"],
+        ("get_auto_filled_metrics", "get_current_ip_pid", "get_state", "is_actor", "log_result", "train_buffered"),
+        "internal to Ray",
+    ),
+    **_each(
+        ["Trainable"],
+        ("export_model", "reset", "restore", "save", "stop", "train"),
+        "Holdfast drives it; override `setup`, `step`, `save_checkpoint`, `load_checkpoint` and `cleanup`",
+    ),
+    **_each(["Trainable"], ("default_resource_request", "resource_help"), "use `tune.with_resources`"),
+    **_each(["Trainable"], ("iteration",), "it is there, as an attribute of each object"),
+    "tune.Tuner.restore(_resume_config)": "internal to Ray",
+    **{f"tune.Tuner({name})": "internal to Ray" for name in ("_entrypoint", "_tuner_internal", "_tuner_kwargs")},
+    **{f"tune.run({name})": "internal to Ray" for name in ("_entrypoint", "_remote", "_remote_string_queue")},
+    "tune.run_experiments(_remote)": "internal to Ray",
+    **{
+        f"{module}.CheckpointConfig({name})": "internal to Ray"
+        for module in ("tune", "air", "air.config")
+        for name in ("_checkpoint_keep_all_ranks", "_checkpoint_upload_from_workers")
+    },
+    **{f"air.{name}": "of Ray Data, or internal to Ray" for name in _NOT_IN_AIR},
+    **{
+        f"{module}.ScalingConfig.from_placement_group_factory": "there are no placement groups"
+        for module in ("air", "air.config")
+    },
 }
 """What Ray has and Holdfast does not."""
 
+_ELASTIC = ("elastic", "global_batch_size", "rng_state")
+
 OTHER_DEFAULTS = {
-    f"tune.{name}(base)": "has no effect in either"
-    for name in ("lograndint", "loguniform", "qlograndint", "qloguniform")
+    **{
+        f"tune.{name}(base)": "has no effect in either"
+        for name in ("lograndint", "loguniform", "qlograndint", "qloguniform")
+    },
+    **{
+        f"{module}.CheckpointConfig(checkpoint_frequency)": "None is 0: never, but for what the function reports"
+        for module in ("tune", "air", "air.config")
+    },
+    "tune.Tuner.restore(trainable)": "a trainable that can be imported need not be given again",
 }
 """Parameters whose default is another than Ray's."""
 
@@ -89,6 +162,39 @@ OURS = {
     **{
         f"tune.ResultGrid({name})": "made by Holdfast, not by scripts"
         for name in ("experiment_path", "filesystem", "metric", "mode", "open_result", "read_history", "trials")
+    },
+    **{
+        f"{module}.{name}": reason
+        for module in ("tune", "air", "air.config")
+        for name, reason in {
+            "CheckpointConfig(on_conflict)": "which of two equally named files of two ranks is kept",
+            "CheckpointConfig(target_overhead)": "how often `train.should_checkpoint()` says yes",
+            "FailureConfig(controller_failure_limit)": "as `train.FailureConfig` has it",
+            "FailureConfig(max_preemption_failures)": "as `train.FailureConfig` has it",
+            "FailureConfig(preemption_grace_s)": "as `train.FailureConfig` has it",
+            "FailureConfig(progress_timeout_s)": "replaces workers that hang",
+            "FailureConfig(relax_collectives_on_preemption)": "as `train.FailureConfig` has it",
+            "FailureConfig(stop_on_repeated_error)": "a trial that fails twice in the same way has failed",
+        }.items()
+    },
+    **{
+        f"air{module}.ScalingConfig({name})": "as `train.ScalingConfig` has it"
+        for module in ("", ".config")
+        for name in ("elastic_resize_monitor_interval_s", "engine", "label_selector", "listen", "topology", "use_tpu")
+    },
+    **{f"air.session.get_dataset_shard({name})": "as `train` has it" for name in _ELASTIC},
+    **{f"{name}.Result(return_value)": "as `train.Result` has it" for name in ("tune", "air", "air.result")},
+    "air.Checkpoint": "Ray had it here before; with `from_dict` and `to_dict`, which do not pickle",
+    "air.session": "Ray has it too, though not in the list of its names",
+    **{
+        f"tune{module}.SyncConfig({name})": "of older versions of Ray: where to, and a `Syncer` of your own"
+        for module in ("", ".syncer")
+        for name in ("sync_on_checkpoint", "syncer", "upload_dir")
+    },
+    **{
+        f"tune{module}.TuneContext({name})": "made by Holdfast, not by scripts"
+        for module in ("", ".context")
+        for name in ("assignment", "filesystem", "metadata")
     },
     "tune.schedulers.create_scheduler": "as `tune.create_scheduler`",
     "tune.search.create_searcher": "as `tune.create_searcher`",
@@ -157,5 +263,38 @@ BEHAVIOUR = (
         "write the files",
         "accepted; the files are written in any case",
     ),
+    (
+        "`tune.run(name=...)` of an experiment that is there",
+        "begins a new one in the same directory, unless `resume` is set",
+        "continues it, as `Tuner` does; `resume=True` refuses to begin a new one",
+    ),
+    ("`tune.run(restore)`", "trials start from that checkpoint", "refused with a sentence that says what to do"),
+    (
+        "`tune.report` where a scheduler or `stop` may end the trial",
+        "returns at once; the trial is killed some reports later",
+        "waits for the decision, and does not return if the trial has to end",
+    ),
+    (
+        "`SyncConfig(syncer=None)`, `sync_on_checkpoint`, `sync_period`",
+        "whether and when files are copied to the head",
+        "nothing has to be copied: what is stored is stored by the node that has it; a warning where a setting has no "
+        "effect",
+    ),
+    (
+        "`SyncConfig(syncer=...)` with a `Syncer` of your own (Ray up to 2.6)",
+        "copies checkpoints, which are read back from there",
+        "mirrors the experiment's local directory; nothing is read from the mirror, no commit depends on it",
+    ),
+    (
+        "`Checkpoint.from_dict`, `to_dict` (Ray up to 2.6)",
+        "pickle",
+        "as `from_state`: tensors, arrays and plain values",
+    ),
+    (
+        "`Trainable.reset_config`, `TuneConfig(reuse_actors)`",
+        "an actor is used for several trials",
+        "accepted; workers are forked from a process that has imported everything",
+    ),
+    ("TUNE_GLOBAL_CHECKPOINT_S, TUNE_RESULT_BUFFER_LENGTH, ...", "tune Ray Tune's own files and loops", "ignored"),
 )
 """What the names do not show: (what, Ray, Holdfast)."""

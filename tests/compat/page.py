@@ -37,10 +37,9 @@ the same list (`tests/compat/differences.py`).
 _TUNE_HEAD = """\
 # Migrating from Ray Tune
 
-Replace `ray` by `holdfast` in the imports. Names, parameters, their order and their defaults are those of Ray Tune 2.60
-for what [tuning.md](tuning.md) describes, except for what this page lists. `make test-ray` compares them with an
-installed Ray; this page is made from the same list (`tests/compat/differences_tune.py`). `Tuner`, its
-configurations and trainables are not compared yet; `tune.run` is not there yet.
+Replace `ray` by `holdfast` in the imports, `ray.air` included. Names, parameters, their order and their defaults are
+those of Ray Tune 2.60, except for what this page lists. `make test-ray` compares them with an installed Ray; this page
+is made from the same list (`tests/compat/differences_tune.py`).
 """
 
 _GUIDES_HEAD = """\

@@ -80,6 +80,12 @@ class Checkpoint:
         return StateCheckpoint(state)
 
     @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """The older name of `from_state`, for a dict. What used to be pickled here is stored as `from_state` stores
+        it, or refused."""
+        return cls.from_state(dict(data))
+
+    @classmethod
     def _from_store(cls, store: Store, name: str) -> Checkpoint:
         """A checkpoint of the run whose directory is the store's root; for the runtime."""
         below = store.sub(name)
@@ -159,6 +165,15 @@ class Checkpoint:
 
         with self.as_directory() as directory, self._naming_damage():
             return load_state(lambda name: Path(directory) / name, map_location=map_location, into=into)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The older name of `load_state`, of what `from_dict` was given."""
+        try:
+            return dict(self.load_state())
+        except NotFound as error:
+            raise ConfigError(
+                f"{self!r} was not made by from_dict() or from_state(): read its files with as_directory()."
+            ) from error
 
     def get_metadata(self) -> dict[str, Any]:
         """The metadata; empty if none was set."""

@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigError
+from holdfast.train.callbacks import UserCallback
 
 __all__ = [
     "address",
@@ -143,18 +144,16 @@ def nested(field: str, value: Any, kind: type[_C]) -> _C:
     return value
 
 
-def callbacks(what: str, value: Any) -> list[Any]:
-    from holdfast.train.callbacks import UserCallback
-
+def callbacks(
+    what: str, value: Any, base: type = UserCallback, base_name: str = "holdfast.train.UserCallback"
+) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, Sequence):
-        raise ConfigError(f"{what} must be a list of UserCallback objects, not {value!r}.")
+        raise ConfigError(f"{what} must be a list of {base.__name__} objects, not {value!r}.")
     for one in value:
-        if not isinstance(one, UserCallback):
-            raise ConfigError(
-                f"{what} holds a {type(one).__name__}: derive it from holdfast.train.UserCallback and pass an instance."
-            )
+        if not isinstance(one, base):
+            raise ConfigError(f"{what} holds a {type(one).__name__}: derive it from {base_name} and pass an instance.")
     return list(value)
 
 

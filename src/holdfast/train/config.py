@@ -288,7 +288,7 @@ class SyncConfig:
         checks.seconds("SyncConfig(sync_timeout)", self.sync_timeout)
         checks.flag("SyncConfig(sync_artifacts)", self.sync_artifacts)
         checks.flag("SyncConfig(sync_artifacts_on_checkpoint)", self.sync_artifacts_on_checkpoint)
-        checks.storage_path("SyncConfig(upload_dir)", self.upload_dir, None)
+        checks.storage_path("SyncConfig(upload_dir)", self.storage_path, None)
         checks.has_no_effect(
             self,
             {
@@ -297,6 +297,11 @@ class SyncConfig:
                 "syncer": "checkpoints are always stored by the node that has them.",
             },
         )
+
+    @property
+    def storage_path(self) -> str | os.PathLike[str] | None:
+        """Where runs are stored, if it is this that says so."""
+        return self.upload_dir
 
 
 @dataclass
@@ -351,7 +356,7 @@ class RunConfig:
         self.checkpoint_config = checks.nested("checkpoint_config", self.checkpoint_config, CheckpointConfig)
         self.sync_config = checks.nested("sync_config", self.sync_config, SyncConfig)
         self.logging_config = checks.nested("logging_config", self.logging_config, LoggingConfig)
-        self.callbacks = checks.callbacks("RunConfig(callbacks)", self.callbacks)
+        self.callbacks = self._checked_callbacks()
         checks.one_of("RunConfig(resume)", self.resume, ("auto", "never", "must", "restart"))
         checks.flag("RunConfig(takeover)", self.takeover)
         if self.verbose is not None:
@@ -367,7 +372,10 @@ class RunConfig:
         if self.name is None:
             self.name = f"holdfast_train_run-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
         if self.storage_path is None:
-            self.storage_path = self.sync_config.upload_dir or self.local_dir or default_storage_path()
+            self.storage_path = self.sync_config.storage_path or self.local_dir or default_storage_path()
+
+    def _checked_callbacks(self) -> list[Any]:
+        return checks.callbacks("RunConfig(callbacks)", self.callbacks)
 
     @property
     def is_quiet(self) -> bool:

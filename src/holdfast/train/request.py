@@ -67,6 +67,11 @@ def build_request(
 ) -> TrainRequest:
     """Everything that the controller needs to know."""
     run, scaling, config = trainer.run_config, trainer.scaling_config, trainer.train_loop_config
+    if run.sync_config.upload_dir is not None and run.sync_config.storage_path is None:
+        raise ConfigError(
+            "SyncConfig(syncer): a Syncer copies experiments of a Tuner; a trainer stores everything in upload_dir by "
+            "itself, so leave the syncer out."
+        )
     local_mode = scaling.num_workers == 0
     workers = max(1, scaling.num_workers)
     listen = None if local_mode else _listen(scaling)
@@ -112,7 +117,7 @@ def build_request(
         sync_artifacts=run.sync_config.sync_artifacts,
         sync_period_s=run.sync_config.sync_period,
         sync_artifacts_on_checkpoint=run.sync_config.sync_artifacts_on_checkpoint,
-        callbacks=tuple(run.callbacks or ()),
+        callbacks=tuple(checks.callbacks("RunConfig(callbacks)", run.callbacks)),
         run_context=context,
         validation=trainer.validation_config,
         preload=("holdfast.train.functions", *preload),  # nearly every function calls some of these

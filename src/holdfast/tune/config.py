@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from holdfast.errors import ConfigError
 from holdfast.train import checks
 from holdfast.train import config as train_config
+from holdfast.train.callbacks import UserCallback
+from holdfast.train.config import PlacementGroupFactory
+from holdfast.tune.callback import Callback
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.objective import check_metric, check_mode
+from holdfast.tune.progress_reporter import ProgressReporter
 from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
 from holdfast.tune.search.searcher import Searcher
+from holdfast.tune.stopper.resolve import make_stopper
+from holdfast.tune.syncer import SyncConfig
 
-__all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig", "check_supported"]
+__all__ = ["CheckpointConfig", "FailureConfig", "PlacementGroupFactory", "RunConfig", "TuneConfig", "check_supported"]
 
 
 @dataclass
@@ -34,15 +41,65 @@ class CheckpointConfig(train_config.CheckpointConfig):
     _effective: ClassVar[frozenset[str]] = frozenset({"checkpoint_frequency", "checkpoint_at_end"})
 
 
-@dataclass
+@dataclass(init=False)
 class RunConfig(train_config.RunConfig):
     """Where an experiment lies, what its trials survive, and when they `stop`: a dict of metrics and the values at
-    which a trial has gone on long enough, a function of trial id and result, or a `Stopper`."""
+    which a trial has gone on long enough, a function of trial id and result, or a `Stopper`.
 
-    failure_config: FailureConfig = field(default_factory=FailureConfig)
-    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    `callbacks` are `Callback` objects. `progress_reporter` chooses what the terminal shows (`CLIReporter`), or shows it
+    itself. `verbose=0` and HOLDFAST_QUIET=1 leave warnings and the last line, HOLDFAST_JSON=1 prints records as JSON.
+    """
 
-    _effective: ClassVar[frozenset[str]] = frozenset({"stop"})
+    _effective: ClassVar[frozenset[str]] = frozenset({"stop", "progress_reporter"})
+
+    def __init__(  # the order is Ray Tune's, which is another than Ray Train's
+        self,
+        name: str | None = None,
+        storage_path: str | os.PathLike[str] | None = None,
+        storage_filesystem: object | None = None,
+        failure_config: train_config.FailureConfig | None = None,
+        checkpoint_config: train_config.CheckpointConfig | None = None,
+        sync_config: train_config.SyncConfig | None = None,
+        verbose: int | None = None,
+        stop: Any = None,
+        callbacks: Sequence[Callback] | None = None,
+        progress_reporter: ProgressReporter | None = None,
+        log_to_file: Any = False,
+        local_dir: str | os.PathLike[str] | None = None,
+        **others: Any,
+    ) -> None:
+        """`others` are `resume`, `takeover`, `logging_config` and `worker_runtime_env`, as of `train.RunConfig`."""
+        super().__init__(
+            name=name,
+            storage_path=storage_path,
+            storage_filesystem=storage_filesystem,
+            failure_config=FailureConfig() if failure_config is None else failure_config,
+            checkpoint_config=CheckpointConfig() if checkpoint_config is None else checkpoint_config,
+            sync_config=SyncConfig() if sync_config is None else sync_config,
+            verbose=verbose,
+            stop=stop,
+            callbacks=callbacks,
+            progress_reporter=progress_reporter,
+            log_to_file=log_to_file,
+            local_dir=local_dir,
+            **others,
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        make_stopper(self.stop)  # refuses what is none
+        if not isinstance(self.progress_reporter, ProgressReporter | None):
+            raise ConfigError(
+                f"RunConfig(progress_reporter) must be a CLIReporter or another ProgressReporter, not "
+                f"{self.progress_reporter!r}."
+            )
+
+    def _checked_callbacks(self) -> list[Any]:
+        # A trainer takes this configuration as well, with callbacks of its own kind.
+        given = self.callbacks
+        if isinstance(given, Sequence) and all(isinstance(one, Callback | UserCallback) for one in given):
+            return list(given)
+        return checks.callbacks("RunConfig(callbacks)", given, Callback, "holdfast.tune.Callback")
 
 
 @dataclass
@@ -97,5 +154,7 @@ def check_supported(tune_config: TuneConfig, run_config: train_config.RunConfig 
             "TuneConfig(scheduler): population based training clones trials, which experiments do not support yet; "
             "choose another scheduler."
         )
-    if run_config is not None and run_config.callbacks:
-        raise ConfigError("RunConfig(callbacks) of an experiment are not supported yet: leave them out.")
+    if run_config is not None:
+        checks.callbacks("RunConfig(callbacks)", run_config.callbacks, Callback, "holdfast.tune.Callback")
+        if run_config.callbacks or run_config.progress_reporter:
+            raise ConfigError("RunConfig(callbacks, progress_reporter) are not supported yet: leave them out.")

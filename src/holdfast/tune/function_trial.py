@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
 
+from holdfast.tune.context import set_trial_resources
+
 __all__ = ["DEFAULT_METRIC", "TrialFunction"]
 
 DEFAULT_METRIC = "_metric"
@@ -17,10 +19,12 @@ DEFAULT_METRIC = "_metric"
 class TrialFunction:
     """Travels with the function by value; the configuration comes with each trial."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], resources: Mapping[str, float]) -> None:
         self._function = function
+        self._resources = dict(resources)
 
     def __call__(self, config: dict[str, Any]) -> None:
+        set_trial_resources(self._resources)
         returned = self._function(config)
         for result in returned if inspect.isgenerator(returned) else [returned]:
             _report(result)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.checkpoint.handle import Checkpoint
-from holdfast.train.functions import get_checkpoint, get_context
+from holdfast.train.functions import get_checkpoint
 from holdfast.train.result import Result
+from holdfast.tune.context import get_context
 from holdfast.worker.session import current
 
 __all__ = ["Checkpoint", "Result", "get_checkpoint", "get_context", "report"]

@@ -101,6 +101,12 @@ class ResultGrid:
         if len(self._trials) == 1 and not metric and not self._metric:
             return self[0]
         objective = self._objective("get_best_result", metric, mode)
+        return self[self._best_index(objective, scope, filter_nan_and_inf)]
+
+    def _best_trial(self, metric: str, mode: str, scope: str, filter_nan_and_inf: bool) -> Trial:
+        return self._trials[self._best_index(Objective(metric, mode), scope, filter_nan_and_inf)]
+
+    def _best_index(self, objective: Objective, scope: str, filter_nan_and_inf: bool) -> int:
         if scope not in _SCOPES:
             raise ConfigError(f"get_best_result(scope) must be one of {', '.join(_SCOPES)}, not {scope!r}.")
         best, best_score, found = -1, -math.inf, False
@@ -121,7 +127,7 @@ class ResultGrid:
                 else f"no trial has reported it; they reported: {self._reported()}"
             )
             raise RuntimeError(f'No best trial found for the metric "{objective.metric}": {reason}.')
-        return self[best]
+        return best
 
     def get_dataframe(self, filter_metric: str | None = None, filter_mode: str | None = None) -> pandas.DataFrame:
         """A row for each trial: its last report, or the one with the best value of `filter_metric`, if that is given.

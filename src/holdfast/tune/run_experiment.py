@@ -39,10 +39,11 @@ from holdfast.runtime import current
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
 from holdfast.storage.uri import join
-from holdfast.train.config import ScalingConfig
+from holdfast.train.config import ScalingConfig, SyncConfig
 from holdfast.train.request import plain_json
 from holdfast.train.result import Result
 from holdfast.train.trainer import DataParallelTrainer
+from holdfast.tune.config import RunConfig, TuneConfig
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.experiment_controller import ExperimentController, ExperimentSetup
 from holdfast.tune.experiment_request import ExperimentRequest, ExperimentSettings
@@ -60,7 +61,7 @@ from holdfast.tune.trainable import BoundTrainable, ClassTrial, Trainable, train
 from holdfast.tune.trial_names import TrialNames
 from holdfast.tune.trial_setup import FunctionRequests, TrainerRequests, TrialRequests, TrialSetup
 
-__all__ = ["ExperimentOutcome", "is_experiment", "read_results", "read_settings", "run_experiment"]
+__all__ = ["ExperimentOutcome", "is_experiment", "open_results", "read_results", "read_settings", "run_experiment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,37 @@ def read_results(request: ExperimentRequest) -> ResultGrid:
     for line in lines:
         machine.apply(line.run, line.record)
     return _results(request, store, machine)
+
+
+def open_results(storage_path: str, name: str, filesystem: object | None) -> ResultGrid:
+    """The trials of an experiment of which only the place is known. Values of configurations that cannot be made here
+    are texts."""
+    store = open_store(storage_path, filesystem).sub(name)
+    tune = read_settings(store).tune
+    request = ExperimentRequest(
+        trainable=BoundTrainable(None),
+        space={},
+        tune_config=TuneConfig(metric=tune.get("metric"), mode=tune.get("mode")),
+        run_config=RunConfig(name=name, storage_path=storage_path, storage_filesystem=filesystem),
+        storage_path=storage_path,
+        name=name,
+    )
+    experiment_id, lines = _read_lines(store)
+    policies = Policies(BasicVariantGenerator(), FIFOScheduler())  # what was decided is recorded
+    machine = ExperimentMachine(experiment_id, policies, lambda trial: (trial.trial_id, trial.trial_id), _read_config)
+    for line in lines:
+        machine.apply(line.run, line.record)
+    return _results(request, store, machine)
+
+
+def _read_config(stored: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in stored.items():
+        try:
+            found[key] = from_json(value, "param_space")
+        except ConfigError:
+            found[key] = str(value.get("what") or value.get("name")) if isinstance(value, dict) else value
+    return found
 
 
 def _read_lines(store: Store) -> tuple[str, list[Line]]:
@@ -288,6 +320,8 @@ def _trial_requests(request: ExperimentRequest) -> TrialRequests:
         storage_path=request.storage_path,
         callbacks=None,
         stop=None,
+        progress_reporter=None,
+        sync_config=_artifacts_only(request.run_config.sync_config),
         checkpoint_config=replace(request.run_config.checkpoint_config),
     )
     if isinstance(bound.trainable, DataParallelTrainer):
@@ -305,16 +339,30 @@ def _trial_requests(request: ExperimentRequest) -> TrialRequests:
     return FunctionRequests(trainer)
 
 
-def _function(bound: BoundTrainable, request: ExperimentRequest) -> Callable[..., Any]:
+def _artifacts_only(config: SyncConfig) -> SyncConfig:
+    """What workers do of it."""
+    return SyncConfig(
+        sync_period=config.sync_period,
+        sync_artifacts=config.sync_artifacts,
+        sync_artifacts_on_checkpoint=config.sync_artifacts_on_checkpoint,
+    )
+
+
+def _function(bound: BoundTrainable, request: ExperimentRequest) -> TrialFunction:
+    function = bound.function()
     if isinstance(bound.trainable, type) and issubclass(bound.trainable, Trainable):
         checkpoints = request.run_config.checkpoint_config
         frequency = checkpoints.checkpoint_frequency or 0
-        return ClassTrial(bound.trainable, frequency, bool(checkpoints.checkpoint_at_end), bound.parameters)
-    return TrialFunction(bound.function())
+        function = ClassTrial(bound.trainable, frequency, bool(checkpoints.checkpoint_at_end), bound.parameters)
+    return TrialFunction(function, _resources(bound))
+
+
+def _resources(bound: BoundTrainable) -> dict[str, float]:
+    return dict(bound.resources) if bound.resources is not None else {"CPU": 1.0}
 
 
 def _scaling(bound: BoundTrainable) -> ScalingConfig:
-    resources = dict(bound.resources) if bound.resources is not None else {"CPU": 1.0}
+    resources = _resources(bound)
     return ScalingConfig(num_workers=1, use_gpu=bool(resources.get("GPU")), resources_per_worker=resources)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.train.config import PlacementGroupFactory
 from holdfast.train.trainer import DataParallelTrainer
 
 __all__ = [
@@ -49,6 +50,23 @@ class Trainable:
         from holdfast.worker.session import current
 
         return current("Trainable.trial_id").assignment.trial_id
+
+    @property
+    def trial_name(self) -> str:
+        from holdfast.tune.context import get_context
+
+        return get_context().get_trial_name()
+
+    @property
+    def trial_resources(self) -> PlacementGroupFactory:
+        """What the trial takes of its machine."""
+        from holdfast.tune.context import get_context
+
+        return get_context().get_trial_resources()
+
+    def get_config(self) -> dict[str, Any]:
+        """What the trial was configured with."""
+        return self.config
 
     @property
     def logdir(self) -> str:

@@ -6,7 +6,9 @@ also a finished one that is given more samples.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,14 +19,16 @@ from holdfast.train import config as train_config
 from holdfast.train.interrupted import make_interrupted
 from holdfast.train.paths import resolve_storage_path, split_run_path
 from holdfast.tune.config import RunConfig, TuneConfig, check_supported
+from holdfast.tune.registry import find_trainable
 from holdfast.tune.search.variant_generator import Space
+from holdfast.tune.syncer import make_mirror
 from holdfast.tune.trainable import check_trainable, trainable_name
 
 if TYPE_CHECKING:
     from holdfast.tune.experiment_request import ExperimentRequest
     from holdfast.tune.result_grid import ResultGrid
 
-__all__ = ["Tuner"]
+__all__ = ["Tuner", "default_name"]
 
 
 class Tuner:
@@ -47,12 +51,13 @@ class Tuner:
             raise ConfigError(f"Tuner(tune_config) must be a TuneConfig, not {type(tune_config).__name__}.")
         if run_config is not None and not isinstance(run_config, train_config.RunConfig):
             raise ConfigError(f"Tuner(run_config) must be a RunConfig, not {type(run_config).__name__}.")
+        trainable = find_trainable(trainable)
         self._trainable = check_trainable(trainable)
         self._space = dict(param_space or {}) if isinstance(param_space, Mapping | None) else param_space
         Space(self._space)  # refuses what is no space
         self._tune_config = tune_config or TuneConfig()
         check_supported(self._tune_config, run_config)
-        self._run_config = run_config or _default_run_config(trainable)
+        self._run_config = run_config or RunConfig(name=default_name(trainable))
         self._errored: Literal["leave", "resume", "restart"] = "leave"
         self._resume_unfinished = True
         self._must_exist = False
@@ -71,7 +76,11 @@ class Tuner:
         from holdfast.core.commands import RunStatus
         from holdfast.tune.run_experiment import run_experiment
 
-        outcome = run_experiment(self._request())
+        request = self._request()
+        run = request.run_config
+        mirror = make_mirror(run.sync_config, request.storage_path, request.name, run.storage_filesystem)
+        with mirror or contextlib.nullcontext():
+            outcome = run_experiment(request)
         if outcome.status is RunStatus.INTERRUPTED:
             raise make_interrupted(outcome.interrupted_by)
         return outcome.results
@@ -151,11 +160,16 @@ class Tuner:
             run_config=settings.restored_run_config(storage_path, name, storage_filesystem),
         )
         made._must_exist = True
-        made._resume_unfinished = resume_unfinished
-        if resume_errored or restart_errored:
-            made._errored = "restart" if restart_errored else "resume"
+        made._resume(resume_unfinished, resume_errored, restart_errored)
         return made
 
+    def _resume(self, unfinished: bool, errored: bool, restart_errored: bool) -> None:
+        """What becomes of trials of the experiment that is continued."""
+        self._resume_unfinished = unfinished
+        if errored or restart_errored:
+            self._errored = "restart" if restart_errored else "resume"
 
-def _default_run_config(trainable: Any) -> RunConfig:
-    return RunConfig(name=f"{trainable_name(trainable)}_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
+
+def default_name(trainable: Any) -> str:
+    """Of an experiment that was given none: another one at every call."""
+    return f"{trainable_name(trainable)}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(2)}"

@@ -1,5 +1,6 @@
-"""What an experiment is made of: its trials."""
+"""What an experiment is made of: its settings, for older scripts, and its trials."""
 
+from holdfast.tune.experiment.experiment import Experiment
 from holdfast.tune.experiment.trial import Trial
 
-__all__ = ["Trial"]
+__all__ = ["Experiment", "Trial"]

@@ -1,0 +1,5 @@
+"""`air.result.Result`."""
+
+from holdfast.train.result import Result
+
+__all__ = ["Result"]
