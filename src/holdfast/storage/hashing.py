@@ -12,7 +12,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from holdfast.storage.hugepages import fill
-from holdfast.storage.store import Digest, InMemory, OnBytes, Source
+from holdfast.storage.store import Digest, Incoming, InMemory, OnBytes, Source
 
 __all__ = [
     "BLOCK_BYTES",
@@ -39,16 +39,18 @@ def new_hasher() -> blake3:
     return blake3()
 
 
-def size_of(source: Source) -> int:
+def size_of(source: Source | Incoming) -> int:
     """The size in bytes; `OSError` if the file is missing."""
-    return source.view.nbytes if isinstance(source, InMemory) else source.stat().st_size
+    if isinstance(source, Path):
+        return source.stat().st_size
+    return source.view.nbytes if isinstance(source, InMemory) else source.size_bytes
 
 
 class HashingSource:
     """The blocks of a file or of memory, hashed and counted as they are read."""
 
     def __init__(
-        self, source: Source, on_bytes: OnBytes | None, block_bytes: int, buffer: _Buffer | None = None
+        self, source: Source | Incoming, on_bytes: OnBytes | None, block_bytes: int, buffer: _Buffer | None = None
     ) -> None:
         self._size_bytes = 0
         self._known = source.digest if isinstance(source, InMemory) else None
@@ -67,7 +69,7 @@ class HashingSource:
 
 
 def blocks(
-    source: Source,
+    source: Source | Incoming,
     hasher: blake3 | None,
     on_bytes: OnBytes | None = None,
     block_bytes: int = BLOCK_BYTES,
@@ -81,7 +83,8 @@ def blocks(
     if isinstance(source, InMemory):
         found = _slices(source.view.cast("B"), block_bytes, buffer)
     else:
-        found = _reads(source, buffer or (lambda: memoryview(bytearray(block_bytes))))
+        target = buffer or (lambda: memoryview(bytearray(block_bytes)))
+        found = _fill(source.readinto, target) if isinstance(source, Incoming) else _reads(source, target)
     for block in found:
         if hasher is not None:
             hasher.update(block)
@@ -92,16 +95,20 @@ def blocks(
 
 def _reads(source: Path, buffer: _Buffer) -> Iterator[memoryview]:
     with source.open("rb", buffering=0) as file:
-        while True:
-            target = buffer()
-            filled = 0
-            # A short read is not the end of the file; blocks stay full so that O_DIRECT and multipart sizes hold.
-            while filled < len(target) and (count := file.readinto(target[filled:])):
-                filled += count
-            if filled:
-                yield target[:filled]
-            if filled < len(target):
-                return
+        yield from _fill(file.readinto, buffer)
+
+
+def _fill(readinto: Callable[[memoryview], int | None], buffer: _Buffer) -> Iterator[memoryview]:
+    while True:
+        target = buffer()
+        filled = 0
+        # A short read is not the end of the file; blocks stay full so that O_DIRECT and multipart sizes hold.
+        while filled < len(target) and (count := readinto(target[filled:])):
+            filled += count
+        if filled:
+            yield target[:filled]
+        if filled < len(target):
+            return
 
 
 def _slices(view: memoryview, block_bytes: int, buffer: _Buffer | None) -> Iterator[memoryview]:

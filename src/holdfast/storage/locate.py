@@ -18,7 +18,7 @@ from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 from holdfast.storage.uri import redact, scheme_of
 
-__all__ = ["default_storage_path", "open_store"]
+__all__ = ["default_storage_path", "open_directories_below", "open_store"]
 
 _NEARLY = re.compile(r"(s3|gs|gcs|az|abfs|abfss|hdfs|file):", re.IGNORECASE)
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -64,8 +64,21 @@ def default_storage_path() -> str:
     return os.path.expanduser("~/holdfast_results")  # noqa: PTH111  does not fail without a home
 
 
+_elsewhere: dict[Path, Store] = {}
+"""Directories of another machine, and the stores through which this process reaches them."""
+
+
+def open_directories_below(root: Path, store: Store) -> None:
+    """From here on `open_store` finds `root`, and what lies below it, in `store`: this machine has no such directory,
+    or another one of that name."""
+    _elsewhere[root] = store
+
+
 def _open_directory(path: Path) -> Store:
     store = PosixStore(path)
+    for root, other in _elsewhere.items():
+        if (found := Path(store.uri)).is_relative_to(root):
+            return other if found == root else other.sub(found.relative_to(root).as_posix())
     # A disk that fails will fail again; a mount over a network may not.
     return RetryingStore(store) if mount_kind(Path(store.uri)).startswith(_NETWORK_MOUNTS) else store
 

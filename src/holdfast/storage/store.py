@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Digest", "Entry", "InMemory", "OnBytes", "Source", "Store"]
+__all__ = ["Digest", "Entry", "InMemory", "Incoming", "OnBytes", "Source", "Store"]
 
 OnBytes = Callable[[int], None]
 """Called with each block's size as it is transferred, for progress; may raise to cancel the transfer."""
@@ -44,6 +44,17 @@ class InMemory(NamedTuple):
 
 Source = Path | InMemory
 """The source of an upload."""
+
+
+class Incoming(NamedTuple):
+    """Bytes that come from another process while they are stored (`holdfast.streaming`). They can be read once."""
+
+    readinto: Callable[[memoryview], int]
+    """Fills the beginning of this memory, and says how much of it; 0 at the end."""
+    size_bytes: int
+    """What was announced; more or less may come."""
+    mode: int
+    """The permissions of the sender's file."""
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -25,7 +26,7 @@ from holdfast.storage import hugepages
 from holdfast.storage.failures import translated
 from holdfast.storage.files import atomic_download, write_all
 from holdfast.storage.hashing import HashingSource, new_hasher, size_of
-from holdfast.storage.store import Digest, InMemory, OnBytes, Source
+from holdfast.storage.store import Digest, Incoming, InMemory, OnBytes, Source
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,7 +42,9 @@ _AT_ONCE = max(2, min(4, len(os.sched_getaffinity(0)) // 2))
 """Files written at the same time: two keep a disk busy, and on few cores more threads would compete with training."""
 
 
-def write_stream(source: Source, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False) -> Digest:
+def write_stream(
+    source: Source | Incoming, fd: int, target: Path, on_bytes: OnBytes | None, direct: bool = False
+) -> Digest:
     """Write `source` to the empty file `fd`.
 
     Errors of writing are translated for `target`; errors of reading are not. `direct` asks for O_DIRECT: good for what
@@ -77,9 +80,11 @@ def receive(
     return Digest(got_bytes, hasher.hexdigest())
 
 
-def _write_direct(source: Source, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
+def _write_direct(source: Source | Incoming, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
     _set_direct(fd, True)
-    with _turns, hugepages.borrow_buffers(_RING) as ring, _Writer(fd, target, ring) as writer:
+    # A sender on another machine that stalls must not keep others from their turn.
+    turn: AbstractContextManager[object] = nullcontext() if isinstance(source, Incoming) else _turns
+    with turn, hugepages.borrow_buffers(_RING) as ring, _Writer(fd, target, ring) as writer:
         sent = HashingSource(source, on_bytes, hugepages.BUFFER_BYTES, writer.next_buffer)
         for block in sent:
             writer.submit(block)

@@ -101,14 +101,14 @@ def send(connection: socket.socket, message: Any) -> None:
     connection.sendall(encode(message))
 
 
-def receive(connection: socket.socket, decoder: Decoder[_M_co]) -> _M_co | None:
+def receive(connection: socket.socket, decoder: Decoder[_M_co], limit_bytes: int = MAX_FRAME_BYTES) -> _M_co | None:
     """Read one message from a blocking socket; None where the peer closed it between two messages."""
     header = _read(connection, HEADER_BYTES)
     if not header:
         return None
     (size_bytes,) = _LENGTH.unpack(header)
-    if size_bytes > MAX_FRAME_BYTES:
-        raise WireError(f"A frame of {size_bytes} bytes is announced where at most {MAX_FRAME_BYTES} are allowed.")
+    if size_bytes > limit_bytes:
+        raise WireError(f"A frame of {size_bytes} bytes is announced where at most {limit_bytes} are allowed.")
     body = _read(connection, size_bytes)
     if len(body) < size_bytes:
         raise WireError("The peer closed the connection in the middle of a message.")

@@ -26,7 +26,7 @@ from holdfast.storage.hashing import size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.posix.atomic_file import AtomicFile, discard, link_open_file, sync
 from holdfast.storage.posix.directories import Directories
-from holdfast.storage.store import Digest, Entry, OnBytes, Source
+from holdfast.storage.store import Digest, Entry, Incoming, OnBytes, Source
 from holdfast.storage.transfer import write_stream
 
 __all__ = ["PosixStore"]
@@ -134,6 +134,13 @@ class PosixStore:
             self._in_directory(path, lambda directory: _copy(file.fileno(), directory, path))
 
     def upload(self, key: str, source: Source, on_bytes: OnBytes | None = None) -> Digest:
+        return self._upload(key, source, on_bytes)
+
+    def receive(self, key: str, source: Incoming) -> Digest:
+        """Like `upload`, for bytes that come from another process."""
+        return self._upload(key, source, None)
+
+    def _upload(self, key: str, source: Source | Incoming, on_bytes: OnBytes | None) -> Digest:
         path = self._path(key)
         size_of(source)  # a missing source fails before anything is made in the store
 
@@ -299,7 +306,7 @@ def _in_place(fd: int, path: Path, directory: int) -> Iterator[None]:
         raise
 
 
-def _upload_in_place(directory: int, path: Path, source: Source, on_bytes: OnBytes | None) -> Digest:
+def _upload_in_place(directory: int, path: Path, source: Source | Incoming, on_bytes: OnBytes | None) -> Digest:
     with translated(path):
         fd = os.open(
             path.name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, _mode_for(source), dir_fd=directory
@@ -314,12 +321,12 @@ def _upload_in_place(directory: int, path: Path, source: Source, on_bytes: OnByt
     return digest
 
 
-def _mode_for(source: Source | int) -> int:
+def _mode_for(source: Source | Incoming | int) -> int:
     """The mode of a copy: that of the source (minus the umask), readable by its owner; the default mode for memory."""
     if isinstance(source, Path | int):
         found = os.fstat(source) if isinstance(source, int) else source.stat()
         return stat.S_IMODE(found.st_mode) & 0o777 | stat.S_IRUSR
-    return 0o666
+    return source.mode if isinstance(source, Incoming) else 0o666
 
 
 def _copy(source: int, directory: int, path: Path) -> None:

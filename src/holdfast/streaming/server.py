@@ -1,0 +1,293 @@
+"""The storage server: a process on the driver's machine that reads and writes one directory for other machines.
+
+    python -m holdfast.streaming.server      settings as one line of JSON on standard input, `Settings`
+                                             answers with one line on standard output, `Listening`
+
+One thread for each connection: it receives, decrypts and hashes, another writes (`storage.transfer`). A peer that knows
+the directory's key may do with it what agents do to storage that they see; it can name nothing outside. What it was
+writing when it broke off has no name yet, and is gone. The process ends when its standard input does: with the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.failure_kind import FailureKind
+from holdfast.errors import AccessDenied, HoldfastError, StorageError, Unavailable, WireError
+from holdfast.linux.process import name_process
+from holdfast.printable import printable
+from holdfast.storage.failures import translated
+from holdfast.storage.posix.store import PosixStore
+from holdfast.storage.store import Incoming
+from holdfast.streaming import messages as m
+from holdfast.streaming.connection import Connection, accept
+from holdfast.wire.join_string import is_loopback
+from holdfast.wire.tls import make_identity, server_context
+
+__all__ = ["Listening", "Settings", "StorageServer"]
+
+_CONNECTIONS_MAX = 1024
+_IDLE_S = 120.0
+"""A connection that asks for nothing for so long is closed; clients dial again."""
+_STALL_S = 60.0
+"""A client that sends, or takes, none of a file for so long is given up."""
+_BIND_TRIES = 20
+_log = logging.getLogger(__name__)
+_requests: msgspec.msgpack.Decoder[m.Request] = msgspec.msgpack.Decoder(m.Request)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    root: str
+    key: str
+    hosts: list[str]
+    """Addresses of this machine to listen at, all with the same port."""
+    port: int = 0
+    """0: any that is free."""
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    port: int = 0
+    error: str = ""
+    """Why nothing is served."""
+
+
+class StorageServer:
+    """Serves a directory from threads of its own until it is closed."""
+
+    def __init__(self, settings: Settings, *, encrypted: bool | None = None) -> None:
+        """Raises `OSError` where an address cannot be listened at. `encrypted`: None: off loopback."""
+        self._root = Path(settings.root)
+        self._store = PosixStore(self._root)
+        self._key = settings.key
+        self._listeners = _listen(settings.hosts, settings.port)
+        self.port = int(self._listeners[0].getsockname()[1])
+        self._encrypted = encrypted
+        self._tls: ssl.SSLContext | None = None
+        self._fingerprint = ""
+        if any(self._encrypts(one) for one in self._listeners):
+            identity = make_identity()
+            self._tls, self._fingerprint = server_context(identity), identity.fingerprint
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        for one in self._listeners:
+            threading.Thread(target=self._accept, args=(one,), name="storage-accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening, and end every connection."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        for one in [*self._listeners, *connections]:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for one in self._listeners:
+            one.close()
+
+    def _encrypts(self, one: socket.socket) -> bool:
+        return not is_loopback(one.getsockname()[0]) if self._encrypted is None else self._encrypted
+
+    # ------------------------------------------------------------------ connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, _ = listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                _log.warning("A connection could not be accepted.", exc_info=True)
+                continue
+            with self._lock:
+                if self._closed or len(self._connections) >= _CONNECTIONS_MAX:
+                    connected.close()
+                    continue
+                self._connections.add(connected)
+            threading.Thread(target=self._serve, args=(connected,), name="storage", daemon=True).start()
+
+    def _serve(self, connected: socket.socket) -> None:
+        peer = str(connected.getpeername()[0]) if not self._closed else ""
+        # Closing needs a descriptor of its own: TLS takes the first one away.
+        handle = connected.dup()
+        with self._lock:
+            self._connections.discard(connected)
+            self._connections.add(handle)
+        connection: Connection | None = None
+        try:
+            tls = self._tls if self._encrypts(connected) else None
+            connection = accept(connected, self._key, tls, self._fingerprint if tls else "")
+            if connection is None:
+                _log.warning("A client at %s that does not know the key of this storage was refused.", peer)
+                return
+            while self._serve_one(connection):
+                pass
+        except (OSError, WireError) as error:
+            _log.debug("The connection of %s ended: %s", peer, printable(str(error)))
+        finally:
+            with self._lock:
+                self._connections.discard(handle)
+            with suppress(OSError):
+                handle.shutdown(socket.SHUT_RDWR)
+            handle.close()
+            connected.close()
+            if connection is not None:
+                connection.close()
+
+    def _serve_one(self, connection: Connection) -> bool:
+        """Answer one request; False at the end of the connection."""
+        connection.set_timeout(_IDLE_S)
+        request = connection.receive(_requests)
+        if request is None:
+            return False
+        connection.set_timeout(_STALL_S)
+        try:
+            if isinstance(request, m.Read):
+                self._send(connection, request)
+                return True
+            reply = m.Reply(value=self._answer(connection, request))
+        except HoldfastError as error:
+            if isinstance(error, WireError):
+                raise
+            reply = m.Reply(failure=FailureKind.of(error), error=_text(error))
+        connection.send(reply)
+        if reply.failure is not None and isinstance(request, m.Receive):
+            connection.discard()  # of the rest of the file
+            return False
+        return True
+
+    # ------------------------------------------------------------------ requests
+
+    def _answer(self, connection: Connection, request: m.Request) -> Any:
+        store = self._store
+        match request:
+            case m.IsExclusive():
+                return store.exclusive
+            case m.Put(data=data):
+                self._view(request.durable).put(self._key_of(request.key), data)
+            case m.Create(data=data):
+                self._view(request.durable).create(self._key_of(request.key), data)
+            case m.Stat():
+                key = self._key_of(request.key)
+                return store.size(key), store.version(key)
+            case m.Children():
+                return [os.fsencode(name) for name in store.children(self._prefix_of(request.prefix))]
+            case m.List():
+                found = store.list(self._prefix_of(request.prefix))
+                return [(os.fsencode(entry.key), entry.size_bytes) for entry in found]
+            case m.Delete():
+                store.delete([self._key_of(key) for key in request.keys])
+            case m.Copy():
+                store.copy(self._key_of(request.source), self._key_of(request.target))
+            case m.Receive():
+                return self._receive(connection, request)
+            case _:
+                raise StorageError(f"{type(request).__name__} is no request of this version.")
+        return None
+
+    def _receive(self, connection: Connection, request: m.Receive) -> tuple[int, str]:
+        key, is_over = self._key_of(request.key), False
+
+        def readinto(target: memoryview) -> int:
+            nonlocal is_over
+            if is_over:  # the directory was removed meanwhile, and what came is lost with it
+                raise Unavailable(f"{self._root / key} was removed while it was written: try again.")
+            count = connection.read_chunks(target)
+            is_over = count == 0
+            return count
+
+        mode = 0o666 if request.mode is None else request.mode | 0o400
+        digest = self._view(request.durable).receive(key, Incoming(readinto, request.size_bytes, mode))
+        if request.mode is not None:
+            path = self._root / key
+            with suppress(PermissionError, NotImplementedError), translated(path):
+                if path.stat().st_mode & 0o777 != mode:
+                    path.chmod(mode)
+        return digest
+
+    def _send(self, connection: Connection, request: m.Read) -> None:
+        try:
+            path = self._root / self._key_of(request.key)
+            self._store.size(os.fsdecode(request.key))  # `NotFound`, if it is no file
+            with translated(path):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except HoldfastError as error:
+            connection.send(m.Reply(failure=FailureKind.of(error), error=_text(error)))
+            return
+        try:
+            left = max(0, os.fstat(fd).st_size - request.start)
+            length = left if request.length is None else min(left, request.length)
+            connection.send(m.Reply(value=length))
+            connection.send_file(fd, request.start, length)
+        finally:
+            os.close(fd)
+
+    def _view(self, durable: bool) -> PosixStore:
+        return self._store if durable else self._store.volatile()
+
+    def _key_of(self, name: bytes) -> str:
+        """The key, which the store checks for parts such as `..`; it must not lead out of the directory by a symbolic
+        link either."""
+        key = os.fsdecode(name)
+        if not os.path.realpath(self._root / key.lstrip("/")).startswith(f"{os.path.realpath(self._root)}/"):
+            raise AccessDenied(f"{key} leads out of {self._root}, which is all that is served here.")
+        return key
+
+    def _prefix_of(self, name: bytes) -> str:
+        return self._key_of(name) if name else ""
+
+
+def _text(error: HoldfastError) -> str:
+    return str(error).encode("utf-8", "backslashreplace").decode()
+
+
+def _listen(hosts: list[str], port: int) -> list[socket.socket]:
+    """Listen at all of these addresses, with one port."""
+    for left in reversed(range(_BIND_TRIES)):
+        made: list[socket.socket] = []
+        try:
+            for host in hosts:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                found = made[0].getsockname()[1] if made else port
+                made.append(socket.create_server((host, found), family=family, backlog=256))
+            return made
+        except OSError:
+            for one in made:
+                one.close()
+            if not left or port or len(made) == 0:
+                raise
+    raise AssertionError
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.WARNING, format="holdfast storage server: %(message)s")
+    name_process("hf-storage")
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    try:
+        server = StorageServer(settings)
+    except (OSError, HoldfastError) as error:
+        _say(Listening(error=str(error)))
+        return 1
+    _say(Listening(port=server.port))
+    sys.stdin.buffer.read()  # until the driver has ended, or wants this to end
+    server.close()
+    return 0
+
+
+def _say(message: Listening) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    code = main()
+    os._exit(code)  # connections may still wait for a disk
