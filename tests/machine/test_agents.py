@@ -22,6 +22,7 @@ from tests.machine.rig import (
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import Report
 from holdfast.core.machine import Step
 
 GONE_B = r.AgentRemoved(at=10.0, agent="b", host="host-b", why="its connection closed")
@@ -202,9 +203,12 @@ def test_workers_of_a_draining_agent_move_after_the_next_commit_if_there_is_room
     assert rig.feed(drain, 10.0) == Step([started], [])
     assert rig.feed(drain, 10.5) == NOTHING
     assert rig.feed(joined("c"), 11.0) == Step([here("c", 11.0)], [])
-    assert rig.feed(e.AgentPrepared(agent="c"), 12.0) == NOTHING
+    planned = r.ChangePlanned(at=12.0, generation=1, why="agent b is being drained: maintenance")
+    hold = c.HoldReports(generation=1, number=0, agents=("a", "b"))
+    assert rig.feed(e.AgentPrepared(agent="c"), 12.0) == Step([planned], [hold])
     for rank in (0, 1):
-        rig.feed(report(1, 13.0, checkpoint=True, rank=rank), 13.0)
+        held = Report(number=1, at=13.0, metrics={"loss": 1} if rank == 0 else None, checkpoint=True, held=True)
+        rig.feed(e.RankReported(generation=1, rank=rank, reports=(held,)), 13.0)
     moved = rig.feed(checkpoint_of(1, stored(0, 1)), 14.0)
     assert [type(record) for record in moved.records] == [r.CheckpointCommitted]
     assert c.StopWorkers(generation=1, agents=("a", "b")) in moved.commands

@@ -17,7 +17,7 @@ from holdfast.agent.spawner import Parent
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.core import events as e
 from holdfast.core.checkpoint_types import MemoryFile, Report, Snapshot
-from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.commands import AnnounceCheckpoint, HoldReports
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
 from holdfast.errors import CheckpointError
@@ -128,6 +128,9 @@ class Worker:
         self.alive, self.killed = True, False
         self.hung, self.finished, self.idle, self.blocked = False, False, False, False
         self.unsettled: e.Ticket | None = None
+        self.hold: int | None = None
+        self.held = False
+        """Whether it stays in its last report."""
         self.state = bytearray()
         connection.worker = self
 
@@ -150,7 +153,7 @@ class Worker:
         self.node.after(self.scenario.step_s, self.advance)
 
     def advance(self) -> None:
-        if not self.alive or self.hung or self.blocked or self.finished:
+        if not self.alive or self.hung or self.blocked or self.finished or self.held:
             return
         if self.fabric.must_wait(self):
             self.idle = True
@@ -182,6 +185,8 @@ class Worker:
         metrics = {"sum": self.sum, "noise": gain(iteration) % 7} if self.rank == 0 or is_whole else None
         name = self.scenario.dir_name(iteration) if self.rank == 0 else None
         at = self.node.sim.loop.time()
+        if self.hold is not None:
+            self.held = part if self.hold == 0 else self.number >= self.hold
         report = Report(
             number=self.number,
             at=at,
@@ -189,9 +194,11 @@ class Worker:
             checkpoint=part,
             checkpoint_dir_name=name,
             needed_ranks=(self.rank,) if is_whole else None,
+            held=self.held,
         )
         self.connection.arrive(WorkerReport(report=report, part=self._snapshot() if part else None))
-        self.soon()
+        if not self.held:
+            self.soon()
         self.fabric.moved()
 
     def _snapshot(self) -> Snapshot:
@@ -216,6 +223,12 @@ class Worker:
         return Snapshot(buffer=path, seal=seal, files=placed)
 
     def receive(self, message: ToWorker) -> None:
+        if isinstance(message, HoldReports) and self.alive:
+            self.hold = message.number
+            if self.held and (self.hold is None or self.hold > self.number):
+                self.held = False
+                self.soon()
+            return
         if not self.alive or not isinstance(message, AnnounceCheckpoint) or self.unsettled != message.ticket:
             return
         self.unsettled = None

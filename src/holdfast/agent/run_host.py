@@ -24,7 +24,7 @@ from holdfast.agent.session_dir import RunDirectory
 from holdfast.agent.spawner import SpawnError, Spawners
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.core.checkpoint_types import VerifiedFile
-from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, HoldReports, StartWorkers, StopWorkers
 from holdfast.core.events import AgentPrepared, DamageFound, WorkerExited, WorkersStopped
 from holdfast.core.records import WorkerFailure
 from holdfast.errors import Damaged, HoldfastError, NotCommitted
@@ -100,7 +100,7 @@ class RunHost:
             self._spawn(self._send_answer(uploading))
         elif isinstance(message, AnnounceCheckpoint):
             self._announce(message)
-        elif isinstance(message, Collected | AnnounceSettled) and self._is_current(message.generation):
+        elif isinstance(message, Collected | AnnounceSettled | HoldReports) and self._is_current(message.generation):
             assert self._workers is not None
             self._workers.broadcast(message)
 

@@ -356,7 +356,7 @@ class Controller:
                 self._agents.request(slots)
             case c.StartWorkers():
                 self._agents.start_workers(command)
-            case c.StopWorkers() | c.AnnounceCheckpoint() | c.AnnounceSettled():
+            case c.StopWorkers() | c.HoldReports() | c.AnnounceCheckpoint() | c.AnnounceSettled():
                 self._agents.send_command(command)
             case c.PersistCheckpoint():
                 self._spawn(self._persist(command))
@@ -397,7 +397,10 @@ class Controller:
         """What ranks get from a collective: rank 0's data, or the core's word on whether a checkpoint is due."""
         if kind is not m.CollectiveKind.CHECKPOINT_INTERVAL:
             return data
-        return self._state.checkpoint_interval.ask(int(data), self._state.durable.failures, self._now())
+        call, generation = int(data), self._state.generation
+        if generation is not None and generation.change is not None:
+            return True, call + 1, True
+        return *self._state.checkpoint_interval.ask(call, self._state.durable.failures, self._now()), False
 
     # ------------------------------------------------------------ the rest
 

@@ -112,4 +112,4 @@ class ValidationRunner:
 
 def _answer(kind: CollectiveKind, data: Any) -> Any:
     """Of collectives with nobody else in them."""
-    return (False, int(data) + 1) if kind is CollectiveKind.CHECKPOINT_INTERVAL else data
+    return (False, int(data) + 1, False) if kind is CollectiveKind.CHECKPOINT_INTERVAL else data

@@ -45,7 +45,7 @@ class Account:
     stall_s: float = 0.0
     """Training waited inside `report`."""
     recovery_s: float = 0.0
-    """Noticing is over, work has not begun again: stopping, starting, loading."""
+    """Noticing is over, work has not begun again: stopping, starting, loading. Planned changes are in here, too."""
     waiting_s: float = 0.0
     """Between two generations: backing off, waiting for agents or for uploads."""
     down_s: float = 0.0
@@ -177,6 +177,12 @@ class Accountant:
 
     def _end_generation(self, record: r.GenerationEnded) -> None:
         self._pass_time(min(record.detected_at, record.at))
+        if record.planned:
+            self._spend("stall", self._tail_s)  # the ranks stayed in their last report
+            self._tail_s, self._phase = 0.0, "recovery"
+            self._pass_time(record.at)
+            self._phase = "waiting"
+            return
         failed = record.counted or bool(record.failures)
         self._stop_training("recovery" if failed else "down")
         self._pass_time(record.at)

@@ -191,4 +191,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     needed_ranks: tuple[int, ...] | None = None
     """The ranks whose parts are all that this checkpoint needs, where the rank that reports knows: it may then be
     committed without the others, should they die before they have reported it. None: every rank's part is needed."""
+    held: bool = False
+    """The call does not return until the rank is told to go on (`commands.HoldReports`)."""
     validation: ValidationTask | None = None

@@ -22,6 +22,7 @@ __all__ = [
     "EndRun",
     "FindPins",
     "FinishCallbacks",
+    "HoldReports",
     "PersistCheckpoint",
     "Place",
     "RequestAgents",
@@ -94,6 +95,16 @@ class StopWorkers(_Command, frozen=True, kw_only=True):
     generation: int
     agents: tuple[str, ...] = ()
     dump_stacks: bool = False
+
+
+class HoldReports(_Command, frozen=True, kw_only=True):
+    """Have the ranks of the generation stay in reports, because it is about to end (`core.planned_change`)."""
+
+    generation: int
+    number: int | None
+    """In every report from this number on; 0: in the next one that carries a checkpoint. Ranks that stay in an earlier
+    one go on. None: nobody stays any more."""
+    agents: tuple[str, ...] = ()
 
 
 class PersistCheckpoint(_Command, frozen=True, kw_only=True):
@@ -179,6 +190,7 @@ Command = (
     RequestAgents
     | StartWorkers
     | StopWorkers
+    | HoldReports
     | PersistCheckpoint
     | AnnounceCheckpoint
     | AnnounceSettled

@@ -108,8 +108,8 @@ class AgentLost(_Event, frozen=True, kw_only=True):
 
 
 class AgentDraining(_Event, frozen=True, kw_only=True):
-    """The agent is to be taken away: it gets no new workers, and those that it has move at the next commit, if other
-    agents have room for them. May come again, with an earlier deadline."""
+    """The agent is to be taken away: it gets no new workers, and those that it has move at their next checkpoint, if
+    other agents have room for them. May come again, with an earlier deadline."""
 
     agent: str
     why: str

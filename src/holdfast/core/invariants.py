@@ -58,8 +58,8 @@ def _check_generation(state: State, generation: Generation) -> None:
     _require(ranks == list(range(generation.world_size)), f"ranks {ranks} are not each placed once")
     _require(len(set(agents)) == len(agents), f"an agent has two places: {agents}")
     _require(
-        state.spec.workers_min <= generation.world_size <= state.spec.workers_max,
-        f"a world of {generation.world_size} is outside {state.spec.workers_min} to {state.spec.workers_max}",
+        state.workers_min <= generation.world_size <= state.workers_max,
+        f"a world of {generation.world_size} is outside {state.workers_min} to {state.workers_max}",
     )
     _require(
         generation.alive <= set(agents) and generation.starting <= set(agents), "an agent without a place has workers"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import pending_checkpoints, placement, removal, validation
+from holdfast.core import pending_checkpoints, placement, planned_change, removal, validation
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import may_be_deterministic, root_cause
@@ -67,8 +67,10 @@ def deadline(state: State) -> float | None:
     if generation is None:
         if not _waits_for_removal(state):
             times.extend(placement.deadlines(state))
-    elif generation.stop_reason is None and (hang_at := _hang_deadline(state, generation)) is not None:
-        times.append(hang_at)
+    else:
+        times.extend(planned_change.deadlines(state, generation))
+        if generation.stop_reason is None and (hang_at := _hang_deadline(state, generation)) is not None:
+            times.append(hang_at)
     return min(times, default=None)
 
 
@@ -94,7 +96,7 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             _lose_agent(state, event, now, out)
         case e.AgentDraining():
             deadline = None if event.deadline_s is None else now + event.deadline_s
-            if (agent := state.agent_draining(event.agent, event.why, deadline)) is not None:
+            if (agent := state.agent_draining(event.agent, event.why, deadline, now)) is not None:
                 started = r.DrainStarted(at=now, agent=agent.name, host=agent.host, why=event.why, deadline=deadline)
                 out.record(started)
         case e.AgentUnavailable():
@@ -108,8 +110,6 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
                 for rank, holder in lost.items():
                     cause = "lost a checkpoint that it had reported with its node"
                     _add_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=holder), now)
-                if isinstance(event, e.CheckpointStored):
-                    _drain_after_commit(state, generation, now)
         case e.PinsFound():
             removal.pins_found(state, event, now, out)
         case e.CheckpointRemoved():
@@ -221,24 +221,13 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
             _add_failure(generation, failure, now)
 
 
-def _drain_after_commit(state: State, generation: Generation, now: float) -> None:
-    """End a generation that has workers on a draining agent, now that there is a commit to go on from, if other agents
-    have room for all of its workers. What was trained since is done again."""
-    if generation.stop_reason is not None or _all_finished(state) or state.ready_slots < generation.world_size:
-        return
-    for place in generation.places:
-        agent = state.agents.get(place.agent)
-        if agent is not None and agent.draining:
-            why = f"agent {agent.name} is being drained: {agent.draining}"
-            generation.stop_reason = StopReason(StopKind.DRAIN, why, now)
-            return
-
-
 def _advance(state: State, now: float, out: Output) -> None:
     generation = state.generation
     if generation is not None:
         pending_checkpoints.complete(state, generation)
         pending_checkpoints.record_rank_metrics(state, generation, now, out)
+        _note_start(state, generation, now, out)
+        planned_change.advance(state, generation, now, out)
         _watch(state, generation, now, out)
         if generation.stop_reason is not None and not generation.alive:
             _close(state, generation, now, out)
@@ -272,6 +261,15 @@ def _all_finished(state: State) -> bool:
     return state.generation is not None and len(state.generation.finished) == state.generation.world_size and not busy
 
 
+def _note_start(state: State, generation: Generation, now: float, out: Output) -> None:
+    """Record that every worker runs, once they do."""
+    if generation.running_since is None and not generation.starting and generation.stop_reason is None:
+        generation.running_since = now
+        state.checkpoint_interval.begin(now)
+        pids = dict(sorted(generation.pids.items()))
+        out.record(r.GenerationRunning(at=now, generation=generation.number, pids=pids))
+
+
 def _watch(state: State, generation: Generation, now: float, out: Output) -> None:
     """Notice what silence means, and stop the generation when there is a reason to."""
     pending_checkpoints.warn_laggards(state, generation, now, out)
@@ -292,11 +290,6 @@ def _watch(state: State, generation: Generation, now: float, out: Output) -> Non
         until = catch_up_deadline(state, generation)
         if until is None or now >= until:
             _stop(generation, out, dump_stacks=False)
-    if generation.running_since is None and not generation.starting and generation.stop_reason is None:
-        generation.running_since = now
-        state.checkpoint_interval.begin(now)
-        pids = dict(sorted(generation.pids.items()))
-        out.record(r.GenerationRunning(at=now, generation=generation.number, pids=pids))
 
 
 def catch_up_deadline(state: State, generation: Generation) -> float | None:
@@ -350,6 +343,7 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
             detected_at=reason.detected_at,
             iteration=state.durable.iteration,
             counted=counted,
+            planned=reason.kind in (StopKind.DRAIN, StopKind.RESIZE),
             failures=tuple(generation.failures) if reason.kind is StopKind.FAILURE else (),
             bug_at=bug_at,
         )

@@ -92,6 +92,8 @@ def add_reports(state: State, generation: Generation, event: e.RankReported, now
         if item.number <= generation.counts[rank]:
             continue
         generation.report(rank, item.number)
+        if item.held:
+            generation.hold(rank, item.number, now)
         iteration = generation.base_iteration + item.number
         if state.spec.has_callbacks and generation.world_size > 1:
             generation.rank_metrics.setdefault(item.number, {})[rank] = item.metrics or {}

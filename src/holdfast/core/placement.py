@@ -33,7 +33,7 @@ def deadlines(state: State) -> list[float]:
 def agent_unavailable(state: State, event: e.AgentUnavailable, now: float) -> None:
     """The engine could not start an agent: ask again later, unless it fails again and again."""
     state.requested_slots = max(0, state.requested_slots - event.slots)
-    if state.generation is not None or state.ready_slots >= state.spec.workers_min:
+    if state.generation is not None or state.ready_slots >= state.workers_min:
         return  # the run can do without
     state.failed_requests += 1
     state.not_before = max(state.not_before, now + state.spec.backoff_s(state.failed_requests))
@@ -46,7 +46,7 @@ def start_generation(state: State, now: float, out: Output) -> None:
     if now < state.not_before:
         return
     state.not_before = 0.0
-    if state.ready_slots < state.spec.workers_min:
+    if state.ready_slots < state.workers_min:
         _want_agents(state, now, out)
         return
     state.agents_wanted_since = None
@@ -97,7 +97,7 @@ def place(state: State) -> tuple[c.Place, ...]:
     places: list[c.Place] = []
     next_rank = 0
     for agent in state.agents.values():
-        count = min(agent.slots, state.spec.workers_max - next_rank)
+        count = min(agent.slots, state.workers_max - next_rank)
         if agent.is_ready and count > 0:
             ranks = tuple(range(next_rank, next_rank + count))
             places.append(c.Place(agent=agent.name, node_rank=len(places), ranks=ranks))
@@ -108,11 +108,11 @@ def place(state: State) -> tuple[c.Place, ...]:
 def _want_agents(state: State, now: float, out: Output) -> None:
     if state.agents_wanted_since is None:
         state.agents_wanted_since = now
-    missing = state.spec.workers_max - state.slots - state.requested_slots
+    missing = state.workers_max - state.slots - state.requested_slots
     if now >= state.agents_wanted_since + state.spec.agents_timeout_s:
         state.fatal = (
             FailureKind.RUN,
-            f"Only {state.ready_slots} of the {state.spec.workers_min} workers that the run needs could be placed "
+            f"Only {state.ready_slots} of the {state.workers_min} workers that the run needs could be placed "
             f"within {state.spec.agents_timeout_s:g} s; add nodes or lower ScalingConfig(num_workers).",
         )
         state.agents_wanted_since = None

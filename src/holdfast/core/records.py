@@ -16,6 +16,7 @@ from holdfast.core.failure_kind import FailureKind
 __all__ = [
     "AgentAdded",
     "AgentRemoved",
+    "ChangePlanned",
     "CheckpointAbandoned",
     "CheckpointCommitted",
     "CheckpointDamaged",
@@ -134,6 +135,14 @@ class DrainStarted(_Record, frozen=True, kw_only=True):
     why: str
     deadline: float | None = None
     """When it will be gone; None: it stays until its workers have moved."""
+
+
+class ChangePlanned(_Record, frozen=True, kw_only=True):
+    """The generation is to end at its next checkpoint, and another to go on from there. That is no failure."""
+
+    at: float
+    generation: int
+    why: str
 
 
 class GenerationStarted(_Record, frozen=True, kw_only=True):
@@ -265,6 +274,8 @@ class GenerationEnded(_Record, frozen=True, kw_only=True):
     """How far training had come; the next GenerationStarted tells how much of it is kept."""
     counted: bool = False
     failures: tuple[WorkerFailure, ...] = ()
+    planned: bool = False
+    """It ended on purpose, for another size or to leave an agent (`ChangePlanned`)."""
     bug_at: int | None = None
     """After which iteration of its rank the user's code raised the root cause, where that may well be a bug."""
 
@@ -351,6 +362,7 @@ Record = (
     | AgentAdded
     | AgentRemoved
     | DrainStarted
+    | ChangePlanned
     | GenerationStarted
     | GenerationRunning
     | Reported

@@ -23,6 +23,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A generation in which nothing is reported for so long is taken for hung."""
     agents_timeout_s: float = 600.0
     """How long to wait for enough agents before the run fails."""
+    resize_settle_s: float = 60.0
+    """For how long there is room for a larger generation before one is planned: what joins meanwhile is one change."""
     backoff_base_s: float = 1.0
     backoff_max_s: float = 60.0
     target_overhead: float = 0.02

@@ -30,6 +30,7 @@ __all__ = [
     "Durable",
     "Generation",
     "Pending",
+    "PlannedChange",
     "Question",
     "Removal",
     "State",
@@ -105,6 +106,7 @@ class AgentState:
     prepared: bool = False
     draining: str = ""
     """Why it gets no new workers; "" if it does."""
+    draining_since: float = 0.0
     drain_deadline: float | None = None
     """When it will be gone; None: it is not draining, or stays until its workers have moved."""
 
@@ -124,6 +126,8 @@ class StopKind(enum.Enum):
     """The run was asked to stop."""
     DRAIN = "drain"
     """Workers move away from an agent that is draining."""
+    RESIZE = "resize"
+    """The group is to have another size."""
     FATAL = "fatal"
     """An error that ends the run."""
 
@@ -135,6 +139,18 @@ class StopReason:
     kind: StopKind
     why: str
     detected_at: float
+
+
+@dataclass(slots=True)
+class PlannedChange:
+    """A generation is to end at its next checkpoint (`planned_change`)."""
+
+    kind: StopKind
+    why: str
+    number: int = 0
+    """The ranks were asked to stay in reports from this number on; 0: in one that carries a checkpoint."""
+    margin: int = 1
+    """So many reports beyond the furthest rank the next number will be, if some rank has passed this one."""
 
 
 @dataclass(slots=True)
@@ -192,6 +208,13 @@ class Generation:
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints that agents found damaged before they started workers, and what is wrong with each."""
     running_since: float | None = None
+    change: PlannedChange | None = None
+    """Why the generation is to end at its next checkpoint, if it is."""
+    furthest: int = 0
+    """How often the rank has reported that is furthest ahead; changed by `report`."""
+    held: dict[int, int] = field(default_factory=dict)
+    """The ranks that stay in a report, and its number; changed by `hold` and `release`."""
+    lowest_held: int | None = None
     stop_reason: StopReason | None = None
     stop_sent: bool = False
     finishing_callbacks: bool = False
@@ -237,6 +260,7 @@ class Generation:
         """The rank has made its `number`-th report, which is more than it had made before."""
         before = self.counts[rank]
         self.counts[rank] = number
+        self.furthest = max(self.furthest, number)
         self.unreported -= before == 0
         if rank not in self.finished:
             self._unfinished.move(before, number)
@@ -256,11 +280,25 @@ class Generation:
         if waiting:
             self.waiting.add(rank)
             self.silence.ignore(rank)
-        elif rank in self.waiting:
+        elif rank in self.waiting and rank not in self.held:
             self.waiting.remove(rank)
             if rank not in self.finished:
                 self.silence.watch(rank, now)
         self.silence.restart(now)
+
+    def hold(self, rank: int, number: int, now: float) -> None:
+        """The rank stays in this report until it is told to go on."""
+        if self.change is not None and number >= self.change.number:  # otherwise what lets it go on is on its way
+            self.held[rank] = number
+            self.lowest_held = number if self.lowest_held is None else min(number, self.lowest_held)
+            self.wait(rank, True, now)
+
+    def release(self, number: int | None, now: float) -> None:
+        """The ranks that stay in reports before this one go on; None: all of them."""
+        for rank in [rank for rank, at in self.held.items() if number is None or at < number]:
+            del self.held[rank]
+            self.wait(rank, False, now)
+        self.lowest_held = min(self.held.values(), default=None)
 
     def finish(self, rank: int) -> None:
         if rank not in self.finished:
@@ -395,7 +433,8 @@ class State:
     began: bool = False
     ended: bool = False
     agents: dict[str, AgentState] = field(default_factory=dict)
-    """Changed by `add_agent`, `agent_prepared` and `remove_agent`."""
+    """Changed by `add_agent`, `agent_prepared`, `agent_draining` and `remove_agent`."""
+    draining_agents: dict[str, None] = field(default_factory=dict)
     slots: int = 0
     """Of all agents."""
     ready_slots: int = 0
@@ -403,6 +442,8 @@ class State:
     requested_slots: int = 0
     agents_wanted_since: float | None = None
     failed_requests: int = 0
+    may_grow_since: float | None = None
+    """Since when there has been room for a larger generation than the one that there is."""
     generation: Generation | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
     validating: tuple[str, str] | None = None
@@ -430,9 +471,19 @@ class State:
     def __post_init__(self) -> None:
         self.checkpoint_interval = CheckpointInterval(self.spec.target_overhead)
 
+    @property
+    def workers_min(self) -> int:
+        """The smallest world that the run may have."""
+        return self.spec.workers_min
+
+    @property
+    def workers_max(self) -> int:
+        return self.spec.workers_max
+
     def add_agent(self, agent: AgentState) -> None:
         """An agent joined, or offers another number of slots."""
         self._count(self.agents.get(agent.name), -1)
+        self.draining_agents.pop(agent.name, None)
         self.agents[agent.name] = agent
         self._count(agent, 1)
 
@@ -448,7 +499,7 @@ class State:
         found = {agent for pending in self.pending.values() for agent in pending.ranks}
         return found | {place.agent for place in self.generation.places} if self.generation is not None else found
 
-    def agent_draining(self, name: str, why: str, deadline: float | None) -> AgentState | None:
+    def agent_draining(self, name: str, why: str, deadline: float | None, now: float) -> AgentState | None:
         """The agent gets no new workers, and will be gone at the deadline; None if that is known, or it is lost. Of two
         deadlines the earlier one counts."""
         agent = self.agents.get(name)
@@ -459,11 +510,14 @@ class State:
             return None
         self._count(agent, -1)
         agent.draining, agent.drain_deadline = why, deadline
+        agent.draining_since = now
+        self.draining_agents[name] = None
         self._count(agent, 1)
         return agent
 
     def remove_agent(self, name: str) -> AgentState | None:
         agent = self.agents.pop(name, None)
+        self.draining_agents.pop(name, None)
         self._count(agent, -1)
         return agent
 
@@ -522,7 +576,14 @@ def fold(durable: Durable, record: r.Record) -> None:
             if record.counted:
                 durable.last_failures, durable.lost_agent = (), record.why
                 _count_failure(durable, f"agent: {record.why}")
-        case r.AgentAdded() | r.DrainStarted() | r.GenerationRunning() | r.RanksLagging() | r.RanksReported():
+        case (
+            r.AgentAdded()
+            | r.ChangePlanned()
+            | r.DrainStarted()
+            | r.GenerationRunning()
+            | r.RanksLagging()
+            | r.RanksReported()
+        ):
             return  # told for people's sake; nothing is decided by them
         case r.CheckpointAbandoned():
             durable.requested_validations.pop(record.iteration, None)

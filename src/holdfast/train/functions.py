@@ -87,6 +87,9 @@ def should_checkpoint() -> bool:
     Young's rule, with the stall and the time to storage as they are measured and the failures seen so far, and never
     more than `CheckpointConfig(target_overhead)` of the time. Every rank must call it at every step; all get the same
     answer at the same call. Costs next to nothing when none is due.
+
+    Also true when the worker group is about to change, because a node is drained or another has joined: every rank then
+    stays in its next report, and the next generation goes on from there.
     """
     return current("train.should_checkpoint()").should_checkpoint()
 

@@ -181,6 +181,8 @@ class Narrator:
             case r.DrainStarted():
                 left_s = None if record.deadline is None else record.deadline - record.at
                 return f"A{drain_text(record.agent, record.host, record.why, left_s)[1:]}."
+            case r.ChangePlanned():
+                return f"Generation {record.generation} is to end at its next checkpoint, on purpose: {record.why}."
             case r.GenerationStarted():
                 return self._generation(record, change.lost_iterations)
             case r.GenerationRunning():
@@ -227,6 +229,8 @@ class Narrator:
 
     def _generation_end(self, record: r.GenerationEnded) -> str:
         text = f"Generation {record.generation}"
+        if record.planned:
+            self._waiting_since, self._ended_at = (record.detected_at, "the one before was stopped"), record.at
         if not record.counted and not record.failures:
             return f"{text} was stopped at iteration {record.iteration}: {record.why}."
         failures = self._run.durable.failures

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry, Part, Report
-from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, StartWorkers, StopWorkers
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, HoldReports, StartWorkers, StopWorkers
 from holdfast.core.events import (
     AgentDraining,
     AgentJoined,
@@ -67,7 +67,7 @@ __all__ = [
     "WorkerReport",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of these messages; both sides of a connection must have the same."""
 
 
@@ -148,7 +148,8 @@ class CollectiveKind(enum.StrEnum):
     BARRIER = "barrier"
     BROADCAST = "broadcast"
     CHECKPOINT_INTERVAL = "checkpoint_interval"
-    """`should_checkpoint`: the controller answers."""
+    """`should_checkpoint`: the controller answers with whether one is due, the call at which to ask again, and whether
+    the rank has to stay in its next report."""
     DECISION = "decision"
     """After a report, where somebody decides by reports whether the run goes on: the controller answers with whether it
     does."""
@@ -347,7 +348,7 @@ class BuffersReserved(_Message, frozen=True, kw_only=True):
 
 
 WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Note | Collect | ReserveBuffers
-ToWorker = AnnounceCheckpoint | AnnounceSettled | Collected | BuffersReserved
+ToWorker = AnnounceCheckpoint | AnnounceSettled | HoldReports | Collected | BuffersReserved
 AgentMessage = (
     AgentJoined
     | AgentDraining
@@ -379,6 +380,7 @@ ControllerMessage = (
     | CloseRun
     | StartWorkers
     | StopWorkers
+    | HoldReports
     | Upload
     | AnnounceCheckpoint
     | AnnounceSettled

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled
+from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, HoldReports
 from holdfast.core.events import WorkerWaited
 from holdfast.errors import WireError
 from holdfast.wire.frames import receive, send
@@ -53,6 +53,8 @@ class AgentConnection:
         """The newest committed checkpoint that this rank knows of."""
         self.pending: list[int] = []
         """The reports whose checkpoints, of this rank, are neither committed nor given up yet; oldest first."""
+        self.hold: int | None = None
+        """The number of the first report in which this rank has to stay (`HoldReports.number`); None: there is none."""
         self.announced: AnnounceCheckpoint | None = None
         """The last checkpoint of this generation that was committed or given up."""
         self.committed = 0
@@ -174,6 +176,10 @@ class AgentConnection:
                 self.standing = message
                 if message.settled:
                     self.settled = max(self.settled, message.until_report)
+            return
+        if isinstance(message, HoldReports):
+            if message.generation == self._generation:
+                self.hold = message.number
             return
         if message.ticket.generation != self._generation:
             return

@@ -56,9 +56,9 @@ __all__ = [
     "note",
 ]
 
-_DRAIN_EVERY = 64
-"""A rank that reports no checkpoints is sent the announcements of others' all the same, and reads them after so many
-reports, or the socket would fill up. A power of two."""
+_READ_EVERY_S = 0.01
+"""How often, at most, a report of metrics reads what the agent has sent: others' checkpoints, which would fill the
+socket, and that this rank has to stay in a report."""
 
 
 _LAG_WAIT_S = 60.0
@@ -135,6 +135,9 @@ class Session:
         self._asks = 0
         self._next_ask = 1
         """At which call of `should_checkpoint` all ranks ask the run."""
+        self._stay_in_next = False
+        """Whether all ranks have to stay in their next report, as `should_checkpoint` was told."""
+        self._read_at = 0.0
 
     def close(self) -> None:
         """Unmap the agent's memory, in a process that goes on (local mode)."""
@@ -165,10 +168,10 @@ class Session:
             raise ConfigError("train.report(complete=True) needs a checkpoint: it says that this one is complete.")
         if checkpoint is None:
             with self._lock:
-                self._send_report(self._make_report(plain, checkpoint_dir_name, worker_state=worker_state))
-                if not self._number & (_DRAIN_EVERY - 1):
-                    self._agent.drain()
+                held = self._must_stay(gives_part=False)
+                self._send_report(self._make_report(plain, checkpoint_dir_name, worker_state=worker_state, held=held))
             self._await_decision()
+            self._stay_while(held)
             return
         _check_type(checkpoint)
         mode, move = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
@@ -176,7 +179,7 @@ class Session:
         with self._lock:
             if checkpoint_upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD:
                 in_background = checkpoint_upload_mode is CheckpointUploadMode.ASYNC
-                self._report_uploaded(
+                held = self._report_uploaded(
                     plain,
                     checkpoint,
                     checkpoint_dir_name,
@@ -192,6 +195,7 @@ class Session:
                 part, needed_ranks = self._make_part(checkpoint, mode, move)
                 stall_s = time.monotonic() - began
                 needed_ranks = (self.assignment.rank,) if complete else needed_ranks
+                held = self._must_stay(gives_part=True)
                 report = self._make_report(
                     plain,
                     checkpoint_dir_name,
@@ -200,12 +204,35 @@ class Session:
                     validation=validation,
                     needed_ranks=needed_ranks,
                     worker_state=worker_state,
+                    held=held,
                 )
                 self._send_report(report)
                 self._agent.pending.append(self._number)
             if mode is not CheckpointUploadMode.ASYNC:
                 self._wait_for_commit(self._number)
         self._await_decision()
+        self._stay_while(held)
+
+    def _must_stay(self, *, gives_part: bool) -> bool:
+        """Whether the report that is about to be sent must not return, since the generation is about to end."""
+        agent = self._agent
+        now = time.monotonic()
+        if gives_part or agent.hold is not None or now - self._read_at >= _READ_EVERY_S:
+            self._read_at = now
+            agent.drain()
+        if agent.hold is None:
+            self._stay_in_next = False
+            return False
+        if self._stay_in_next:
+            return True
+        return gives_part if agent.hold == 0 else self._number + 1 >= agent.hold
+
+    def _stay_while(self, held: bool) -> None:
+        """Stay in a report that is held until the rank is told to go on. Where the change comes about, it never is."""
+        if held:
+            self._stay_in_next = False
+            with self._lock:
+                self._agent.read_until(lambda: self._agent.hold is None or self._agent.hold > self._number)
 
     def _await_decision(self) -> None:
         """Where somebody decides by reports whether the run goes on: wait for that, so that nothing is done that the
@@ -245,12 +272,14 @@ class Session:
         validation: ValidationTask | None,
         needed_ranks: tuple[int, ...] | None,
         worker_state: bytes,
-    ) -> None:
-        """Report a checkpoint that the user's function stores, under a name on which all ranks agree without asking."""
+    ) -> bool:
+        """Report a checkpoint that the user's function stores, under a name on which all ranks agree without asking.
+        Gives whether the report must not return."""
         local = self._directory_to_stage(checkpoint, move) if move and not _is_state(checkpoint) else None
         self._agent.wait_for_pending()
         number = self._number + 1
         name = dir_name or f"checkpoint-g{self.assignment.generation:03d}-r{number:06d}"
+        held = self._must_stay(gives_part=True)
         began = time.monotonic()
 
         def store() -> WorkerReport:
@@ -258,14 +287,18 @@ class Session:
             if local is not None:
                 shutil.rmtree(local)
             stall_s = 0.0 if in_background else time.monotonic() - began
-            return self._make_report(metrics, dir_name, part, stall_s, number, validation, needed_ranks, worker_state)
+            return self._make_report(
+                metrics, dir_name, part, stall_s, number, validation, needed_ranks, worker_state, held=held
+            )
 
         if in_background:
-            self._reports.send_uploaded(store, self._make_report(metrics, dir_name, worker_state=worker_state))
+            without = self._make_report(metrics, dir_name, worker_state=worker_state, held=held)
+            self._reports.send_uploaded(store, without)
             self._number = number
         else:
             self._send_report(store())
         self._agent.pending.append(number)
+        return held
 
     def _make_part(
         self, checkpoint: Checkpoint, mode: CheckpointUploadMode, move: bool
@@ -332,6 +365,8 @@ class Session:
         validation: ValidationTask | None = None,
         needed_ranks: tuple[int, ...] | None = None,
         worker_state: bytes = b"",
+        *,
+        held: bool = False,
     ) -> WorkerReport:
         """The next report, unless it has a number already."""
         existing = part.name if isinstance(part, ExistingPart) else None
@@ -349,6 +384,7 @@ class Session:
             validation=validation,
             needed_ranks=needed_ranks,
             worker_state=worker_state,
+            held=held,
         )
         return WorkerReport(report=report, part=part)
 
@@ -384,7 +420,10 @@ class Session:
         if self._asks < self._next_ask:
             return False
         self._check_process()
-        due, self._next_ask = self._collect(CollectiveKind.CHECKPOINT_INTERVAL, self._asks)
+        due, self._next_ask, stay = self._collect(CollectiveKind.CHECKPOINT_INTERVAL, self._asks)
+        if stay:
+            self._stay_in_next = True
+            self._agent.hold = self._agent.hold or 0  # the message that says so may still be on its way
         return bool(due)
 
     # ------------------------------------------------------------------ reading back

@@ -15,6 +15,7 @@ KINDS = {
     "AgentHere": r.AgentAdded,
     "AgentGone": r.AgentRemoved,
     "DrainStarted": r.DrainStarted,
+    "ChangePlanned": r.ChangePlanned,
     "GenerationStarted": r.GenerationStarted,
     "GenerationRunning": r.GenerationRunning,
     "Reported": r.Reported,

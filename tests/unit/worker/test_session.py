@@ -17,7 +17,7 @@ from holdfast import train
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.core.checkpoint_types import ExistingPart, Report, StagedPart
-from holdfast.core.commands import AnnounceCheckpoint
+from holdfast.core.commands import AnnounceCheckpoint, HoldReports
 from holdfast.core.events import Ticket, WorkerWaited
 from holdfast.errors import CheckpointError, ConfigError, WireError
 from holdfast.storage.locate import open_store
@@ -337,7 +337,7 @@ def test_collectives_go_through_the_agent() -> None:
 
 def test_ranks_ask_for_a_checkpoint_only_at_the_calls_that_were_agreed() -> None:
     with FakeAgent(rank=1, world_size=2) as agent:
-        for sequence, answer in enumerate([(False, 3), (True, 4), (False, 100)], 1):
+        for sequence, answer in enumerate([(False, 3, False), (True, 4, False), (False, 100, False)], 1):
             agent.send(Collected(generation=3, sequence=sequence, data=list(answer)))
         told = [agent.session.should_checkpoint() for _ in range(6)]
         asked = [agent.next(Collect) for _ in range(3)]
@@ -347,6 +347,55 @@ def test_ranks_ask_for_a_checkpoint_only_at_the_calls_that_were_agreed() -> None
         ("checkpoint_interval", 3),
         ("checkpoint_interval", 4),
     ]
+
+
+def _reports_in_thread(agent: FakeAgent, *reports: dict[str, Any]) -> threading.Thread:
+    def work() -> None:
+        for arguments in reports:
+            agent.session.report({"step": 1}, **arguments)
+
+    return in_thread(work)
+
+
+def test_a_report_with_a_checkpoint_does_not_return_while_the_rank_is_held(tmp_path: Path) -> None:
+    with FakeAgent(staging_dir=str(tmp_path / "staging")) as agent:
+        agent.send(HoldReports(generation=3, number=0))
+        checkpoint = directory(tmp_path / "mine", model="weights")
+        thread = _reports_in_thread(agent, {}, {"checkpoint": checkpoint}, {})
+        assert [agent.next(WorkerReport).report.held for _ in range(2)] == [False, True]
+        agent.send(HoldReports(generation=2, number=None))  # of an earlier generation
+        agent.send(HoldReports(generation=3, number=2))
+        thread.join(0.05)
+        assert thread.is_alive()
+        agent.send(HoldReports(generation=3, number=3))
+        assert agent.next(WorkerReport).report.held
+        agent.send(HoldReports(generation=3, number=None))
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_every_rank_stays_in_its_next_report_where_should_checkpoint_was_told_so() -> None:
+    with FakeAgent(rank=1, world_size=2) as agent:
+        agent.send(Collected(generation=3, sequence=1, data=[True, 2, True]))
+        assert agent.session.should_checkpoint()
+        thread = _reports_in_thread(agent, {}, {})
+        assert agent.next(WorkerReport).report.held
+        agent.send(HoldReports(generation=3, number=0))  # which is what the answer was about
+        thread.join(0.05)
+        assert thread.is_alive()
+        agent.send(HoldReports(generation=3, number=None))
+        assert not agent.next(WorkerReport).report.held
+        thread.join(10)
+
+
+def test_a_change_that_is_withdrawn_before_the_next_report_holds_nobody() -> None:
+    with FakeAgent() as agent:
+        agent.send(Collected(generation=3, sequence=1, data=[True, 2, True]))
+        assert agent.session.should_checkpoint()
+        agent.send(HoldReports(generation=3, number=0))
+        agent.send(HoldReports(generation=3, number=None))
+        agent.session.report({"step": 1})
+        assert not agent.next(WorkerReport).report.held
 
 
 def test_other_ranks_get_rank_zeros_data() -> None:

@@ -94,6 +94,8 @@ class Terminal:
         self._restored = False
         """Whether it was shown where this controller's first generation starts from."""
         self._ended: r.GenerationEnded | None = None
+        self._changed: r.GenerationEnded | None = None
+        """The generation that ended on purpose, until the next one starts."""
         self._started: r.GenerationStarted | None = None
         self._running_at: float | None = None
         self._last_error = ("", 0)
@@ -148,6 +150,8 @@ class Terminal:
             case r.DrainStarted():
                 left_s = None if record.deadline is None else record.deadline - record.at
                 self._warn(drain_text(record.agent, record.host, record.why, left_s))
+            case r.ChangePlanned():
+                self._print(f"The next checkpoint is the last of these workers: {printable(record.why)}")
             case r.GenerationStarted():
                 self._show_generation(record)
             case r.GenerationRunning():
@@ -158,7 +162,10 @@ class Terminal:
             case r.GenerationEnded():
                 self._running_at = None
                 self._live_line.wait("workers stopped", self._clock())
-                self._show_failure(record)
+                if record.planned:
+                    self._changed = record
+                else:
+                    self._show_failure(record)
             case r.CheckpointCommitted():
                 self._live_line.commit(self._clock())
                 if not self._quiet:
@@ -197,6 +204,9 @@ class Terminal:
         self._find_hosts(record)
         self._worker_output.world_size = record.world_size
         self._live_line.start(record.world_size, self._clock())
+        if self._changed is not None:
+            self._show_change(self._changed, record)
+            self._changed = None
         if self._restored:
             return
         self._restored = True
@@ -205,6 +215,12 @@ class Terminal:
             self._print(f"Restored from checkpoint: {where} (iteration {record.iteration})")
         elif self._epoch > 1:
             self._print("There was no checkpoint to restore: training starts from the beginning")
+
+    def _show_change(self, ended: r.GenerationEnded, started: r.GenerationStarted) -> None:
+        lost = ended.iteration - started.iteration
+        lost_text = f"{count_text(lost, 'iteration')} to do again" if lost > 0 else "nothing is lost"
+        workers = count_text(started.world_size, "worker")
+        self._print(f"Training goes on with {workers} from iteration {started.iteration}, {lost_text}")
 
     def _show_failure(self, record: r.GenerationEnded) -> None:
         self._show_waiting()
