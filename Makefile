@@ -49,7 +49,7 @@ $(FRAMEWORKS)/.installed: $(VENV)/.dev
 	$(call overlay,$(FRAMEWORKS),-e '.[frameworks,bench]')
 
 $(RAY)/.installed: $(VENV)/.dev
-	$(call overlay,$(RAY),-e '.[bench]')
+	$(call overlay,$(RAY),-e '.[bench,ray]')
 
 ## demo          train on 2 workers, kill one, watch it recover
 demo: $(VENV)/.base
@@ -74,9 +74,9 @@ test-hosts: $(VENV)/.dev
 test-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python $(PYTEST) tests/frameworks -m "frameworks and not slow" $(OR_NONE)
 
-## test-ray      our public names against those of an installed ray, in .venv-ray
+## test-ray      our public names against those of an installed ray, and runs on Ray clusters of three nodes, in .venv-ray
 test-ray: $(RAY)/.installed
-	$(RAY)/bin/python -m pytest tests/compat -m "ray and not slow" $(OR_NONE)
+	$(RAY)/bin/python -m pytest tests/compat tests/ray -m "ray and not slow" $(OR_NONE)
 
 ## test-as-user  the same in a fresh clone, as an ordinary user with a home directory of 60 characters (needs root)
 test-as-user:

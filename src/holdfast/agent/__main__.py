@@ -115,6 +115,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--token-file", type=Path, help="a file with the run secret, of mode 0600")
     parser.add_argument("--token-fd", type=int, help=argparse.SUPPRESS)  # an inherited descriptor to read it from
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)  # end when this process, the parent, ends
+    parser.add_argument(
+        "--comes-back", action="store_true", help=argparse.SUPPRESS
+    )  # with a parent: connect again, too
     return parser
 
 
@@ -129,14 +132,15 @@ def _read_resources(text: str) -> dict[str, float]:
 
 
 async def _run(options: argparse.Namespace, secret: str, zygote: ForkedZygote | None) -> None:
+    comes_back = options.parent_pid is None or options.comes_back
     platform = Platform(
         parse_join_string(options.connect),
         secret,
         advertise=options.advertise,
         resources=_read_resources(options.resources),
-        dial_s=0.0 if options.parent_pid is not None else options.dial,
+        dial_s=options.dial if comes_back else 0.0,
         own_process=True,
-        comes_back=options.parent_pid is None,
+        comes_back=comes_back,
         zygote=zygote,
         stays=options.stay,
     )

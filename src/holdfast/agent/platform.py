@@ -189,8 +189,9 @@ class Platform:
 
     def outlive_controller(self) -> None:
         """The controller's connection has ended: do not die with its process. That may be a moment later, when this
-        process has told its zygote that it removes its files itself."""
-        if self._own_process:
+        process has told its zygote that it removes its files itself. An agent that comes back goes on dying with its
+        parent, which is not the controller."""
+        if self._own_process and not self._comes_back:
             live_without_parent()
 
     def choose_death_signal(self, *, has_uploads: bool) -> None:

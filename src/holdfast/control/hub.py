@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from holdfast.control.agent_link import Preparation
@@ -23,12 +24,13 @@ from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, EngineName, MakeEngine
 from holdfast.engines.join import JoinEngine
 from holdfast.engines.local import LocalEngine
+from holdfast.engines.ray.options import RayOptions
 from holdfast.errors import ConfigError
 from holdfast.linux.network import outward_address
 from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, CheckHello, OnAgent, OnClient, serve
 from holdfast.wire.hello import Hello
-from holdfast.wire.join_string import is_loopback_name, make_join_string, parse_address
+from holdfast.wire.join_string import is_loopback_name, make_join_string, parse_address, parse_join_string
 from holdfast.wire.liveness import LoopWatch
 from holdfast.wire.messages import AgentMessage
 
@@ -86,7 +88,7 @@ class Hub:
         self._agent_silence_s = agent_silence_s
         self.api = ControlApi()
         self._pools: list[AgentPool] = []
-        self._shared: dict[EngineName, AgentPool] = {}
+        self._shared: dict[EngineName | RayOptions, AgentPool] = {}
         self._listeners: dict[str, Listener] = {}
         """Besides the one on loopback, by the address that was asked for."""
         self._opening = asyncio.Lock()
@@ -138,16 +140,16 @@ class Hub:
         publisher: Publisher,
         answer: Answer,
         make_engine: MakeEngine | None = None,
-        engine: EngineName = EngineName.LOCAL,
+        engine: EngineName | RayOptions = EngineName.LOCAL,
     ) -> RunAgents:
         """A run becomes a guest: what it gets is its agents, and it leaves by closing them. `make_engine` is for runs
         whose workers only an engine of their own can start (local mode)."""
         if make_engine is not None:
-            pool = self._add_pool(make_engine, private=True)
+            pool = self._add_pool(make_engine, self._endpoint, private=True)
         elif engine in self._shared:
             pool = self._shared[engine]
         else:
-            pool = self._shared[engine] = self._add_pool(self._make_engines[engine])
+            pool = self._shared[engine] = self._add_shared_pool(engine)
         return RunAgents(pool, gang, preparation, post, publisher, answer)
 
     async def close(self) -> None:
@@ -161,8 +163,16 @@ class Hub:
         for listener in [*self._listeners.values(), self._server]:
             await listener.close()
 
-    def _add_pool(self, make_engine: MakeEngine, *, private: bool = False) -> AgentPool:
-        pool = AgentPool(make_engine, self._endpoint, self._agent_silence_s, private=private)
+    def _add_shared_pool(self, engine: EngineName | RayOptions) -> AgentPool:
+        if isinstance(engine, EngineName):
+            return self._add_pool(self._make_engines[engine], self._endpoint)
+        from holdfast.engines.ray.engine import RayEngine
+
+        reachable = ControllerEndpoint(parse_join_string(self.join_strings[0]), self._secret)
+        return self._add_pool(partial(RayEngine, engine), reachable)
+
+    def _add_pool(self, make_engine: MakeEngine, endpoint: ControllerEndpoint, *, private: bool = False) -> AgentPool:
+        pool = AgentPool(make_engine, endpoint, self._agent_silence_s, private=private)
         self._pools = [*(one for one in self._pools if not one.is_closed), pool]
         return pool
 

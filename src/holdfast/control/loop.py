@@ -38,6 +38,7 @@ from holdfast.core.machine import Step, deadline, step
 from holdfast.core.records import AgentAdded, GenerationRunning, Record
 from holdfast.core.state import State
 from holdfast.engines.engine import EngineName, MakeEngine
+from holdfast.engines.ray.options import RayOptions
 from holdfast.errors import Fenced, StorageError
 from holdfast.journal.fold import FoldWriter
 from holdfast.runtime import current
@@ -88,7 +89,7 @@ class ControllerSetup:
     settings: Settings = field(default_factory=Settings)
     make_engine: MakeEngine | None = None
     """For a run that needs an engine of its own: local mode."""
-    engine: EngineName = EngineName.LOCAL
+    engine: EngineName | RayOptions = EngineName.LOCAL
     """Whose agents the run uses otherwise."""
     prepare_validation: PrepareValidation | None = None
     """What an agent is sent that validates a checkpoint, where there is a function for that."""

@@ -15,6 +15,7 @@ from holdfast.control.fingerprint import Fingerprint
 from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.commands import RunStatus
 from holdfast.engines.engine import EngineName
+from holdfast.engines.ray.options import RayOptions
 from holdfast.errors import HoldfastError
 from holdfast.storage.store import Store
 from holdfast.worker.job import Job
@@ -68,6 +69,8 @@ class TrainRequest:
     """How many local agents stand in for nodes."""
     engine: EngineName = EngineName.LOCAL
     """Whose agents the run uses."""
+    ray: RayOptions | None = None
+    """What is asked of the Ray engine, if it is that."""
     working_dir: str | None = None
     """The directory of the user's code, for agents that do not share this disk; None: the script's, "": none."""
     excludes: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from holdfast.control.setup import (
     check_resources,
     check_resume,
     engine_of_run,
+    listen_address,
     make_observers,
     make_preparation,
     make_setup,
@@ -66,7 +67,7 @@ def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcom
     with ExitStack() as before_release:
         # The hub comes first: the lease says at which address control clients find it.
         hub = before_release.enter_context(join_hub(agent))
-        join_string = hub.listen(request.listen)
+        join_string = hub.listen(listen_address(request))
         lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE], address=parse_join_string(join_string))
         driver_thread = DriverThread()
         try:

@@ -43,13 +43,14 @@ from holdfast.core import events as e
 from holdfast.core.admission import Gang, capacity
 from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.records import RunFinished
-from holdfast.core.resources import Offer
+from holdfast.core.resources import GPU, Offer
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 from holdfast.core.state import Durable, State
 from holdfast.core.summary import Summary
 from holdfast.engines.engine import ControllerEndpoint, Engine, EngineName, MakeEngine, OnChange
 from holdfast.engines.inline import InlineEngine
+from holdfast.engines.ray.bundles import GroupKind
 from holdfast.errors import ConfigError
 from holdfast.journal.fold import FoldWriter
 from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
@@ -62,6 +63,7 @@ from holdfast.storage.uri import join
 from holdfast.views.files.results import ResultFiles
 from holdfast.views.observer import Observer
 from holdfast.views.terminal.terminal import Terminal
+from holdfast.wire.join_string import format_address
 from holdfast.wire.messages import PrepareFunction, PrepareRun
 
 __all__ = [
@@ -71,11 +73,12 @@ __all__ = [
     "check_resources",
     "check_resume",
     "engine_of_run",
-    "host_offer",
+    "listen_address",
     "make_guest_setup",
     "make_observers",
     "make_preparation",
     "make_setup",
+    "offers_of",
     "write_run_file",
 ]
 
@@ -106,7 +109,7 @@ def make_setup(
         preparation=preparation,
         gang=_gang(request, history.run),
         make_engine=make_engine,
-        engine=request.engine,
+        engine=request.ray or request.engine,
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(request),
@@ -144,6 +147,7 @@ def make_guest_setup(
         began=began,
         preparation=preparation,
         gang=_gang(request, run),
+        engine=request.ray or request.engine,
         observers=observers,
         settings=_settings(request),
         owner=owner,
@@ -265,18 +269,45 @@ def _begin(
     )
 
 
-def host_offer() -> Offer:
+def _host_offer() -> Offer:
     """What this machine has for workers."""
     return Offer(resources={"CPU": cpu_count(), "memory": memory_bytes()}, gpus=tuple(visible_gpus()))
 
 
+def offers_of(request: TrainRequest) -> list[Offer]:
+    """What the run's engine has for workers, as far as is known before agents join."""
+    if request.engine is not EngineName.RAY:
+        return [_host_offer()] * max(1, request.nodes)
+    from holdfast.engines.ray import cluster
+
+    return [
+        Offer(resources=dict(node.resources), gpus=tuple(map(str, range(int(node.resources.get(GPU, 0))))))
+        for node in cluster.nodes()
+    ]
+
+
+def listen_address(request: TrainRequest) -> str | None:
+    """Where agents of other machines are accepted: what was given, or with Ray where its nodes reach this one."""
+    if request.listen is not None or request.engine is not EngineName.RAY:
+        return request.listen
+    from holdfast.engines.ray import cluster
+
+    return format_address(cluster.driver_address(), 0)
+
+
 def check_resources(request: TrainRequest) -> None:
-    """Refuse what this machine can never give; what others that may join have is not known."""
+    """Refuse what this machine, or no node of a Ray cluster, can ever give; what others that may join have is not
+    known."""
+    if request.ray is not None:
+        from holdfast.engines.ray import cluster
+
+        cluster.connect()
+        cluster.check_feasible(GroupKind(tuple(sorted(request.resources.items())), request.min_workers), request.ray)
     if request.engine is not EngineName.LOCAL:
         return
     gang = _gang(request, "")
-    here = host_offer()
-    if request.local_mode or capacity(gang, [here] * max(1, request.nodes)) == gang.workers:
+    here = _host_offer()
+    if request.local_mode or capacity(gang, offers_of(request)) == gang.workers:
         return
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in sorted(gang.resources.items()))
     has = ", ".join(f"{amount:g} {name}" for name, amount in [*here.resources.items(), ("GPU", len(here.gpus))])

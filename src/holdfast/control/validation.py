@@ -20,6 +20,7 @@ from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.core.checkpoint_types import ValidationStatus, ValidationTask
 from holdfast.engines.engine import EngineName
+from holdfast.engines.ray.options import RayOptions
 from holdfast.wire.messages import CollectiveKind
 from holdfast.worker.return_value import decode_value
 
@@ -46,7 +47,7 @@ class ValidationRunner:
         epoch: int,
         prepare: PrepareValidation,
         publisher: Publisher,
-        engine: EngineName = EngineName.LOCAL,
+        engine: EngineName | RayOptions = EngineName.LOCAL,
     ) -> None:
         """`run` is the id of the run whose checkpoints are validated, `epoch` its controller's; `engine` the one whose
         agents it uses."""

@@ -1,4 +1,5 @@
-"""The interface of engines. `local` starts agents on this machine, `join` waits for those that somebody else starts.
+"""The interface of engines. `local` starts agents on this machine, `ray` on the nodes of a Ray cluster, `join`
+waits for those that somebody else starts.
 
 An engine does not talk to agents: it starts them, and they connect to the hub by themselves. It is told the level, not
 the change: `want` says for which gangs there must be room now, and the engine compares that with what it has. It
@@ -26,6 +27,8 @@ class EngineName(enum.StrEnum):
     """Agents are started on this machine."""
     JOIN = "join"
     """Agents join by themselves."""
+    RAY = "ray"
+    """Agents are started on the nodes of a Ray cluster."""
 
 
 class AgentChange(NamedTuple):

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.core.admission import Gang
 from holdfast.core.agent_phase import AgentPhase
+from holdfast.engines.agent_process import exit_phrase, secret_pipe
 from holdfast.engines.driver_fork import ForkedAgent
 from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 from holdfast.storage.run_secret import SECRET_VARIABLE
@@ -62,7 +61,7 @@ class LocalEngine:
     def _start(self, agent: str) -> None:
         arguments = ["--connect", self._endpoint.address, "--agent-id", agent, "--slots", "0"]
         arguments += ["--parent-pid", str(os.getpid())]
-        with _readable(self._endpoint.secret) as token_fd:
+        with secret_pipe(self._endpoint.secret) as token_fd:
             process = self._run(arguments, token_fd)
         pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(pidfd, self._process_exited, agent)
@@ -111,22 +110,4 @@ class LocalEngine:
         os.close(gone.pidfd)
         code = gone.process.wait()
         gone.ended.set()
-        self._on_change(AgentChange(name, AgentPhase.GONE, _exit_phrase(code)))
-
-
-@contextmanager
-def _readable(secret: str) -> Iterator[int]:
-    """A pipe from which a child can read a secret, which neither its command line nor its environment shows."""
-    reader, writer = os.pipe()
-    try:
-        os.write(writer, secret.encode())
-        os.close(writer)
-        yield reader
-    finally:
-        os.close(reader)
-
-
-def _exit_phrase(code: int) -> str:
-    if code < 0:
-        return f"its agent was killed by {signal.Signals(-code).name}"
-    return f"its agent exited with code {code}"
+        self._on_change(AgentChange(name, AgentPhase.GONE, exit_phrase(code)))

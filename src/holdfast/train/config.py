@@ -20,6 +20,7 @@ from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError
 from holdfast.storage.locate import default_storage_path
 from holdfast.train import checks
+from holdfast.train.engine_choice import asked_engine
 
 __all__ = [
     "CheckpointConfig",
@@ -41,7 +42,8 @@ class ScalingConfig:
     for it. The order of the fields is Ray's; what follows is ours.
 
     `engine`: "local" starts the workers on this machine; "join" uses agents that join by themselves (`holdfast agent`,
-    docs/hosts.md), and is the default where `listen` is not an address of loopback.
+    docs/hosts.md), and is the default where `listen` is not an address of loopback; "ray" uses the nodes of a Ray
+    cluster (docs/ray.md), and is the default inside a Ray job. HOLDFAST_ENGINE takes its place where it is None.
     `listen`: `HOST:PORT` at which agents of other machines are accepted (HOLDFAST_LISTEN); port 0 is any that is free.
     """
 
@@ -83,13 +85,13 @@ class ScalingConfig:
         if self.engine is not None:
             checks.one_of("ScalingConfig(engine)", self.engine, tuple(EngineName))
         checks.address("ScalingConfig(listen)", self.listen)
-        on_one_machine = "workers run on this one machine."
+        # Only Ray places workers.
+        for_ray = asked_engine(self.engine) is EngineName.RAY
+        unplaced = () if for_ray else ("placement_strategy", "accelerator_type", "label_selector")
         checks.has_no_effect(
             self,
             {
-                "placement_strategy": on_one_machine,
-                "accelerator_type": on_one_machine,
-                "label_selector": on_one_machine,
+                **dict.fromkeys(unplaced, "workers run on this one machine."),
                 "trainer_resources": "the driver reserves nothing for itself.",
                 "elastic_resize_monitor_interval_s": "the number of workers is fixed.",
             },

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from holdfast.control.request import RunContext, TrainRequest
 from holdfast.core.masking import masked
 from holdfast.engines.engine import EngineName
+from holdfast.engines.ray.options import RayOptions
 from holdfast.errors import ConfigError
 from holdfast.linux.resources import visible_gpus
 from holdfast.train import checks
 from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import RunConfig, ScalingConfig
+from holdfast.train.engine_choice import asked_engine
 from holdfast.train.paths import resolve_storage_path
-from holdfast.train.runtime import init_environment, init_working_dir
+from holdfast.train.runtime import init_environment, init_runtime_env, init_working_dir
 from holdfast.train.worker_inputs import WithInputs, WorkerInputs
 from holdfast.worker.job import Framework, Job
 from holdfast.worker.session import is_installed
@@ -103,7 +105,8 @@ def build_request(
         listen=listen,
         working_dir=working_dir,
         excludes=excludes,
-        resources={} if local_mode else _resources(scaling),
+        ray=_ray_options(scaling, run) if engine is EngineName.RAY else None,
+        resources={} if local_mode else _resources(scaling, engine),
         max_failures=run.failure_config.max_failures,
         stop_on_repeated_error=run.failure_config.stop_on_repeated_error,
         progress_timeout_s=run.failure_config.progress_timeout_s,
@@ -153,13 +156,34 @@ def _environment(trainer: DataParallelTrainer) -> dict[str, str]:
     return variables | {"HOLDFAST_USE_GPU": "1"} if trainer.scaling_config.use_gpu else variables
 
 
-def _resources(scaling: ScalingConfig) -> dict[str, float]:
-    """What each worker takes of its machine. A CPU only where that was asked for: more workers than CPUs are common
-    where the function is tried out."""
+def _resources(scaling: ScalingConfig, engine: EngineName) -> dict[str, float]:
+    """What each worker takes of its machine. A CPU only where that was asked for, or of a cluster that is shared: more
+    workers than CPUs are common where the function is tried out."""
+    if engine is EngineName.RAY:
+        if not scaling.worker_resources:
+            raise ConfigError(
+                "ScalingConfig(resources_per_worker) asks for nothing, but a Ray cluster can only place what takes "
+                'something: ask for a share such as {"CPU": 0.5}.'
+            )
+        return {name: float(amount) for name, amount in scaling.worker_resources.items()}
     asked = {name: float(amount) for name, amount in (scaling.resources_per_worker or {}).items() if amount}
     if scaling.use_gpu:
         asked.setdefault("GPU", 1.0)
     return asked
+
+
+def _ray_options(scaling: ScalingConfig, run: RunConfig) -> RayOptions:
+    selectors = scaling.label_selector or ()
+    each = (selectors,) if isinstance(selectors, Mapping) else selectors
+    given = dict(run.worker_runtime_env or {})
+    environment = {**init_runtime_env(), **given}
+    if variables := {**init_environment(), **given.get("env_vars", {})}:
+        environment["env_vars"] = variables
+    return RayOptions(
+        placement_strategy=scaling.placement_strategy,
+        label_selectors=tuple(tuple(sorted(one.items())) for one in each),
+        runtime_env=environment,
+    )
 
 
 def _working_dir(run: RunConfig) -> tuple[str | None, tuple[str, ...]]:
@@ -180,10 +204,8 @@ def _engine(scaling: ScalingConfig, listen: str | None) -> EngineName:
     """What was asked for; agents of other machines are wanted where they can connect."""
     if scaling.num_workers == 0:
         return EngineName.LOCAL
-    given = scaling.engine or os.environ.get("HOLDFAST_ENGINE", "").strip()
-    if given:
-        checks.one_of("HOLDFAST_ENGINE", given, tuple(EngineName))
-        return EngineName(given)
+    if (asked := asked_engine(scaling.engine)) is not None:
+        return asked
     from holdfast.wire.join_string import is_loopback_name, parse_address
 
     return EngineName.LOCAL if listen is None or is_loopback_name(parse_address(listen, "")[0]) else EngineName.JOIN

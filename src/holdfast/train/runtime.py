@@ -13,10 +13,19 @@ from typing import Any
 
 from holdfast.train import checks
 
-__all__ = ["RuntimeInfo", "init", "init_environment", "init_working_dir", "is_initialized", "shutdown"]
+__all__ = [
+    "RuntimeInfo",
+    "init",
+    "init_environment",
+    "init_runtime_env",
+    "init_working_dir",
+    "is_initialized",
+    "shutdown",
+]
 
 _initialized = False
 _environment: dict[str, str] = {}
+_runtime_env: dict[str, Any] = {}
 _working_dir: tuple[str | None, tuple[str, ...]] = (None, ())
 
 
@@ -51,6 +60,8 @@ def init(address: str | None = None, *, runtime_env: Mapping[str, Any] | None = 
         )
     _environment.clear()
     _environment.update(variables)
+    _runtime_env.clear()
+    _runtime_env.update(runtime_env or {})
     _initialized = True
     return RuntimeInfo(address="local")
 
@@ -60,6 +71,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     global _initialized, _working_dir
     _initialized = False
     _environment.clear()
+    _runtime_env.clear()
     _working_dir = (None, ())
 
 
@@ -71,6 +83,11 @@ def is_initialized() -> bool:
 def init_working_dir() -> tuple[str | None, tuple[str, ...]]:
     """The working directory that `init` was given, and what is left out of it."""
     return _working_dir
+
+
+def init_runtime_env() -> dict[str, Any]:
+    """All that `init` was given, for the Ray engine."""
+    return dict(_runtime_env)
 
 
 def init_environment() -> dict[str, str]:

@@ -25,7 +25,7 @@ from holdfast.control.history import RUN_FILE, run_id
 from holdfast.control.hub import Hub
 from holdfast.control.hub_thread import join_hub
 from holdfast.control.lease import acquire, read_cuts
-from holdfast.control.setup import check_resources, host_offer, write_run_file
+from holdfast.control.setup import check_resources, listen_address, offers_of, write_run_file
 from holdfast.control.view import RunView
 from holdfast.core import records as r
 from holdfast.core.admission import Gang, capacity
@@ -112,7 +112,7 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
         controllers: list[ExperimentController] = []
         with join_hub() as hub:
             make_controller = partial(_make_controller, setup, lease, commit, controllers)
-            hub.listen(requests.base.listen)
+            hub.listen(listen_address(requests.base))
             status = hub.run(make_controller, driver_thread)
         commit.close()
     finally:
@@ -291,7 +291,7 @@ def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:
         return given
     base = requests.base
     gang = Gang(run="", workers=100_000, resources=dict(base.resources))
-    here = capacity(gang, [host_offer()] * max(1, base.nodes))
+    here = capacity(gang, offers_of(base))
     return max(1, here // max(1, base.max_workers))
 
 

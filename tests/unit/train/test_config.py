@@ -50,7 +50,7 @@ def test_the_defaults_are_those_of_ray() -> None:
         (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 1.5}}, r"'GPU': 1.5 is neither a whole"),
         (ScalingConfig, {"placement_strategy": "pack"}, r'placement_strategy\) must be one of "PACK"'),
         (ScalingConfig, {"use_tpu": True}, r"TPUs are not supported"),
-        (ScalingConfig, {"engine": "slurm"}, r"engine\) must be one of \"local\", \"join\", not 'slurm'"),
+        (ScalingConfig, {"engine": "slurm"}, r"engine\) must be one of \"local\", \"join\", \"ray\", not 'slurm'"),
         (ScalingConfig, {"listen": "7077"}, r"ScalingConfig\(listen\) must be of the form HOST:PORT"),
         (ScalingConfig, {"listen": 7077}, r"ScalingConfig\(listen\) must be of the form HOST:PORT"),
         (FailureConfig, {"max_failures": -2}, r"FailureConfig\(max_failures\).*-1 for any number"),

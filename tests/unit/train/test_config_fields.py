@@ -25,7 +25,7 @@ _OTHER: dict[tuple[type, str], Any] = {
     (ScalingConfig, "use_tpu"): True,
     (ScalingConfig, "topology"): "2x2",
     (ScalingConfig, "label_selector"): {"a": "b"},
-    (ScalingConfig, "engine"): "ray",
+    (ScalingConfig, "engine"): "slurm",
     (ScalingConfig, "elastic_resize_monitor_interval_s"): 5,
     (FailureConfig, "fail_fast"): True,
     (FailureConfig, "max_preemption_failures"): 3,

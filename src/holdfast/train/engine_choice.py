@@ -1,0 +1,25 @@
+"""Which engine a run uses: what it was given, HOLDFAST_ENGINE, or Ray's by itself in a process that belongs to Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from holdfast.engines.engine import EngineName
+from holdfast.train import checks
+
+__all__ = ["asked_engine"]
+
+_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray for the driver of a job that was submitted; the variable has this very name."""
+
+
+def asked_engine(given: str | None) -> EngineName | None:
+    """The engine that was asked for; None if nothing was."""
+    if name := given or os.environ.get("HOLDFAST_ENGINE", "").strip():
+        checks.one_of("HOLDFAST_ENGINE", name, tuple(EngineName))
+        return EngineName(name)
+    ray = sys.modules.get("ray")
+    # Others may have imported a part of it, or something else of that name.
+    is_connected = ray is not None and getattr(ray, "is_initialized", bool)()
+    return EngineName.RAY if is_connected or _SUBMITTED_JOB in os.environ else None

@@ -1,0 +1,68 @@
+"""What workers run on a Ray cluster, and what they do to the processes above them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast import train
+from holdfast.train import Checkpoint
+
+__all__ = ["ancestors", "steps"]
+
+
+def ancestors() -> dict[str, int]:
+    """The pids of this worker's agent, of the actor that started it, and of that one's raylet."""
+    chain: list[tuple[str, int]] = []
+    pid = os.getpid()
+    while pid > 1:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        chain.append((name, pid))
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    at = next(n for n, (name, _) in enumerate(chain) if name == "hf-agent")
+    return {
+        "worker": os.getpid(),
+        "agent": chain[at][1],
+        "actor": chain[at + 1][1],
+        "raylet": chain[at + 2][1],
+    }
+
+
+def steps(config: dict[str, Any]) -> dict[str, Any]:
+    """Count to `steps`, with a checkpoint at each. At step `kill_at` rank 1 kills `kill`, once."""
+    rank = train.get_context().get_world_rank()
+    first = 0
+    if (checkpoint := train.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as directory:
+            first = int((Path(directory) / "step").read_text())
+    for step in range(first + 1, config["steps"] + 1):
+        _kill_once(config, rank, step)
+        with tempfile.TemporaryDirectory() as directory:
+            if rank == 0:
+                (Path(directory) / "step").write_text(str(step))
+            given = Checkpoint.from_directory(directory) if rank == 0 else None
+            train.report({"step": step, "at": time.time(), "resumed_from": first}, checkpoint=given)
+        if "hold_at" in config and step == config["hold_at"]:
+            _wait_for(Path(config["hold_file"]))
+    return {"node": os.environ["TEST_NODE"], "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "first": first}
+
+
+def _kill_once(config: dict[str, Any], rank: int, step: int) -> None:
+    if rank != 1 or step != config.get("kill_at"):
+        return
+    try:
+        os.close(os.open(config["killed_file"], os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return
+    Path(config["killed_file"]).write_text(repr(time.time()))
+    os.kill(ancestors()[config["kill"]], signal.SIGKILL)
+    time.sleep(60)  # until the kill arrives here
+
+
+def _wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.02)

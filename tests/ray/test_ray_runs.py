@@ -1,0 +1,194 @@
+"""Runs on a Ray cluster of three nodes: training, tuning, and what is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs import processes
+from tests.ray.conftest import RayCluster
+from tests.ray.jobs import steps
+
+from holdfast import tune
+from holdfast.control.history import read_records
+from holdfast.core import records as r
+from holdfast.errors import ConfigError
+from holdfast.storage.locate import open_store
+from holdfast.train import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
+_REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: RayCluster) -> Iterator[None]:
+    """No agent, zygote or worker outlives its run."""
+    yield
+    _wait_for_agents_to_end(cluster)
+
+
+def _wait_for_agents_to_end(cluster: RayCluster) -> None:
+    marker = f"HOLDFAST_LOCAL_CACHE_DIR={cluster.root / 'cache'}"
+    ours = [pid for pid in processes.with_environment(marker) if processes.name_of(pid).startswith("hf-")]
+    processes.wait_gone(*ours)
+
+
+def _fit(path: Path, config: dict[str, Any], **scaling: Any) -> Result:
+    return DataParallelTrainer(
+        steps,
+        train_loop_config={"steps": 5, **config},
+        scaling_config=ScalingConfig(**scaling),
+        run_config=RunConfig(name="run", storage_path=path, failure_config=FailureConfig(max_failures=3)),
+    ).fit()
+
+
+def _wait_for_checkpoints(path: Path, count: int) -> None:
+    def is_there() -> bool:
+        return len(list((path / "run").glob("checkpoint_*/.manifest.json"))) >= count
+
+    processes.wait_until(is_there, f"{count} checkpoints")
+
+
+def _records(path: Path, kind: type) -> list[Any]:
+    return [one for one in read_records(open_store(path / "run")) if isinstance(one, kind)]
+
+
+def test_workers_are_spread_over_nodes_with_one_agent_on_each(cluster: RayCluster, tmp_path: Path) -> None:
+    result = _fit(tmp_path, {}, num_workers=3, placement_strategy="STRICT_SPREAD")
+    (started,) = _records(tmp_path, r.GenerationStarted)
+    assert (result.metrics or {})["step"] == 5
+    assert len(started.agents) == 3
+
+
+def test_workers_on_one_node_share_an_agent(cluster: RayCluster, tmp_path: Path) -> None:
+    _fit(tmp_path, {}, num_workers=2, placement_strategy="STRICT_PACK")
+    (started,) = _records(tmp_path, r.GenerationStarted)
+    assert len(started.agents) == 1
+
+
+def test_each_worker_has_the_gpus_that_ray_assigned(cluster: RayCluster, tmp_path: Path) -> None:
+    """Two bundles on a node: the agent has the ids of both, and gives each worker its own."""
+    result = _fit(tmp_path, {}, num_workers=2, use_gpu=True, placement_strategy="STRICT_PACK")
+    assert result.return_value["gpus"] in ("0", "1")
+
+
+@pytest.mark.parametrize("victim", ["worker", "agent", "actor"])
+def test_a_run_goes_on_from_its_checkpoint_after_a_kill(cluster: RayCluster, tmp_path: Path, victim: str) -> None:
+    killed = tmp_path / "killed"
+    config = {"kill": victim, "kill_at": 3, "killed_file": str(killed)}
+    result = _fit(tmp_path, config, num_workers=2, placement_strategy="STRICT_SPREAD")
+    assert killed.exists() and (result.metrics or {})["step"] == 5
+    assert (result.metrics or {})["resumed_from"] > 0
+    assert len(_records(tmp_path, r.GenerationStarted)) == 2
+
+
+def test_trials_run_on_several_nodes(cluster: RayCluster, tmp_path: Path) -> None:
+    def trial(config: dict[str, Any]) -> dict[str, Any]:
+        return {"score": config["x"] ** 2, "node": os.environ["TEST_NODE"]}
+
+    tuner = tune.Tuner(
+        trial,
+        param_space={"x": tune.grid_search([1, 2, 3, 4, 5, 6])},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(name="search", storage_path=str(tmp_path)),
+    )
+    results = tuner.fit()
+    assert sorted((one.metrics or {})["score"] for one in results) == [1, 4, 9, 16, 25, 36]
+    assert len({(one.metrics or {})["node"] for one in results}) > 1
+
+
+def test_a_killed_driver_leaves_nothing_and_its_run_is_continued(cluster: RayCluster, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    config = {"steps": 5, "hold_at": 2, "hold_file": str(hold)}
+    script = textwrap.dedent(
+        f"""
+        import json, ray
+        ray.init(address={cluster.address!r}, _node_ip_address="127.0.0.2", log_to_driver=False)
+        from pathlib import Path
+        from tests.ray.test_ray_runs import _fit
+        _fit(Path({str(tmp_path)!r}), json.loads({json.dumps(config)!r}), num_workers=2)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": _python_path()}) as driver:
+        try:
+            _wait_for_checkpoints(tmp_path, 2)
+        finally:
+            driver.send_signal(signal.SIGKILL)
+    _wait_for_agents_to_end(cluster)
+    hold.touch()
+    result = _fit(tmp_path, config, num_workers=2)
+    assert result.return_value["first"] == 2 and (result.metrics or {})["step"] == 5
+
+
+def _python_path() -> str:
+    import holdfast
+
+    return os.pathsep.join([str(_REPOSITORY), str(Path(holdfast.__file__).parents[1])])
+
+
+@pytest.mark.parametrize(
+    "scaling, told",
+    [
+        ({"resources_per_worker": {"CPU": 64}}, "asks for 64 CPU for each worker, but the largest node of the Ray"),
+        ({"resources_per_worker": {"disk": 1}}, "the largest node of the Ray cluster has 2 CPU, 2 GPU, 0 disk"),
+        ({"num_workers": 4, "placement_strategy": "STRICT_PACK"}, "asks for 4 CPU on one node"),
+        ({"resources_per_worker": {"CPU": 0}}, "asks for nothing"),
+    ],
+)
+def test_what_the_cluster_can_never_give_is_one_sentence(
+    cluster: RayCluster, tmp_path: Path, scaling: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        _fit(tmp_path, {}, **scaling)
+    assert not (tmp_path / "run").exists()
+
+
+# The cluster loses nodes from here on.
+
+
+def test_workers_leave_a_node_that_ray_drains(cluster: RayCluster, tmp_path: Path) -> None:
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+
+    drained = cluster.add_node(num_cpus=1, resources={"drained": 1})
+    hold = tmp_path / "hold"
+    with ThreadPoolExecutor(1) as threads:
+        config = {"hold_at": 2, "hold_file": str(hold)}
+        run = threads.submit(_fit, tmp_path, config, num_workers=4, placement_strategy="STRICT_SPREAD")
+        try:
+            _wait_for_checkpoints(tmp_path, 2)
+            reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+            accepted, why = GcsClient(address=cluster.address).drain_node(drained, reason, "test", 2**62)
+            assert accepted, why
+            processes.wait_until(lambda: _records(tmp_path, r.DrainStarted), "the drain is recorded")
+            cluster.add_node(num_cpus=1)
+        finally:
+            hold.touch()
+        assert (run.result(120).metrics or {})["step"] == 5
+
+
+def test_a_lost_node_is_replaced(cluster: RayCluster, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    config = {"kill": "raylet", "kill_at": 3, "killed_file": str(killed)}
+    result = _fit(tmp_path, config, num_workers=2, placement_strategy="STRICT_SPREAD")
+    assert killed.exists() and (result.metrics or {})["resumed_from"] > 0
+
+
+def test_a_run_waits_for_a_node_that_is_added(cluster: RayCluster, tmp_path: Path) -> None:
+    import ray
+
+    workers = int(ray.cluster_resources()["CPU"]) + 1
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(_fit, tmp_path, {}, num_workers=workers)
+        processes.wait_until((tmp_path / "run" / "run.json").exists, "the run has begun")
+        cluster.add_node(num_cpus=1)
+        assert (run.result(120).metrics or {})["step"] == 5
