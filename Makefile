@@ -76,7 +76,7 @@ test-frameworks: $(FRAMEWORKS)/.installed
 
 ## test-ray      our public names against those of an installed ray, and runs on Ray clusters of three nodes, in .venv-ray
 test-ray: $(RAY)/.installed
-	$(RAY)/bin/python -m pytest tests/compat tests/ray -m "ray and not slow" $(OR_NONE)
+	$(RAY)/bin/python -m pytest tests/compat tests/ray_cluster -m "ray and not slow" $(OR_NONE)
 
 ## test-as-user  the same in a fresh clone, as an ordinary user with a home directory of 60 characters (needs root)
 test-as-user:

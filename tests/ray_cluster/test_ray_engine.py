@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.contract.engine_contract import EngineContract
-from tests.ray.conftest import RayCluster
+from tests.ray_cluster.conftest import RayCluster
 
 from holdfast.engines.engine import ControllerEndpoint, Engine, MakeEngine, OnChange
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from tests.faults.programs import processes
-from tests.ray.conftest import RayCluster
-from tests.ray.jobs import steps
+from tests.ray_cluster.conftest import RayCluster
+from tests.ray_cluster.jobs import steps
 
 from holdfast import tune
 from holdfast.control.history import read_records
@@ -114,7 +114,7 @@ def test_a_killed_driver_leaves_nothing_and_its_run_is_continued(cluster: RayClu
         import json, ray
         ray.init(address={cluster.address!r}, _node_ip_address="127.0.0.2", log_to_driver=False)
         from pathlib import Path
-        from tests.ray.test_ray_runs import _fit
+        from tests.ray_cluster.test_ray_runs import _fit
         _fit(Path({str(tmp_path)!r}), json.loads({json.dumps(config)!r}), num_workers=2)
         """
     )
