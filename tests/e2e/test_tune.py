@@ -13,10 +13,12 @@ from tests.e2e.small import fit
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import tune
+from holdfast.checkpoint.verify import verify
 from holdfast.control.loop import Settings
 from holdfast.errors import ConfigError
+from holdfast.storage.locate import open_store
 from holdfast.train import DataParallelTrainer, Result, ScalingConfig
-from holdfast.tune.schedulers import AsyncHyperBandScheduler
+from holdfast.tune.schedulers import AsyncHyperBandScheduler, PopulationBasedTraining
 
 
 def make_tuner(sandbox: Sandbox, trainable: Any, space: dict[str, Any], **others: Any) -> tune.Tuner:
@@ -171,6 +173,52 @@ def test_a_trial_waits_for_the_disk_twice(sandbox: Sandbox, monkeypatch: pytest.
     trials = 12
     make_tuner(sandbox, lambda config: {"x": config["x"]}, {"x": tune.uniform(0, 1)}, num_samples=trials).fit()
     assert len(synced) <= 10 + 2 * trials
+
+
+def test_population_based_training_goes_on_from_the_best_trials_checkpoints(sandbox: Sandbox) -> None:
+    """Two at a time of four: trials take turns. A copy has the donor's state, linked, and a configuration of its own;
+    retention, which keeps one checkpoint, has left the donor's alone."""
+
+    def grow(config: dict[str, Any]) -> None:
+        step, value, ancestry = 0, 0.0, [config["name"]]
+        if (checkpoint := tune.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as directory:
+                step, value, ancestry = json.loads(Path(directory, "state").read_text())
+        while step < 9:
+            step, value = step + 1, value + config["rate"]
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "state").write_text(json.dumps([step, value, ancestry]))
+                tune.report(
+                    {"value": value, "from": ancestry[0], "rate": config["rate"]},
+                    checkpoint=tune.Checkpoint.from_directory(directory),
+                )
+
+    results = make_tuner(
+        sandbox,
+        grow,
+        {"name": tune.grid_search(["a", "b", "c", "d"]), "rate": tune.sample_from(lambda spec: ord(spec["name"]) - 96)},
+        metric="value",
+        mode="max",
+        max_concurrent_trials=2,
+        scheduler=PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=2,
+            hyperparam_mutations={"rate": tune.uniform(1, 4)},
+            resample_probability=0.0,
+        ),
+        run={"checkpoint_config": tune.CheckpointConfig(num_to_keep=1)},
+    ).fit()
+    assert not results.errors
+    assert [result.metrics["training_iteration"] for result in results if result.metrics] == [9] * 4
+    journal = "".join(path.read_text() for path in sorted((sandbox.storage / "tuning" / "journal").iterdir()))
+    clones = [json.loads(line) for line in journal.splitlines() if '"TrialCloned"' in line]
+    assert clones, "nobody was in the worst quarter"
+    assert len({result.metrics["from"] for result in results if result.metrics}) < 4
+    for result in results:
+        assert result.metrics is not None and result.config is not None
+        assert result.metrics["rate"] == result.config["rate"]
+        assert json.loads(Path(result.path, "params.json").read_text())["rate"] == result.config["rate"]
+        assert verify(open_store(result.path), deep=True).intact
 
 
 def test_checkpoints_of_trials_are_kept_apart(sandbox: Sandbox) -> None:

@@ -105,9 +105,13 @@ class RunOwner(Protocol):
         """The run has recorded this, which is in the journal, though not durable yet."""
         ...
 
-    def goes_on(self) -> bool:
+    def goes_on(self) -> bool | None:
         """Whether the run goes on after the reports of which the owner knows. False is answered to workers once what
-        is in the journal by then is durable."""
+        is in the journal by then is durable. None: that is decided when more is recorded, and they wait."""
+        ...
+
+    def pinned(self) -> Sequence[str]:
+        """Names of checkpoints of the run that retention must leave alone, besides those that users have pinned."""
         ...
 
 
@@ -141,6 +145,7 @@ class Controller:
                 observer.waiting_for = lambda: self._agents.waiting_for
         self._undecided: list[m.Collected] = []
         """Ranks wait for the decision whether the run goes on; what to answer them."""
+        self._is_decision_due = False
         self._agents.on_decision = self._decision_wanted
         self._blocking = BlockingCalls()
         self._persister = Persister(
@@ -157,7 +162,7 @@ class Controller:
             self._validation = ValidationRunner(
                 hub, plan.run_id, lease.epoch, plan.prepare_validation, self._publisher, plan.engine
             )
-        self._remover = Remover(plan.store, lease.check, self._blocking)
+        self._remover = Remover(plan.store, lease.check, self._blocking, plan.owner.pinned if plan.owner else tuple)
         self._tasks: set[asyncio.Task[None]] = set()
         self._status: c.RunStatus | None = None
         self._journal_lost: StorageError | None = None
@@ -227,7 +232,7 @@ class Controller:
 
     async def _wait(self) -> None:
         """Until there is an event, a deadline of the core, or a flush to be made."""
-        if self._events or self._undecided:
+        if self._events or self._is_decision_due:
             return
         self._wake.clear()
         due = deadline(self._state)
@@ -296,14 +301,20 @@ class Controller:
     def _decision_wanted(self, answer: m.Collected) -> None:
         """All ranks wait after a report. Their reports arrived before, and are taken in first."""
         self._undecided.append(answer)
+        self._is_decision_due = True
         self._wake.set()
 
     def _answer_decisions(self) -> list[m.Collected]:
         """Let ranks that wait go on; returns the answers to those that must not, which wait for the journal."""
+        self._is_decision_due = False
+        if not self._undecided:
+            return []
+        goes_on = self._plan.owner is None or self._plan.owner.goes_on()
+        if goes_on is None:
+            return []
         undecided, self._undecided = self._undecided, []
         stopping: list[m.Collected] = []
         for answer in undecided:
-            goes_on = self._plan.owner is None or self._plan.owner.goes_on()
             answer = msgspec.structs.replace(answer, data=goes_on)
             if goes_on:
                 self._agents.answer(answer)

@@ -24,17 +24,26 @@ _THREADS = 16
 
 
 class Remover:
-    """Removes checkpoints of one run as long as `check_lease` does not raise `Fenced`."""
+    """Removes checkpoints of one run as long as `check_lease` does not raise `Fenced`. `also_pinned` names those that
+    stay although no user has pinned them."""
 
-    def __init__(self, store: Store, check_lease: Callable[[], None], blocking: BlockingCalls) -> None:
+    def __init__(
+        self,
+        store: Store,
+        check_lease: Callable[[], None],
+        blocking: BlockingCalls,
+        also_pinned: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self._store = store
         self._check_lease = check_lease
         self._blocking = blocking
+        self._also_pinned = also_pinned
 
     async def find_pins(self, command: c.FindPins) -> e.PinsFound:
         """Which of the checkpoints are pinned now."""
         try:
-            return e.PinsFound(pinned=await self._blocking.run(self._pinned, command.names))
+            found = await self._blocking.run(self._pinned, command.names)
+            return e.PinsFound(pinned=tuple(sorted({*found, *self._also_pinned()})))
         except StorageError as error:
             return e.PinsFound(error=str(error))
 

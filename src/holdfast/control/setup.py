@@ -131,7 +131,7 @@ def make_guest_setup(
 ) -> ControllerSetup:
     """Everything that the `Controller` of a lease's guest needs. Of a run that was started before (`summary` has an
     epoch), what storage holds is looked at, and the fence is made first."""
-    durable = summary.durable
+    durable = deepcopy(summary.durable)  # the owner brings its own up to date with the same records
     if durable.epoch == 0:
         me = this_process()
         began = e.ControllerBegan(epoch=lease.epoch, host=me.host, pid=me.pid)
@@ -140,6 +140,7 @@ def make_guest_setup(
         # Whoever starts a run again that had ended has a reason to, as changes would be.
         changes = ["it was paused"] if isinstance(durable.outcome, RunFinished) else []
         began = _begin(replace(request, resume="restart" if restart else "auto"), store, lease, durable, changes)
+        began = msgspec.structs.replace(began, pinned=tuple(sorted({*began.pinned, *owner.pinned()})))
     return ControllerSetup(
         store=store,
         run_id=run,

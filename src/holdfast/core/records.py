@@ -39,6 +39,7 @@ __all__ = [
     "RunFinished",
     "RunInterrupted",
     "RunRestarted",
+    "TrialCloned",
     "TrialCreated",
     "TrialReset",
     "TrialStopped",
@@ -348,6 +349,19 @@ class TrialReset(_Record, frozen=True, kw_only=True):
     follow in records of their own."""
 
 
+class TrialCloned(_Record, frozen=True, kw_only=True):
+    """A trial goes on from a checkpoint of another one, the donor, with this configuration. Until the trial has that
+    checkpoint, retention leaves it alone."""
+
+    at: float
+    trial: str
+    iteration: int
+    """How far the trial had come by itself; it does not go on from there."""
+    donor: str
+    checkpoint: str
+    config: dict[str, Any]
+
+
 class ExperimentEnded(_Record, frozen=True, kw_only=True):
     """No trial runs, and none is to be started; `why` says what stopped the experiment before its time, if anything
     did."""
@@ -383,5 +397,6 @@ Record = (
     | TrialCreated
     | TrialStopped
     | TrialReset
+    | TrialCloned
     | ExperimentEnded
 )

@@ -147,13 +147,6 @@ class TuneConfig:
 
 def check_supported(tune_config: TuneConfig, run_config: train_config.RunConfig | None) -> None:
     """Refuse, before anything starts, what experiments cannot do yet."""
-    from holdfast.tune.schedulers.pbt import PopulationBasedTraining
-
-    if isinstance(tune_config.scheduler, PopulationBasedTraining):
-        raise ConfigError(
-            "TuneConfig(scheduler): population based training clones trials, which experiments do not support yet; "
-            "choose another scheduler."
-        )
     if run_config is not None:
         checks.callbacks("RunConfig(callbacks)", run_config.callbacks, Callback, "holdfast.tune.Callback")
         if run_config.callbacks or run_config.progress_reporter:

@@ -150,6 +150,8 @@ class ExperimentController:
             if found is None:
                 return
             if isinstance(found, TrialState):
+                if found.trial_id in self._running:
+                    return  # what is left of its run ends in a moment
                 found.status = TrialState.RUNNING
                 self._running[found.trial_id] = self._loop.create_task(self._run_trial(found))
             else:
@@ -203,7 +205,9 @@ class ExperimentController:
         """A trial's controller has appended these."""
         for record in records:
             self._machine.apply(trial.trial_id, record)
-        self._record_decided(trial.trial_id)
+        # Before its workers start, nobody waits for an answer.
+        is_starting = any(isinstance(record, r.ControllerStarted) for record in records)
+        self._record_decided("" if is_starting else trial.trial_id)
         self._wake.set()
 
     def _record(self, records: Sequence[r.Record]) -> None:
@@ -216,12 +220,14 @@ class ExperimentController:
         """Record what the machine decided. A trial that has just reported learns of it as the answer to its report;
         others are stopped where they are."""
         while decided := self._machine.decided:
+            ends_already = {trial_id for trial_id in self._controllers if self._machine.trials[trial_id].stopped}
             self._record(decided)
             for record in decided:
-                if isinstance(record, r.TrialStopped) and record.trial != reporting:
-                    controller = self._controllers.get(record.trial)
-                    if controller is not None:
-                        controller.post(e.StopRequested(why=f"stopped by the {record.by}"))
+                if isinstance(record, r.TrialReset) or record.trial in {reporting, *ends_already}:
+                    continue
+                if (controller := self._controllers.get(record.trial)) is not None:
+                    by = record.by if isinstance(record, r.TrialStopped) else "scheduler"
+                    controller.post(e.StopRequested(why=f"stopped by the {by}"))
 
     # ------------------------------------------------------------ beside the loop
 
@@ -259,5 +265,10 @@ class _TrialOwner:
     def recorded(self, records: Sequence[r.Record]) -> None:
         self._controller.trial_recorded(self._trial, records)
 
-    def goes_on(self) -> bool:
-        return self._trial.stopped is None
+    def goes_on(self) -> bool | None:
+        if self._trial.stopped is not None:
+            return False
+        return True if self._trial.undecided is None else None
+
+    def pinned(self) -> Sequence[str]:
+        return self._trial.pins

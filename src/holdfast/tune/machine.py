@@ -15,14 +15,31 @@ from typing import Any, NamedTuple, Protocol
 from holdfast.core import records as r
 from holdfast.core.curve import Row
 from holdfast.core.summary import Summary
-from holdfast.errors import ConfigError
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
 from holdfast.tune.search.searcher import Searcher
 from holdfast.tune.search.variant_generator import merge_configs
 from holdfast.tune.serialization import to_json
 
-__all__ = ["ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
+__all__ = ["CloneSource", "ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
+
+
+class CloneSource(NamedTuple):
+    """The checkpoint from which a clone starts."""
+
+    donor: str
+    directory: str
+    """The donor's."""
+    checkpoint: str
+    decision: str
+    """Tells this decision from every other of the experiment."""
+
+
+class _Undecided(NamedTuple):
+    """A result that is told once its checkpoint is committed, or given up."""
+
+    iteration: int
+    result: dict[str, Any]
 
 
 @dataclass(eq=False)
@@ -44,6 +61,14 @@ class TrialState(Trial):
     """It is to start from nothing, whatever checkpoints it has."""
     goes_on: bool = False
     """It pauses, and is to go on as soon as its workers have ended."""
+    source: CloneSource | None = None
+    """It is to start from this checkpoint of another trial."""
+    pins: tuple[str, ...] = ()
+    """Its checkpoints that stay, each as often as somebody wants it to."""
+    undecided: _Undecided | None = None
+    told_iteration: int = 0
+    """How far searcher, scheduler and stopper know its results: what is done again after a rollback is not told
+    again."""
 
 
 class StopRule(Protocol):
@@ -100,6 +125,8 @@ class ExperimentMachine:
         self.trials: dict[str, TrialState] = {}
         self._live: dict[str, TrialState] = {}
         """Those that have not ended."""
+        self._interrupted: dict[str, TrialState] = {}
+        """Those that ran when their driver ended: they go on before anybody is asked which trial does."""
         self.stop_why = ""
         """Why no trial is started any more; "" while some may be."""
         self._policies = policies
@@ -114,6 +141,8 @@ class ExperimentMachine:
         """What was decided and is not recorded yet, by trial."""
         self._resets: dict[str, r.TrialReset] = {}
         """The same of trials that go on."""
+        self._clones: dict[str, tuple[r.TrialCloned, dict[str, Any]]] = {}
+        """The same of trials that become copies of others, each with its configuration."""
         self._now = 0.0
 
     # ------------------------------------------------------------ what schedulers ask
@@ -138,13 +167,28 @@ class ExperimentMachine:
             known.goes_on = True
 
     def pin_checkpoint(self, trial: Trial, checkpoint: str) -> None:
-        raise ConfigError("This scheduler pins checkpoints, which experiments do not support yet: choose another.")
+        self.trials[trial.trial_id].pins += (checkpoint,)
 
     def unpin_checkpoint(self, trial: Trial, checkpoint: str) -> None:
-        raise ConfigError("This scheduler pins checkpoints, which experiments do not support yet: choose another.")
+        known = self.trials[trial.trial_id]
+        names = list(known.pins)
+        if checkpoint in names:
+            names.remove(checkpoint)
+            known.pins = tuple(names)
 
     def exploit_trial(self, trial: Trial, donor: Trial, checkpoint: str, config: dict[str, Any]) -> None:
-        raise ConfigError("This scheduler clones trials, which experiments do not support yet: choose another.")
+        known = self.trials[trial.trial_id]
+        if known.is_finished():
+            return
+        cloned = r.TrialCloned(
+            at=self._now,
+            trial=trial.trial_id,
+            iteration=known.summary.iteration,
+            donor=donor.trial_id,
+            checkpoint=checkpoint,
+            config=to_json(config),
+        )
+        self._clones[trial.trial_id] = (cloned, config)
 
     # ------------------------------------------------------------ what happened
 
@@ -165,9 +209,10 @@ class ExperimentMachine:
             self._live[trial.trial_id] = trial
 
     @property
-    def decided(self) -> list[r.Record]:
+    def decided(self) -> list[r.TrialStopped | r.TrialReset | r.TrialCloned]:
         """What was decided and is not recorded yet."""
-        return [*self._stops.values(), *self._resets.values()]
+        clones = [cloned for cloned, _ in self._clones.values()]
+        return [*self._stops.values(), *self._resets.values(), *clones]
 
     def _apply_own(self, record: r.Record) -> None:
         match record:
@@ -179,6 +224,8 @@ class ExperimentMachine:
                 self._stop(self.trials[record.trial], record)
             case r.TrialReset():
                 self._reset(self.trials[record.trial], record)
+            case r.TrialCloned():
+                self._clone(self.trials[record.trial], record)
             case _:
                 pass
 
@@ -197,26 +244,56 @@ class ExperimentMachine:
             case r.ControllerStarted():
                 trial.is_started, trial.restart, trial.stopped, trial.goes_on = True, False, None, False
                 trial.status = Trial.RUNNING
+                self._interrupted.pop(trial.trial_id, None)
+                self._set_source(trial, None)  # it has the checkpoint
+            case r.RunRestarted():
+                trial.told_iteration = 0
+            case r.GenerationStarted():
+                if trial.undecided is not None and trial.undecided.iteration > record.iteration:
+                    trial.undecided = None  # that report does not count any more
             case r.Reported() if change.row is not None and trial.stopped is None:
-                self._take_result(trial, make_result(trial, change.row))
-            case r.CheckpointCommitted() | r.CheckpointDeleted() | r.CheckpointDamaged():
+                self._take_undecided(trial)
+                result = make_result(trial, change.row)
+                if record.checkpoint and self._policies.scheduler.waits_for_checkpoints:
+                    trial.undecided = _Undecided(record.iteration, result)
+                else:
+                    self._take_result(trial, result)
+            case r.CheckpointCommitted():
+                trial.checkpoint = trial.summary.newest_checkpoint
+                self._take_undecided(trial, record.iteration)
+            case r.CheckpointAbandoned():
+                self._take_undecided(trial, record.iteration)
+            case r.CheckpointDeleted() | r.CheckpointDamaged():
                 trial.checkpoint = trial.summary.newest_checkpoint
             case r.RunFinished():
+                self._take_undecided(trial)
                 self._end(trial)
             case r.RunFailed():
+                self._take_undecided(trial)
                 self._fail(trial)
             case r.RunInterrupted() if trial.stopped is not None:
                 self._end(trial)
             case r.RunInterrupted():
-                trial.status = Trial.PENDING  # it goes on when the experiment does
+                self._interrupt(trial)
             case _:
                 pass
 
+    def _take_undecided(self, trial: TrialState, iteration: int | None = None) -> None:
+        """Take in the result that has waited for its checkpoint, if it is of this iteration."""
+        undecided = trial.undecided
+        if undecided is None or (iteration is not None and undecided.iteration != iteration):
+            return
+        trial.undecided = None
+        if trial.stopped is None:
+            self._take_result(trial, undecided.result)
+
     def _take_result(self, trial: TrialState, result: dict[str, Any]) -> None:
-        if trial.trial_id in self._stops:
-            return  # it had gone on before anybody decided
+        self._forget_decisions(trial)  # that were not taken when this was recorded: the journal wins
         searcher, scheduler, stopper = self._policies[:3]
         trial.last_result = result
+        if result["training_iteration"] <= trial.told_iteration:
+            return
+        trial.told_iteration = result["training_iteration"]
         self._is_waiting = False
         searcher.on_trial_result(trial.trial_id, result)
         if stopper is not None and stopper(trial.trial_id, result):
@@ -262,10 +339,38 @@ class ExperimentMachine:
         if record.idle:
             self._policies.scheduler.on_idle(self)
         self._resets.pop(trial.trial_id, None)
-        if trial.stopped is not None and trial.stopped.paused:
+        if trial.is_finished():
+            self._policies.scheduler.on_trial_add(self, trial)  # which has let go of it
+        elif trial.stopped is not None and trial.stopped.paused:
             self._policies.searcher.on_unpause(trial.trial_id)
         trial.status, trial.stopped, trial.restart = Trial.PENDING, None, record.restart
         self._note_end(trial)
+
+    def _clone(self, trial: TrialState, record: r.TrialCloned) -> None:
+        _, config = self._clones.pop(trial.trial_id, (None, None))
+        trial.config = self._decode_config(record.config) if config is None else config
+        donor = self.trials[record.donor]
+        if (stored := donor.summary.durable.checkpoints.get(record.checkpoint)) is not None:
+            trial.told_iteration = stored.iteration
+        self._set_source(
+            trial,
+            CloneSource(record.donor, donor.directory, record.checkpoint, f"{trial.trial_id} {record.at!r}"),
+        )
+        if trial.status == Trial.RUNNING:
+            trial.goes_on = True
+            trial.stopped = trial.stopped or r.TrialStopped(
+                at=record.at, trial=record.trial, iteration=record.iteration, by="scheduler", paused=True
+            )
+        else:
+            trial.status, trial.stopped = Trial.PENDING, None
+
+    def _set_source(self, trial: TrialState, source: CloneSource | None) -> None:
+        """What a clone is to start from stays until it has."""
+        if trial.source is not None:
+            self.unpin_checkpoint(self.trials[trial.source.donor], trial.source.checkpoint)
+        trial.source = source
+        if source is not None:
+            self.pin_checkpoint(self.trials[source.donor], source.checkpoint)
 
     def _end(self, trial: TrialState) -> None:
         """The trial's run has ended without an error."""
@@ -273,13 +378,18 @@ class ExperimentMachine:
             trial.status = _status_after(trial)
             return
         trial.status = Trial.TERMINATED
-        self._stops.pop(trial.trial_id, None)
+        self._forget_decisions(trial)
         self._is_waiting = False
         self._policies.searcher.on_trial_complete(trial.trial_id, trial.last_result or None)
         self._policies.scheduler.on_trial_complete(self, trial, trial.last_result)
 
-    def _fail(self, trial: TrialState) -> None:
+    def _forget_decisions(self, trial: TrialState) -> None:
+        """It has ended, or gone on, before they were recorded."""
         self._stops.pop(trial.trial_id, None)
+        self._clones.pop(trial.trial_id, None)
+
+    def _fail(self, trial: TrialState) -> None:
+        self._forget_decisions(trial)
         if trial.stopped is None:
             self._is_waiting = False
             self._policies.searcher.on_trial_complete(trial.trial_id, error=True)
@@ -298,16 +408,31 @@ class ExperimentMachine:
             if trial.status != Trial.RUNNING or trial.trial_id in self._stops:
                 continue
             if trial.stopped is None:
-                trial.status = Trial.PENDING
+                self._interrupt(trial)
             else:
                 trial.status = _status_after(trial)
                 self._note_end(trial)
 
+    def _interrupt(self, trial: TrialState) -> None:
+        """It goes on when the experiment does."""
+        trial.status = Trial.PENDING
+        self._interrupted[trial.trial_id] = trial
+
     def next_trial(self, running: int, now: float) -> TrialState | r.TrialCreated | r.TrialReset | None:
         """A trial to start while `running` others run, or what is to be recorded first; None: nothing for now."""
         self._now = now
-        if self.stop_why or running >= self._policies.max_concurrent:
+        if self.stop_why:
             return None
+        if self._policies.scheduler.takes_turns and self._policies.total_trials is not None:
+            created = self._suggest(now)
+            if created is not None:
+                return created
+        if running >= self._policies.max_concurrent:
+            return None
+        while self._interrupted:
+            trial = self._interrupted.pop(next(iter(self._interrupted)))
+            if trial.status == Trial.PENDING:
+                return trial
         chosen = self._policies.scheduler.choose_trial_to_run(self)
         if chosen is not None:
             return self.trials[chosen.trial_id]

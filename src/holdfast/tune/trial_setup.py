@@ -7,12 +7,15 @@ workers.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
+from blake3 import blake3
 
+from holdfast.checkpoint.link import link_checkpoint
 from holdfast.control.agent_link import Preparation
 from holdfast.control.job_pickle import pickle_config
 from holdfast.control.lease import GuestLease, read_cuts
@@ -20,16 +23,18 @@ from holdfast.control.loop import ControllerSetup, RunOwner
 from holdfast.control.request import TrainRequest
 from holdfast.control.setup import agents_work_dir, make_guest_setup, make_preparation
 from holdfast.core.masking import masked
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Damaged, NotCommitted, NotFound
 from holdfast.journal.reader import JournalReader
 from holdfast.storage.store import Store
 from holdfast.storage.uri import join
 from holdfast.train.request import build_request, plain_json
 from holdfast.train.trainer import DataParallelTrainer
-from holdfast.tune.machine import TrialState
+from holdfast.tune.machine import CloneSource, TrialState
 from holdfast.views.files.results import ResultFiles
 
 __all__ = ["FunctionRequests", "TrainerRequests", "TrialRequests", "TrialSetup"]
+
+_log = logging.getLogger(__name__)
 
 
 class TrialRequests(Protocol):
@@ -114,6 +119,8 @@ class TrialSetup:
             awaits_decisions=self.awaits_decisions,
         )
         store = self.store.sub(trial.directory)
+        if trial.source is not None:
+            self._link(trial, trial.source, lease)
         journal = None
         if trial.is_started:
             journal = JournalReader(self.store, read_cuts(self.store), trial.trial_id, shared=True)
@@ -135,3 +142,24 @@ class TrialSetup:
             [files],
             restart=trial.restart,
         )
+
+    def _link(self, trial: TrialState, source: CloneSource, lease: GuestLease) -> None:
+        """Make the donor's checkpoint the trial's newest; what a crash left of that is found by its token."""
+        lease.make_fence()
+        token = blake3(source.decision.encode()).hexdigest()[:32]
+        try:
+            link_checkpoint(
+                self.store,
+                source.directory,
+                source.checkpoint,
+                trial.directory,
+                epoch=lease.epoch,
+                at_least=lease.floor,
+                token=token,
+            )
+        except (NotCommitted, NotFound, Damaged) as error:
+            _log.warning(
+                "Trial %s goes on from its own checkpoint, since the one that it was to get cannot be read: %s",
+                trial.trial_id,
+                error,
+            )

@@ -36,6 +36,7 @@ KINDS = {
     "TrialCreated": r.TrialCreated,
     "TrialStopped": r.TrialStopped,
     "TrialReset": r.TrialReset,
+    "TrialCloned": r.TrialCloned,
     "ExperimentEnded": r.ExperimentEnded,
 }
 

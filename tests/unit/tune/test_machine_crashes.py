@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.machine import ExperimentMachine, Policies, TrialState
 from holdfast.tune.schedulers.async_hyperband import AsyncHyperBandScheduler
 from holdfast.tune.schedulers.hyperband import HyperBandScheduler
 from holdfast.tune.schedulers.median_stopping_rule import MedianStoppingRule
+from holdfast.tune.schedulers.pbt import PopulationBasedTraining
 from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, TrialScheduler, configure_scheduler
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
 from holdfast.tune.search.sample import uniform
@@ -24,11 +26,25 @@ from holdfast.tune.stopper.resolve import make_stopper
 
 ITERATIONS = 9
 TRIALS = 12
+
+
+def _make_pbt(synch: bool = False) -> PopulationBasedTraining:
+    return PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        quantile_fraction=0.5,
+        hyperparam_mutations={"x": uniform(0, 1)},
+        synch=synch,
+    )
+
+
 SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
     "fifo": FIFOScheduler,
     "asha": lambda: AsyncHyperBandScheduler(max_t=ITERATIONS, grace_period=1, reduction_factor=2),
-    "median": lambda: MedianStoppingRule(grace_period=2, min_samples_required=2),
+    "median": lambda: MedianStoppingRule(time_attr="training_iteration", grace_period=2, min_samples_required=2),
     "hyperband": lambda: HyperBandScheduler(max_t=ITERATIONS),
+    "pbt": _make_pbt,
+    "synchronous pbt": lambda: _make_pbt(synch=True),
 }
 
 
@@ -56,6 +72,8 @@ class Model:
     """How many must be before the next step."""
     clock: float = 0.0
     started: list[str] = field(default_factory=list)
+    linked: dict[str, tuple[int, StoredCheckpoint]] = field(default_factory=dict)
+    """The checkpoint that each trial was given last, in storage, with the index that it has there."""
 
     def now(self) -> float:
         self.clock += 1.0
@@ -101,7 +119,17 @@ class Model:
         trial.status = Trial.RUNNING
         self.live[trial.trial_id] = trial
         self.started.append(trial.trial_id)
+        source = trial.source
+        if source is not None:
+            donor = self.machine.trials[source.donor]
+            assert source.checkpoint in donor.summary.durable.checkpoints, "a donor's checkpoint was removed"
+            donated = donor.summary.durable.checkpoints[source.checkpoint]
+            self.linked[trial.trial_id] = (trial.summary.durable.next_index, donated)
         self.record(trial.trial_id, r.ControllerStarted(at=self.now(), epoch=1, host="here", pid=1, workers=1))
+        if trial.trial_id in self.linked:
+            index, donated = self.linked[trial.trial_id]
+            if trial.summary.durable.next_index <= index:  # storage has it, and the journal does not know
+                self.commit(trial, donated.iteration, donated.generation, donated.metrics)
         newest = trial.summary.durable.resume_point()
         generation = trial.summary.durable.generation + 1
         iteration, name = (newest.iteration, newest.name) if newest is not None else (0, None)
@@ -133,18 +161,23 @@ class Model:
         self.record_decided()
         if trial.stopped is not None:
             self.due = len(self.journal)  # the worker learns of it once it is durable
+        self.commit(trial, iteration, generation, metrics)
+        if trial.stopped is not None:
+            self.due = len(self.journal)
+
+    def commit(self, trial: TrialState, iteration: int, generation: int, metrics: dict[str, Any]) -> None:
+        """Only the newest checkpoint stays, and what is pinned."""
         index = trial.summary.durable.next_index
+        name = f"checkpoint_{index:06d}"
         self.record(
             trial.trial_id,
             r.CheckpointCommitted(
-                at=self.now(),
-                name=f"checkpoint_{index:06d}",
-                index=index,
-                iteration=iteration,
-                generation=generation,
-                metrics=metrics,
+                at=self.now(), name=name, index=index, iteration=iteration, generation=generation, metrics=metrics
             ),
         )
+        self.record_decided()
+        for older in [one for one in trial.summary.durable.checkpoints if one not in (name, *trial.pins)]:
+            self.record(trial.trial_id, r.CheckpointDeleted(at=self.now(), name=older))
 
     def record(self, run: str, record: r.Record) -> None:
         self.journal.append((run, record))
@@ -204,6 +237,26 @@ def test_no_trial_is_lost_or_run_again_with_several_at_a_time(scheduler: str, se
         assert model.machine.trials[trial_id].summary.iteration <= record.iteration, "a decision was taken back"
     created = [record.trial for _, record in model.journal if isinstance(record, r.TrialCreated)]
     assert len(created) == len(set(created))
+
+
+def test_what_is_done_again_after_a_crash_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that averages results would count it twice."""
+    told: list[tuple[str, int]] = []
+
+    def note(_: Any, __: Any, trial: Trial, result: dict[str, Any]) -> str:
+        told.append((trial.trial_id, result["training_iteration"]))
+        return TrialScheduler.CONTINUE
+
+    monkeypatch.setattr(FIFOScheduler, "on_trial_result", note)
+    model = Model("fifo", random.Random(0))
+    model.run(10)
+    commits = [n for n, (_, record) in enumerate(model.journal) if isinstance(record, r.CheckpointCommitted)]
+    del model.journal[commits[-1] :]  # the last report is there, and its checkpoint is not
+    told.clear()
+    assert model.run()
+    assert len(told) == len(set(told))
+    reports = [(run, record.iteration) for run, record in model.journal if isinstance(record, r.Reported)]
+    assert len(reports) == len(set(reports)) + 1, "nothing was done again"
 
 
 # ------------------------------------------------------------ the model must notice what is broken
@@ -279,23 +332,55 @@ def forget_results_of_the_scheduler(patch: Patch) -> None:
     patch.setattr(ExperimentMachine, "_take_result", take_new)
 
 
+def pin_nothing(patch: Patch) -> None:
+    """Retention removes a donor's checkpoint before the copy has it."""
+    patch.setattr(ExperimentMachine, "pin_checkpoint", lambda *_: None)
+
+
+def keep_the_configuration_of_a_clone(patch: Patch) -> None:
+    clone = ExperimentMachine._clone
+
+    def forgetful(self: ExperimentMachine, trial: TrialState, record: r.TrialCloned) -> None:
+        before = trial.config
+        clone(self, trial, record)
+        trial.config = before
+
+    patch.setattr(ExperimentMachine, "_clone", forgetful)
+
+
+def ask_who_goes_on_after_a_crash(patch: Patch) -> None:
+    """The scheduler may choose another trial than the one that ran."""
+
+    def interrupt(self: ExperimentMachine, trial: TrialState) -> None:
+        trial.status = Trial.PENDING
+
+    patch.setattr(ExperimentMachine, "_interrupt", interrupt)
+
+
 MUTANTS = [
-    forget_decisions_that_were_not_recorded,
-    start_the_search_over,
-    run_stopped_trials_again,
-    run_finished_trials_again,
-    fold_records_into_another_trial,
-    forget_results_of_the_scheduler,
+    (forget_decisions_that_were_not_recorded, "asha"),
+    (start_the_search_over, "asha"),
+    (run_stopped_trials_again, "asha"),
+    (run_finished_trials_again, "asha"),
+    (fold_records_into_another_trial, "asha"),
+    (forget_results_of_the_scheduler, "asha"),
+    (pin_nothing, "pbt"),
+    (keep_the_configuration_of_a_clone, "pbt"),
+    (ask_who_goes_on_after_a_crash, "pbt"),
 ]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_seed_finds_the_mutant(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    undisturbed = Model("asha", random.Random(0))
+@pytest.mark.parametrize(
+    ("mutant", "scheduler"), MUTANTS, ids=[f"{mutant.__name__} {scheduler}" for mutant, scheduler in MUTANTS]
+)
+def test_a_seed_finds_the_mutant(
+    mutant: Callable[[Patch], None], scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = Model(scheduler, random.Random(0))
     assert undisturbed.run()
     mutant(monkeypatch)
-    for seed in range(60):
-        model = Model("asha", random.Random(seed))
+    for seed in range(100):
+        model = Model(scheduler, random.Random(seed))
         try:
             for _ in range(8):
                 if model.run(model.random.randint(1, 40)):

@@ -52,6 +52,9 @@ class PopulationBasedTraining(ComparingScheduler):
     report checkpoints.
     """
 
+    waits_for_checkpoints = True
+    takes_turns = True
+
     def __init__(
         self,
         time_attr: str = "time_total_s",
@@ -202,9 +205,9 @@ class PopulationBasedTraining(ComparingScheduler):
         worst, best = self._quantiles()
         decision = TrialScheduler.CONTINUE
         for trial in tune_controller.get_live_trials():
-            member = self._members[trial.trial_id]
-            if not member.waits:
-                continue
+            member = self._members.get(trial.trial_id)
+            if member is None or not member.waits:
+                continue  # it is ending, or on its way
             member.waits = False
             if trial.trial_id in worst and self._exploit(tune_controller, trial, best):
                 decision = TrialScheduler.NOOP if trial is reporting else decision

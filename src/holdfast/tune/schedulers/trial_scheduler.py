@@ -67,6 +67,12 @@ class TrialScheduler(Stateful):
     needs_metric = False
     """Whether it compares trials."""
 
+    waits_for_checkpoints = False
+    """Whether a result that comes with a checkpoint is told once that is committed; the trial waits meanwhile."""
+
+    takes_turns = False
+    """Whether all trials are created at once, also those that must wait, so that they can take turns."""
+
     seed: int = 0
     """The experiment's."""
 
