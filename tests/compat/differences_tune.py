@@ -295,6 +295,9 @@ BEHAVIOUR = (
         "an actor is used for several trials",
         "accepted; workers are forked from a process that has imported everything",
     ),
+    ("An exception in a `Callback`", "ends the experiment", "the same: trials are stopped in order, then `TuneError`"),
+    ("`Callback` hooks", "called in the loop, before anything is stored", "called in a thread, for what is durable"),
+    ("`Callback.get_state`, `set_state`", "kept with the experiment, pickled", "not called"),
     ("TUNE_GLOBAL_CHECKPOINT_S, TUNE_RESULT_BUFFER_LENGTH, ...", "tune Ray Tune's own files and loops", "ignored"),
 )
 """What the names do not show: (what, Ray, Holdfast)."""

@@ -8,7 +8,7 @@ does not grow with the number of guests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.core.records import Record
@@ -29,6 +29,8 @@ class GroupCommit:
         self._thread = ThreadPoolExecutor(1, "holdfast-journal")
         """A disk that stalls must not stall the event loop. A thread of its own: storage work may fill the others."""
         self._flushing: asyncio.Future[None] | None = None
+        self.on_saved: Callable[[], None] = lambda: None
+        """Called in the event loop, when more of the journal has become durable."""
 
     async def flush(self) -> None:
         """Make everything durable that was appended before this call; raises `StorageError`."""
@@ -37,7 +39,12 @@ class GroupCommit:
             if self._flushing is None or self._flushing.done():
                 loop = asyncio.get_running_loop()
                 self._flushing = loop.run_in_executor(self._thread, self.journal.flush)
+                self._flushing.add_done_callback(self._flushed)
             await asyncio.shield(self._flushing)
+
+    def _flushed(self, flushing: asyncio.Future[None]) -> None:
+        if not flushing.cancelled() and flushing.exception() is None:
+            self.on_saved()
 
     def close(self) -> None:
         """The last guest has left: leave the journal tidy."""

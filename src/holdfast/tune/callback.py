@@ -1,7 +1,8 @@
 """`Callback`: the user's own code, called in the driver's process while an experiment goes on.
 
 Derive from it, override what is needed, and give instances to `RunConfig(callbacks=[...])`. Hooks are called in order,
-one at a time, after what they tell of is durable. `iteration` counts the results of all trials.
+one at a time, in a thread of their own, after what they tell of is durable. `iteration` counts the results of all
+trials. An exception in a hook ends the experiment: `fit()` raises `TuneError`. `callback_view` calls them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Callback(Component):
         """Before the first trial of this driver."""
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Before the experiment looks at what has happened."""
+        """Before each of the hooks for one trial."""
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """After it has decided what to do."""
+        """After each of them."""
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """A trial starts, or goes on after a pause."""
@@ -68,8 +69,8 @@ class Callback(Component):
         """All trials have ended."""
 
     def get_state(self) -> dict[str, Any] | None:
-        """What is to be kept for the next driver, in terms of JSON."""
+        """Never called: a driver that goes on constructs callbacks anew."""
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """What `get_state` gave to an earlier driver."""
+        """Never called."""

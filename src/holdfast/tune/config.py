@@ -149,5 +149,3 @@ def check_supported(tune_config: TuneConfig, run_config: train_config.RunConfig 
     """Refuse, before anything starts, what experiments cannot do yet."""
     if run_config is not None:
         checks.callbacks("RunConfig(callbacks)", run_config.callbacks, Callback, "holdfast.tune.Callback")
-        if run_config.callbacks or run_config.progress_reporter:
-            raise ConfigError("RunConfig(callbacks, progress_reporter) are not supported yet: leave them out.")

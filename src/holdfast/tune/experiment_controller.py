@@ -10,44 +10,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, cast
 
 from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.group_commit import GroupCommit, RunJournal
 from holdfast.control.hub import Hub
 from holdfast.control.lease import GuestLease, Lease
 from holdfast.control.loop import Controller, ControllerSetup, RunOwner
+from holdfast.control.publisher import Publisher
 from holdfast.control.retry import retry_for
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.commands import RunStatus
 from holdfast.core.failure_kind import FailureKind
 from holdfast.errors import Fenced, HoldfastError, StorageError
+from holdfast.journal.format import Line
+from holdfast.journal.reader import JournalReader, Mark
 from holdfast.runtime import current
 from holdfast.storage.store import Store
+from holdfast.tune.experiment_observer import ExperimentObserver
 from holdfast.tune.machine import ExperimentMachine, TrialState
 
-__all__ = ["ExperimentController", "ExperimentSetup", "ExperimentView", "MakeTrial"]
+__all__ = ["ExperimentController", "ExperimentSetup", "MakeTrial"]
 
 _BEAT_S = 5.0
 _log = logging.getLogger(__name__)
 
 MakeTrial = Callable[[TrialState, GuestLease, RunOwner], ControllerSetup]
 """From a trial to what its controller starts from; called in a thread."""
-
-
-class ExperimentView(Protocol):
-    """Shows an experiment to people."""
-
-    def began(self, machine: ExperimentMachine) -> None: ...
-
-    def trial_ended(self, trial: TrialState) -> None:
-        """A trial does not run any more; it may have been paused or interrupted."""
-        ...
-
-    def ended(self, machine: ExperimentMachine, why: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +55,7 @@ class ExperimentSetup:
     make_trial: MakeTrial
     storage_patience_s: float = 300.0
     time_budget_s: float | None = None
-    view: ExperimentView | None = None
+    observer: ExperimentObserver | None = None
 
 
 class ExperimentController:
@@ -83,6 +76,13 @@ class ExperimentController:
         self._controllers: dict[str, Controller] = {}
         self._stop: e.StopRequested | None = None
         self._error: BaseException | None = None
+        self._unsaved: deque[Line] = deque()
+        """What the observer is not to see before it is durable."""
+        self._publisher: Publisher | None = None
+        if setup.observer is not None:
+            # It passes on whatever it is given: lines, since the journal has records of many runs.
+            self._publisher = Publisher([cast("Any", setup.observer)], cast("Any", self._read_back))
+            commit.on_saved = self._publish
 
     @property
     def interrupted_by(self) -> str:
@@ -116,8 +116,6 @@ class ExperimentController:
             self._record(self._setup.begin)
             self._record_decided("")
             self._machine.resume()
-            if self._setup.view is not None:
-                self._setup.view.began(self._machine)
             while True:
                 self._start_trials()
                 if not self._running:
@@ -129,6 +127,9 @@ class ExperimentController:
             for task in side:
                 task.cancel()
             await asyncio.gather(*side, return_exceptions=True)
+            if self._publisher is not None:
+                self._publish()
+                await self._blocking.run(self._publisher.close)
             await self._blocking.finished()
 
     async def _end(self) -> RunStatus:
@@ -140,8 +141,6 @@ class ExperimentController:
         self._record([r.ExperimentEnded(at=current().now(), why=why)])
         warning = "The experiment's journal cannot be written; trying again"
         await retry_for(self._setup.storage_patience_s, self._commit.flush, (StorageError,), warning)
-        if self._setup.view is not None:
-            self._setup.view.ended(self._machine, why)
         return RunStatus.INTERRUPTED if self._stop is not None else RunStatus.FINISHED
 
     def _start_trials(self) -> None:
@@ -172,8 +171,6 @@ class ExperimentController:
         finally:
             del self._running[trial.trial_id]
             self._controllers.pop(trial.trial_id, None)
-            if self._setup.view is not None:
-                self._setup.view.trial_ended(trial)
             self._wake.set()
 
     async def _drive_trial(self, trial: TrialState) -> None:
@@ -191,18 +188,26 @@ class ExperimentController:
         """The trial could not even be started."""
         failed = r.RunFailed(at=current().now(), error=str(error), error_type=FailureKind.of(error))
         self._commit.journal.append([failed], trial.trial_id)
+        self._show(trial.trial_id, [failed])
         self._machine.apply(trial.trial_id, failed)
         self._record_decided(trial.trial_id)
+
+    def give_up_threadsafe(self, error: BaseException) -> None:
+        """Let every trial be stopped, and raise this: a callback failed. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._give_up, error)
 
     def _give_up(self, error: BaseException) -> None:
         self._error = self._error or error
         for controller in self._controllers.values():
             controller.post(e.StopRequested(why="the experiment failed"))
+        self._wake.set()
 
     # ------------------------------------------------------------ records
 
     def trial_recorded(self, trial: TrialState, records: Sequence[r.Record]) -> None:
         """A trial's controller has appended these."""
+        self._show(trial.trial_id, records)
         for record in records:
             self._machine.apply(trial.trial_id, record)
         # Before its workers start, nobody waits for an answer.
@@ -213,6 +218,7 @@ class ExperimentController:
     def _record(self, records: Sequence[r.Record]) -> None:
         """Append records of the experiment itself, which becomes durable with what is done because of them."""
         self._commit.journal.append(records, self._machine.id)
+        self._show(self._machine.id, records)
         for record in records:
             self._machine.apply(self._machine.id, record)
 
@@ -228,6 +234,25 @@ class ExperimentController:
                 if (controller := self._controllers.get(record.trial)) is not None:
                     by = record.by if isinstance(record, r.TrialStopped) else "scheduler"
                     controller.post(e.StopRequested(why=f"stopped by the {by}"))
+
+    def _show(self, run: str, records: Sequence[r.Record]) -> None:
+        """These were appended just now: the observer gets them once they are durable."""
+        if self._publisher is not None:
+            first = self._commit.journal.appended - len(records) + 1
+            self._unsaved += [Line(n, run, 0, record) for n, record in enumerate(records, first)]
+
+    def _publish(self) -> None:
+        assert self._publisher is not None
+        durable: list[Any] = []
+        while self._unsaved and self._unsaved[0].n <= self._commit.journal.saved:
+            durable.append(self._unsaved.popleft())
+        self._publisher.hold(durable)
+        self._publisher.release()
+
+    def _read_back(self, after: int) -> Iterator[tuple[int, Line]]:
+        journal = self._commit.journal
+        for _, line in JournalReader(journal.store).read(Mark(journal.epoch, journal.lease, after)):
+            yield line.n, line
 
     # ------------------------------------------------------------ beside the loop
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,6 +46,8 @@ class ExperimentRequest:
     """What becomes of trials that have failed."""
     resume_unfinished: bool = True
     must_exist: bool = False
+    on_checkpoint: Callable[[], None] | None = None
+    """Called for each checkpoint of a trial, in a thread."""
 
     def settings(self, seed: int) -> ExperimentSettings:
         """What is kept."""

@@ -145,6 +145,16 @@ class ExperimentMachine:
         """The same of trials that become copies of others, each with its configuration."""
         self._now = 0.0
 
+    @property
+    def total_trials(self) -> int | None:
+        """How many trials there will be at most; None if there is no end."""
+        return self._policies.total_trials
+
+    @property
+    def decode_config(self) -> Callable[[Any], dict[str, Any]]:
+        """Makes a trial's configuration of what the journal has of it."""
+        return self._decode_config
+
     # ------------------------------------------------------------ what schedulers ask
 
     def get_trials(self) -> Sequence[Trial]:

@@ -46,11 +46,11 @@ from holdfast.train.trainer import DataParallelTrainer
 from holdfast.tune.config import RunConfig, TuneConfig
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.experiment_controller import ExperimentController, ExperimentSetup
+from holdfast.tune.experiment_observer import replaying_machine
 from holdfast.tune.experiment_request import ExperimentRequest, ExperimentSettings
+from holdfast.tune.experiment_views import ExperimentViews
 from holdfast.tune.function_trial import TrialFunction
 from holdfast.tune.machine import ExperimentMachine, Policies, TrialState, make_result
-from holdfast.tune.objective import Objective
-from holdfast.tune.progress import ProgressLines
 from holdfast.tune.result_grid import ResultGrid
 from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, configure_scheduler
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
@@ -99,34 +99,44 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
             settings=msgspec.to_builtins(settings),
         )
         place = join(request.storage_path, request.name)
+        views = ExperimentViews(request, requests.base, machine, store, place)
         setup = ExperimentSetup(
             store=store,
             machine=machine,
             begin=[started, *_resets(request, machine, started.at)],
             make_trial=TrialSetup(requests, store, place, request.name, _awaits_decisions(request)),
             storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
-            view=ProgressLines(request.name, store.uri, _objective(request), quiet=request.run_config.is_quiet),
+            observer=views.observer,
             time_budget_s=request.tune_config.time_budget_s,  # type: ignore[arg-type]  # seconds by now
         )
         commit = GroupCommit(Journal(store, lease.epoch, lease.id))
         controllers: list[ExperimentController] = []
-        with join_hub() as hub:
-            make_controller = partial(_make_controller, setup, lease, commit, controllers)
-            hub.listen(listen_address(requests.base))
-            status = hub.run(make_controller, driver_thread)
-        commit.close()
+        try:
+            with join_hub() as hub:
+                make_controller = partial(_make_controller, setup, lease, commit, controllers, views)
+                hub.listen(listen_address(requests.base))
+                status = hub.run(make_controller, driver_thread)
+        finally:
+            commit.close()
     finally:
         lease.release()
         driver_thread.close()
     if status is RunStatus.FENCED:
         raise Fenced(controllers[0].fenced_by)
+    views.check()
     return ExperimentOutcome(status, _results(request, store, machine), controllers[0].interrupted_by)
 
 
 def _make_controller(
-    setup: ExperimentSetup, lease: Any, commit: GroupCommit, made: list[ExperimentController], hub: Hub
+    setup: ExperimentSetup,
+    lease: Any,
+    commit: GroupCommit,
+    made: list[ExperimentController],
+    views: ExperimentViews,
+    hub: Hub,
 ) -> ExperimentController:
     made.append(ExperimentController(setup, lease, commit, hub))
+    views.on_error(made[0].give_up_threadsafe)
     return made[0]
 
 
@@ -173,8 +183,7 @@ def open_results(storage_path: str, name: str, filesystem: object | None) -> Res
         name=name,
     )
     experiment_id, lines = _read_lines(store)
-    policies = Policies(BasicVariantGenerator(), FIFOScheduler())  # what was decided is recorded
-    machine = ExperimentMachine(experiment_id, policies, lambda trial: (trial.trial_id, trial.trial_id), _read_config)
+    machine = replaying_machine(experiment_id, _read_config)
     for line in lines:
         machine.apply(line.run, line.record)
     return _results(request, store, machine)
@@ -293,11 +302,6 @@ def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:
     gang = Gang(run="", workers=100_000, resources=dict(base.resources))
     here = capacity(gang, offers_of(base))
     return max(1, here // max(1, base.max_workers))
-
-
-def _objective(request: ExperimentRequest) -> Objective | None:
-    tune = request.tune_config
-    return Objective(tune.metric, tune.mode) if tune.metric and tune.mode else None
 
 
 def _resets(request: ExperimentRequest, machine: ExperimentMachine, at: float) -> list[r.Record]:

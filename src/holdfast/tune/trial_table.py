@@ -18,7 +18,7 @@ from holdfast.tune.objective import Objective
 from holdfast.views.formatting import count_text, metric_text, running_time, trim
 from holdfast.views.terminal.box import columns_of
 
-__all__ = ["TrialTable", "best_trial", "estimate_left_s", "status_counts"]
+__all__ = ["TrialTable", "best_trial", "estimate_left_s", "status_counts", "trial_score"]
 
 _ORDER = (Trial.RUNNING, Trial.PAUSED, Trial.PENDING, Trial.TERMINATED, Trial.ERROR)
 _NAME_LENGTH = 40
@@ -94,7 +94,7 @@ class TrialTable:
         if shown:
             lines += _grid([self._heads(shown), *(self._row(trial, shown, trial is best) for trial in shown)], width)
         if (left_out := len(trials) - len(shown)) > 0:
-            lines.append(_cut(f"and {count_text(left_out, 'trial', grouped=True)} more", width))
+            lines.append(_cut(f"and {left_out:,} more {'trial' if left_out == 1 else 'trials'}", width))
         return lines
 
     # ------------------------------------------------------------ rows
@@ -111,7 +111,7 @@ class TrialTable:
             chosen[-1] = best
         if self._sort_by_metric and self.objective is not None:
             objective = self.objective
-            chosen.sort(key=lambda trial: _score(objective, trial), reverse=True)
+            chosen.sort(key=lambda trial: trial_score(objective, trial), reverse=True)
         return chosen
 
     def _heads(self, shown: Sequence[Trial]) -> list[str]:
@@ -172,7 +172,7 @@ def best_trial(trials: Collection[Trial], objective: Objective) -> Trial | None:
     """The trial whose last report is the best; None if none has reported the metric as a number."""
     best, best_score = None, float("-inf")
     for trial in trials:
-        score = _score(objective, trial)
+        score = trial_score(objective, trial)
         if score > best_score:
             best, best_score = trial, score
     return best
@@ -185,7 +185,8 @@ def estimate_left_s(finished: int, total: int | None, elapsed_s: float) -> float
     return elapsed_s * (total - finished) / finished
 
 
-def _score(objective: Objective, trial: Trial) -> float:
+def trial_score(objective: Objective, trial: Trial) -> float:
+    """Of its last report: higher is better, minus infinity where there is no number."""
     try:
         score = objective.score(trial.last_result)
     except ConfigError:  # it is no number

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, HoldfastError, NotFound
@@ -79,6 +80,8 @@ class Tuner:
         request = self._request()
         run = request.run_config
         mirror = make_mirror(run.sync_config, request.storage_path, request.name, run.storage_filesystem)
+        if mirror is not None and run.sync_config.sync_on_checkpoint:
+            request = replace(request, on_checkpoint=mirror.sync_soon)
         with mirror or contextlib.nullcontext():
             outcome = run_experiment(request)
         if outcome.status is RunStatus.INTERRUPTED:

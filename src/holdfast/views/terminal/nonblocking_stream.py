@@ -44,7 +44,7 @@ class NonblockingStream:
         self.colour = self.live and os.environ.get("NO_COLOR", "") == ""
         self._lock = threading.RLock()
         self._statuses: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-        """The status line of each run that prints here, "" if it has none now."""
+        """What each run that prints here shows below everything else, "" if nothing now."""
         self._drawn: tuple[str, ...] = ()
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.fine = _takes("╭─│", self._encoding)
@@ -88,10 +88,10 @@ class NonblockingStream:
         return len(self._statuses) > 1
 
     def set_status(self, run: object, text: str) -> None:
-        """The line that `drain` shows for this run below everything else, where it can; "" for none. It must fit on
-        one."""
+        """The line, or lines, that `drain` shows for this run below everything else, where it can; "" for none. Each
+        must fit on one."""
         with self._lock:
-            self._statuses[run] = printable(text) if self.live and not self._gone else ""
+            self._statuses[run] = printable(text, lines=True) if self.live and not self._gone else ""
 
     def leave(self, run: object) -> None:
         """The run prints nothing any more; it came with its first `set_status`."""
@@ -123,10 +123,12 @@ class NonblockingStream:
 
     def _status_lines(self) -> tuple[str, ...]:
         """What is to be drawn: no more than half of the terminal."""
-        lines = [text for text in self._statuses.values() if text]
-        most = max(2, self._height // 2)
+        statuses = [text for text in self._statuses.values() if text]
+        lines = [line for text in statuses for line in text.split("\n")]
+        most = max(2, self.height // 2)
         if len(lines) > most:
-            lines[most - 1 :] = [f"and {len(lines) - most + 1} more runs"]
+            what = "runs" if len(lines) == len(statuses) else "lines"
+            lines[most - 1 :] = [f"and {len(lines) - most + 1} more {what}"]
         return tuple(lines)
 
     def _draw(self, lines: tuple[str, ...]) -> None:
@@ -141,7 +143,8 @@ class NonblockingStream:
         self._drawn = lines
 
     @property
-    def _height(self) -> int:
+    def height(self) -> int:
+        """Lines of the terminal."""
         try:
             return os.get_terminal_size(self._stream.fileno()).lines or 24
         except (OSError, ValueError, AttributeError):

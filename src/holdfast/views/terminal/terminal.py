@@ -32,7 +32,7 @@ from holdfast.views.terminal.throttle import Throttle
 from holdfast.views.terminal.worker_output import WorkerOutput
 from holdfast.wire.messages import LogLine
 
-__all__ = ["Terminal", "print_complete"]
+__all__ = ["Terminal", "is_set", "print_complete"]
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM = "31", "33", "32", "1", "2"
 _DRAW_S = 0.1
@@ -66,8 +66,8 @@ class Terminal:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`work_dir` is where workers run, `config` the training function's configuration."""
-        self._json = _is_set("HOLDFAST_JSON") if json_lines is None else json_lines
-        self._quiet = _is_set("HOLDFAST_QUIET") if quiet is None else quiet
+        self._json = is_set("HOLDFAST_JSON") if json_lines is None else json_lines
+        self._quiet = is_set("HOLDFAST_QUIET") if quiet is None else quiet
         if self._json or is_notebook(stdout):
             stderr = stdout
         self._stream = open_stream(stderr, interactive)
@@ -368,10 +368,11 @@ class Terminal:
 
 def print_complete(stdout: TextIO, stderr: TextIO, name: str, uri: str, iterations: int) -> None:
     """Print one line, where a run's output goes: the run that was asked for is complete already."""
-    if not (_is_set("HOLDFAST_QUIET") or _is_set("HOLDFAST_JSON")):
+    if not (is_set("HOLDFAST_QUIET") or is_set("HOLDFAST_JSON")):
         done = f"Run {name} is complete already, with {count_text(iterations, 'iteration')}: {uri}"
         print(printable(done), file=stdout if is_notebook(stdout) else stderr, flush=True)
 
 
-def _is_set(variable: str) -> bool:
+def is_set(variable: str) -> bool:
+    """Whether this variable of the environment says yes."""
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")
