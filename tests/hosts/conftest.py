@@ -58,6 +58,14 @@ class Hosts:
         command += ["--agent-id", name, "--slots", "1", *options]
         return self._start(host, command, name, {"TEST_HOST": name, **environment})
 
+    def start_agent_without_storage(self, host: Host, name: str) -> subprocess.Popen[str]:
+        """An agent that sees an empty directory where the driver has its storage."""
+        self.storage.mkdir(exist_ok=True)
+        hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(self.storage)]
+        command = [sys.executable, "-m", "holdfast", "agent", "--join", f"holdfast://{self.listen}"]
+        command += ["--agent-id", name, "--slots", "1"]
+        return self._start(host, [*hide, *command], name, {"TEST_HOST": name})
+
     def wait_for_file(self, name: str, minimum: int = 0) -> None:
         """Until a worker has written a file; with `minimum`, a number of at least so much."""
         path = self.directory / name

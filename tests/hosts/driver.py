@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from holdfast import train
-from holdfast.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from holdfast.train import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 
 
 def allreduce(config: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +50,33 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
         draft.rename(Path(config["directory"], f"step_{rank}"))
         time.sleep(0.05)
     return {"steps": step}
+
+
+def checkpoint(config: dict[str, Any]) -> dict[str, Any]:
+    """Report checkpoints of all ranks until a file is there; tell from which step each rank started."""
+    rank = train.get_context().get_world_rank()
+    step = 0
+    found = train.get_checkpoint()
+    if found is not None:
+        with found.as_directory() as directory:
+            step = int(Path(directory, f"step_{rank}").read_text())
+            assert Path(directory, f"large_{rank}").read_bytes() == _large(step, rank)
+    with Path(config["directory"], f"started_{rank}").open("a") as file:
+        file.write(f"{os.environ['TEST_HOST']} {step}\n")
+    while not train.collective.broadcast_from_rank_zero(Path(config["directory"], "end").exists()):
+        step += 1
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"step_{rank}").write_text(str(step))
+            Path(directory, f"large_{rank}").write_bytes(_large(step, rank))
+            train.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+        draft = Path(config["directory"], f"draft_{rank}")
+        draft.write_text(str(step))
+        draft.rename(Path(config["directory"], f"step_{rank}"))
+    return {"steps": step}
+
+
+def _large(step: int, rank: int) -> bytes:
+    return bytes([step % 251, rank]) * 1_500_000
 
 
 def main() -> None:

@@ -29,9 +29,11 @@ from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
 from holdfast.runtime import current
 from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.store import Store
+from holdfast.streaming.messages import ServedStorage
 from holdfast.wire.channel import Channel, connect
 from holdfast.wire.hello import Hello
-from holdfast.wire.messages import ControllerMessage, PrepareRun
+from holdfast.wire.join_string import parse_address
+from holdfast.wire.messages import ControllerMessage, PrepareRun, StorageProbe, StorageServed
 from holdfast.wire.resumable_channel import ResumableChannel
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import detach_output
@@ -166,8 +168,28 @@ class Platform:
         """Where workers run; a relative path is below this node's cache."""
         return path if os.path.isabs(path) else str(local_cache_dir() / "work" / path)  # noqa: PTH117
 
+    def sees_storage(self, probe: StorageProbe) -> bool:
+        """Whether this machine sees the directory that the controller means, and not another of that name; may
+        block."""
+        try:
+            return probe.text.encode() in Path(probe.file).read_bytes()
+        except OSError:
+            return False
+
+    def find_server(self, answer: StorageServed) -> ServedStorage:
+        """Where this machine reaches the storage server: it listens where the controller does."""
+        host, _ = parse_address(self._connect_to, "The controller's address")
+        return ServedStorage(root=answer.root, host=host, port=answer.port, key=answer.key)
+
+    def open_streamed(self, order: PrepareRun, served: ServedStorage) -> Store:
+        """The run's storage where this machine does not see it."""
+        from holdfast.storage.locate import open_store
+        from holdfast.streaming.client import open_streamed
+
+        return open_streamed(served, open_store(order.storage).uri)
+
     def open_store(self, order: PrepareRun) -> Store:
-        """The run's storage; may block."""
+        """The run's storage where this machine sees it; may block."""
         from holdfast.storage.locate import open_store
 
         filesystem = None

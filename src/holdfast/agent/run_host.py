@@ -7,6 +7,7 @@ and sockets: those are `platform`'s and the spawner's. `worker_group` watches th
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
@@ -27,8 +28,19 @@ from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, HoldReports, StartWorkers, StopWorkers
 from holdfast.core.events import AgentPrepared, DamageFound, WorkerExited, WorkersStopped
 from holdfast.core.records import WorkerFailure
-from holdfast.errors import Damaged, HoldfastError, NotCommitted
-from holdfast.wire.messages import AgentMessage, Collected, ControllerMessage, LogLine, Logs, PrepareRun, Upload
+from holdfast.errors import Damaged, HoldfastError, NotCommitted, StorageError
+from holdfast.streaming.messages import ServedStorage
+from holdfast.wire.messages import (
+    AgentMessage,
+    Collected,
+    ControllerMessage,
+    LogLine,
+    Logs,
+    PrepareRun,
+    StorageServed,
+    StorageUnseen,
+    Upload,
+)
 from holdfast.worker.job import Assignment
 
 __all__ = ["RunHost"]
@@ -65,11 +77,14 @@ class RunHost:
         self._backlog_bytes = backlog_bytes
         self._on_error = on_error
         self._buffers = buffers
-        self._storage = RunStorage(directory, self._buffers, platform.open_store)
+        self._storage = RunStorage(directory, self._buffers)
         self._spawner = spawners.spawner(run, self)
         self._address = address
         self._master_port = platform.open_master_port(address)
         self._order: PrepareRun | None = None
+        self._served: ServedStorage | None = None
+        """Where the run's storage is served, if this node does not see it."""
+        self._storage_answer: asyncio.Future[StorageServed] | None = None
         self._prepared: asyncio.Task[None] | None = None
         self._unprepared: HoldfastError | OSError | None = None
         """Why the run cannot be prepared: told as the failure of every worker that is to be started."""
@@ -100,6 +115,9 @@ class RunHost:
             self._spawn(self._send_answer(uploading))
         elif isinstance(message, AnnounceCheckpoint):
             self._announce(message)
+        elif isinstance(message, StorageServed):
+            if self._storage_answer is not None and not self._storage_answer.done():
+                self._storage_answer.set_result(message)
         elif isinstance(message, Collected | AnnounceSettled | HoldReports) and self._is_current(message.generation):
             assert self._workers is not None
             self._workers.broadcast(message)
@@ -118,7 +136,11 @@ class RunHost:
             await function.ready()
             async with self._lifecycle:
                 self._directory.make_work_dir(Path(order.work_dir))
-                self._storage.prepare(order)
+                self._served = served = await self._find_storage(order)
+                open_store = functools.partial(self._platform.open_store, order)
+                if served is not None:
+                    open_store = functools.partial(self._platform.open_streamed, order, served)
+                self._storage.prepare(order, open_store, is_streamed=served is not None)
                 self._spawn(self._storage.sync_artifacts_periodically())
                 cold_reason = await self._spawner.prepare(function, order)
         except SpawnError as error:
@@ -128,6 +150,20 @@ class RunHost:
             self._unprepared = error
         port = self._master_port.number
         self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason, master_port=port))
+
+    async def _find_storage(self, order: PrepareRun) -> ServedStorage | None:
+        """Where the run's storage is served, if this node does not see it: another directory of the same path must not
+        be taken for it."""
+        if order.probe is None or await asyncio.to_thread(self._platform.sees_storage, order.probe):
+            return None
+        self._storage_answer = asyncio.get_running_loop().create_future()
+        self._send(StorageUnseen())
+        answer = await self._storage_answer
+        if answer.error:
+            raise StorageError(f"{answer.root} is not seen by {self._host}, and cannot be served: {answer.error}")
+        text = f"{answer.root} is not seen by {self._host}: its files go through the driver's machine."
+        self._send(Logs(generation=0, lines=[LogLine(-1, "holdfast", text)]))
+        return self._platform.find_server(answer)
 
     async def _start(self, command: StartWorkers) -> None:
         async with self._lifecycle:
@@ -308,6 +344,7 @@ class RunHost:
             max_restarts=order.max_restarts,
             checkpoint=start.checkpoint,
             storage=order.storage,
+            served=self._served,
             filesystem=order.filesystem,
             config=order.config,
             experiment=order.experiment,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -21,8 +22,9 @@ from holdfast.agent.parts import Parts, UploadAnswer
 from holdfast.agent.session_dir import RunDirectory
 from holdfast.core.checkpoint_types import VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, StorageError
 from holdfast.runtime import current
+from holdfast.storage.retry import without_retries
 from holdfast.storage.store import OnBytes, Store
 from holdfast.wire.messages import PrepareRun, Upload
 
@@ -34,13 +36,16 @@ _NICENESS = 10
 _LOGS_TIMEOUT_S = 30.0
 """A disk that has not taken the logs by then is stalled: what is there of them is stored."""
 
+_log = logging.getLogger(__name__)
+
 
 class RunStorage:
     """Storage work of one run on an agent. All methods are called from its event loop; what blocks runs in threads."""
 
-    def __init__(self, directory: RunDirectory, buffers: Buffers, open_store: Callable[[PrepareRun], Store]) -> None:
+    def __init__(self, directory: RunDirectory, buffers: Buffers) -> None:
         self._executor = current().make_executor(_THREADS, "holdfast-agent", _lower_priority)
-        self._open = open_store
+        self._open: Callable[[], Store] | None = None
+        self._is_streamed = False
         self._logs = directory.logs
         self.log_writer = LogWriter()
         self._order: PrepareRun | None = None
@@ -49,10 +54,12 @@ class RunStorage:
         self._store_lock = threading.Lock()
         self.parts = Parts(self._executor, buffers, directory.session.path)
 
-    def prepare(self, order: PrepareRun) -> None:
-        """Use the storage that `order` names from here on."""
+    def prepare(self, order: PrepareRun, open_store: Callable[[], Store], *, is_streamed: bool = False) -> None:
+        """Use the storage that `order` names from here on. `is_streamed`: it goes with the controller."""
         work_dir = Path(order.work_dir)
         self._order = order
+        self._open = open_store
+        self._is_streamed = is_streamed
         self._store = None
         self._mirror = ArtifactSync(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
 
@@ -76,6 +83,9 @@ class RunStorage:
 
     async def finish_uploads(self) -> None:
         """The controller is gone: bring what it had ordered to its end, for the next one to commit."""
+        if self._is_streamed and not await self._answers():
+            _log.warning("What was being stored is given up: the storage server has ended with its driver.")
+            return
         await finish_uploads(self.parts, self._open_store, self._executor, _UPLOAD_THREADS)
 
     def release_parts(self, command: AnnounceCheckpoint) -> None:
@@ -113,6 +123,8 @@ class RunStorage:
                     await asyncio.get_running_loop().run_in_executor(self._executor, self._sync)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.log_writer.close()
+        if self._is_streamed and self._store is not None:
+            self._store.close()
 
     def _sync(self) -> None:
         self.log_writer.wait_written(_LOGS_TIMEOUT_S)
@@ -120,11 +132,19 @@ class RunStorage:
             self._mirror.sync_logs()
             self._mirror.sync_artifacts()
 
+    async def _answers(self) -> bool:
+        try:
+            work = functools.partial(_list_top, self._open_store)
+            await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except StorageError:
+            return False
+        return True
+
     def _open_store(self) -> Store:
         with self._store_lock:
             if self._store is None:
-                assert self._order is not None, "storage is used before the job was prepared"
-                self._store = self._open(self._order)
+                assert self._open is not None, "storage is used before the job was prepared"
+                self._store = self._open()
             return self._store
 
 
@@ -132,6 +152,10 @@ def _lower_priority() -> None:
     """Lower the priority of this thread, and of those that it starts: training comes first."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _list_top(open_store: Callable[[], Store]) -> None:
+    without_retries(open_store()).children()
 
 
 def _verify(open_store: Callable[[], Store], name: str, on_bytes: OnBytes) -> list[VerifiedFile]:

@@ -51,7 +51,8 @@ class Checkpoint:
             self._path = self._given.rstrip("/")
         elif scheme is None or scheme == "file":
             self._kind = "local"
-            self._given = self._path = str(self._open().local_root)
+            # Not kept: a worker may reach this path by another store than the process that it was forked from.
+            self._given = self._path = open_store(self._given).uri
         else:
             self._kind = _TYPE_NAMES.get(scheme, scheme)
             self._path = _path_in(self._given)
@@ -104,6 +105,11 @@ class Checkpoint:
         """The `pyarrow.fs.FileSystem` on which `path` lies."""
         if self._custom is not None:
             return self._custom
+        if self._kind == "local" and self._open().local_root is None:
+            raise ConfigError(
+                f"{self._path} lies on the driver's machine, which no filesystem of this one reaches: use "
+                "as_directory() or to_directory()."
+            )
         try:
             from holdfast.storage.arrow.store import filesystem_for
 

@@ -19,6 +19,7 @@ from holdfast.control.api import ControlApi
 from holdfast.control.collectives import Answer
 from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
+from holdfast.control.storage_servers import StorageServers
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.engines.engine import ControllerEndpoint, EngineName, MakeEngine
@@ -91,6 +92,7 @@ class Hub:
         self._shared: dict[EngineName | RayOptions, AgentPool] = {}
         self._listeners: dict[str, Listener] = {}
         """Besides the one on loopback, by the address that was asked for."""
+        self._storage_servers = StorageServers(self._listening_hosts)
         self._opening = asyncio.Lock()
         self._pinging: asyncio.Task[None] | None = None
 
@@ -127,6 +129,12 @@ class Hub:
             found.append(make_join_string(outward_address() if host in _ANY_ADDRESS else host, listener.port))
         return [*found, make_join_string("127.0.0.1", self._server.port)]
 
+    def _listening_hosts(self) -> list[str]:
+        """The addresses at which agents reach this machine."""
+        hosts = [parse_address(address, "ScalingConfig(listen)")[0] for address in self._listeners]
+        everywhere = [host for host in hosts if host in _ANY_ADDRESS]
+        return everywhere or list(dict.fromkeys(["127.0.0.1", *hosts]))
+
     @property
     def _serves_other_machines(self) -> bool:
         hosts = (parse_address(address, "ScalingConfig(listen)")[0] for address in self._listeners)
@@ -150,12 +158,13 @@ class Hub:
             pool = self._shared[engine]
         else:
             pool = self._shared[engine] = self._add_shared_pool(engine)
-        return RunAgents(pool, gang, preparation, post, publisher, answer)
+        return RunAgents(pool, gang, preparation, post, publisher, answer, self._storage_servers)
 
     async def close(self) -> None:
         """The last guest has left: end the agents."""
         for pool in self._shared.values():
             await pool.close(_FLUSH_S)
+        await self._storage_servers.close()
         if self._pinging is not None:
             self._pinging.cancel()
             await asyncio.gather(self._pinging, return_exceptions=True)

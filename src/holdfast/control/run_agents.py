@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.control.agent_link import AgentLink, Preparation, send_all
 from holdfast.control.collectives import Answer, Collectives
 from holdfast.control.publisher import Publisher
+from holdfast.control.storage_servers import StorageServers
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
@@ -49,7 +50,9 @@ class RunAgents:
         post: Callable[[e.Event], None],
         publisher: Publisher,
         answer: Answer,
+        storage_servers: StorageServers | None = None,
     ) -> None:
+        self._storage_servers = storage_servers
         self.links: dict[str, AgentLink] = {}
         self.on_upload: OnUpload | None = None
         """Told of the answers to `Upload`; the persister's."""
@@ -72,6 +75,7 @@ class RunAgents:
         self._giving_up: set[str] = set()
         self._unseen_losses: list[str] = []
         """Agents of whose loss the core has not been told yet."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._left = asyncio.Event()
         """Set whenever an agent has let go of the run."""
@@ -250,6 +254,8 @@ class RunAgents:
                     self.on_decision(answer)
                 else:
                     self.answer(answer)
+            case m.StorageUnseen():
+                self._spawn(self._serve_storage(agent))
             case m.RunClosed():
                 self._closed(agent)
             case m.Pong() | m.OpenChannel() | m.Acknowledge() | m.Leave() | e.AgentJoined() | e.AgentDraining():
@@ -258,6 +264,17 @@ class RunAgents:
                 if isinstance(message, e.AgentPrepared):
                     self._prepared[agent] = message
                 self._post(message)
+
+    async def _serve_storage(self, agent: str) -> None:
+        """Tell an agent that does not see the run's directory where it is served."""
+        probe = self._preparation.run.probe
+        if probe is not None and self._storage_servers is not None:
+            self.send([agent], await self._storage_servers.serve(probe.root))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _closed(self, agent: str) -> None:
         why = self._revoked.get(agent)

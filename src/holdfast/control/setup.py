@@ -25,6 +25,7 @@ from holdfast.agent.inline import RunInMain
 from holdfast.checkpoint import removal, restore
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.claims import create_once
+from holdfast.checkpoint.epochs import epoch_key
 from holdfast.checkpoint.manifest import Manifest, sealed
 from holdfast.checkpoint.process_identity import this_process
 from holdfast.checkpoint.timestamps import now_text
@@ -64,7 +65,7 @@ from holdfast.views.files.results import ResultFiles
 from holdfast.views.observer import Observer
 from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire.join_string import format_address
-from holdfast.wire.messages import PrepareFunction, PrepareRun
+from holdfast.wire.messages import PrepareFunction, PrepareRun, StorageProbe
 
 __all__ = [
     "agents_work_dir",
@@ -100,6 +101,7 @@ def make_setup(
     """Everything that `Controller` needs, once the lease is held."""
     changes = changes_of(request, history)
     _warn_of_changes(request, store, history, changes)
+    preparation = replace(preparation, run=_with_probe(preparation.run, request, store, lease))
     fold_writer = FoldWriter(store, lease.epoch, lease.id, history.run, deepcopy(history.summary))
     return ControllerSetup(
         store=store,
@@ -113,7 +115,7 @@ def make_setup(
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(request),
-        prepare_validation=_make_prepare_validation(request),
+        prepare_validation=_make_prepare_validation(request, preparation.run.probe),
     )
 
 
@@ -385,13 +387,22 @@ def _pack_code(request: TrainRequest) -> PackedDirectory | None:
     return None if root is None else pack_directory(root, request.excludes, request.storage_path)
 
 
-def _make_prepare_validation(request: TrainRequest) -> PrepareValidation | None:
+def _with_probe(run: PrepareRun, request: TrainRequest, store: Store, lease: Lease) -> PrepareRun:
+    """Agents of other machines may not see a directory of this one. The file of this lease tells whether they do: no
+    other has its id."""
+    if request.engine is EngineName.LOCAL or (root := store.local_root) is None:
+        return run
+    probe = StorageProbe(root=str(root), file=str(root / epoch_key(lease.epoch)), text=lease.id)
+    return msgspec.structs.replace(run, probe=probe)
+
+
+def _make_prepare_validation(request: TrainRequest, probe: StorageProbe | None) -> PrepareValidation | None:
     """What agents that validate are sent: another function, with everything else as for training. It is pickled once,
     here; a function that cannot be sent is refused."""
     if (plan := request.validation) is None:
         return None
     made = make_preparation(replace(request, job=plan.job, local_mode=False, sync_artifacts=False))
-    run = msgspec.structs.replace(made.run, workers=1, work_dir=f"{made.run.work_dir}/validation")
+    run = msgspec.structs.replace(made.run, workers=1, work_dir=f"{made.run.work_dir}/validation", probe=probe)
 
     def prepare(task: ValidationTask) -> tuple[Preparation, float | None]:
         config = cloudpickle.dumps(task.fn_kwargs)

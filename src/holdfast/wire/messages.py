@@ -59,6 +59,9 @@ __all__ = [
     "RunClosed",
     "Shutdown",
     "Stacks",
+    "StorageProbe",
+    "StorageServed",
+    "StorageUnseen",
     "ToWorker",
     "Upload",
     "UploadFailed",
@@ -117,6 +120,10 @@ class Stacks(_Message, frozen=True, kw_only=True):
     generation: int
     rank: int
     text: str
+
+
+class StorageUnseen(_Message, frozen=True, kw_only=True):
+    """This node does not see the run's storage path (`PrepareRun.probe`); answered by `StorageServed`."""
 
 
 class RunClosed(_Message, frozen=True, kw_only=True):
@@ -214,6 +221,17 @@ class FunctionPiece(_Message, frozen=True, kw_only=True):
     data: bytes
 
 
+class StorageProbe(_Message, frozen=True, kw_only=True):
+    """How an agent finds out whether a directory of the controller's machine is the one that it sees at that path."""
+
+    root: str
+    """The directory."""
+    file: str
+    """A file in it, which this controller has written."""
+    text: str
+    """What stands in that file, and in no other."""
+
+
 class PrepareRun(_Message, frozen=True, kw_only=True):
     """Everything of a run that does not change between its generations; answered by `AgentPrepared`."""
 
@@ -226,6 +244,8 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     """How many workers of the run this agent will have at most."""
     storage: str
     """URI of the run's directory."""
+    probe: StorageProbe | None = None
+    """Where other machines may not see that directory."""
     filesystem: bytes | None = None
     """cloudpickle of a custom pyarrow filesystem, where one was given."""
     experiment: str
@@ -241,6 +261,16 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     """How often artifacts are stored between checkpoints."""
     awaits_decisions: bool = False
     """After each report workers wait for the decision whether the run goes on (`CollectiveKind.DECISION`)."""
+
+
+class StorageServed(_Message, frozen=True, kw_only=True):
+    """Where the run's directory is served for nodes that do not see it, on the controller's machine."""
+
+    root: str
+    port: int = 0
+    key: str = ""
+    error: str = ""
+    """Why it is not."""
 
 
 class CloseRun(_Message, frozen=True, kw_only=True):
@@ -364,6 +394,7 @@ AgentMessage = (
     | UploadFailed
     | Logs
     | Stacks
+    | StorageUnseen
     | Collect
     | RunClosed
     | Pong
@@ -377,6 +408,7 @@ ControllerMessage = (
     | PrepareFunction
     | FunctionPiece
     | PrepareRun
+    | StorageServed
     | CloseRun
     | StartWorkers
     | StopWorkers

@@ -76,6 +76,10 @@ def run_worker(
         connection = socket.socket(fileno=worker_fds.connection)
         set_environment(assignment)
         use_temp_dir(assignment)
+        if assignment.served is not None:
+            from holdfast.streaming.client import use_streamed
+
+            use_streamed(assignment.served)
         known = None
         if fork_context is not None:
             known = fork_context.modules

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.checkpoint_types import Snapshot, VerifiedFile
+from holdfast.streaming.messages import ServedStorage
 
 __all__ = ["Assignment", "Framework", "Job"]
 
@@ -37,6 +38,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     checkpoint: str | None
     storage: str
+    served: ServedStorage | None = None
+    """Where that is served, if this node does not see it."""
     experiment: str
     trial_id: str
     trial_dir: str

@@ -1,0 +1,190 @@
+"""Runs whose storage path only the driver sees: the agent's mount namespace has another directory there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.programs import processes
+from tests.faults.programs.sandbox import Sandbox
+
+from holdfast import train
+from holdfast.storage.run_secret import open_secret
+from holdfast.train import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
+
+_UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+"""Mount namespaces need root, or a namespace of users."""
+_HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
+
+_tried = subprocess.run([*_UNSHARE, "sh", "-c", _HIDE, "/mnt", "true"], check=False, capture_output=True)
+pytestmark = [
+    pytest.mark.skipif(_tried.returncode != 0, reason="mount namespaces are not permitted here"),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.fixture(autouse=True)
+def _secret(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_secret()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOLDFAST_AGENTS_TIMEOUT_S", "90")
+    monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.01")
+    sandbox.storage.mkdir()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def _agent(sandbox: Sandbox, port: int, name: str, *, hide: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that sees an empty directory where the driver has its storage."""
+    command = [sys.executable, "-m", "holdfast", "agent", "--join", f"127.0.0.1:{port}", "--agent-id", name, "--stay"]
+    if hide:
+        command = [*_UNSHARE, "sh", "-c", _HIDE, str(sandbox.storage), *command]
+    agent = subprocess.Popen(
+        [*command, "--slots", "1", "--dial", "60", "--drain-deadline", "1"], stderr=subprocess.DEVNULL
+    )
+    try:
+        yield agent
+    finally:
+        agent.terminate()
+        agent.wait(60)
+
+
+def _trainer(sandbox: Sandbox, port: int, function: Any, workers: int = 1, **run: Any) -> DataParallelTrainer:
+    return DataParallelTrainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=workers, engine="join", listen=f"127.0.0.1:{port}"),
+        run_config=RunConfig(name="run", storage_path=sandbox.storage, **run),
+    )
+
+
+def _seen_by(agent: subprocess.Popen[bytes], sandbox: Sandbox) -> list[str]:
+    """What lies at the storage path in the agent's own mount namespace."""
+    return sorted(path.name for path in Path(f"/proc/{agent.pid}/root{sandbox.storage}").iterdir())
+
+
+def _train_and_resume() -> dict[str, Any]:
+    """Report directories; fail once; read the checkpoint back in all ways."""
+    found = train.get_checkpoint()
+    step = 0
+    seen: dict[str, Any] = {}
+    if found is not None:
+        with found.as_directory() as directory:
+            step = int(Path(directory, "step").read_text())
+            seen["mode"] = Path(directory, "step").stat().st_mode & 0o700
+        seen["copied"] = Path(found.to_directory(), "step").read_text()
+        seen["again"] = Path(Checkpoint(found.path).to_directory(), "step").read_text()
+        seen["path"] = found.path
+        seen["there"] = Path(found.path).exists()
+        seen["metadata"] = found.get_metadata()
+    Path("artifact.txt").write_text(f"after {step}")
+    print("a line for the log")
+    while step < 4:
+        step += 1
+        target = Path(f"state_{step}").absolute()
+        target.mkdir()
+        Path(target, "step").write_text(str(step))
+        Path(target, "step").chmod(0o500)
+        Path(target, "large").write_bytes(b"x" * 3_000_000)
+        given = Checkpoint.from_directory(target)
+        given.set_metadata({"step": step})
+        train.report({"step": step}, checkpoint=given)
+        if step == 2 and found is None:
+            raise RuntimeError("once")
+    return seen
+
+
+def test_checkpoints_logs_and_artifacts_of_a_node_without_the_path_go_to_the_driver(sandbox: Sandbox) -> None:
+    port = _free_port()
+    with _agent(sandbox, port, "a") as agent, ThreadPoolExecutor() as threads:
+        trainer = _trainer(
+            sandbox,
+            port,
+            _train_and_resume,
+            failure_config=FailureConfig(max_failures=1),
+            sync_config=SyncConfig(sync_artifacts=True),
+        )
+        result = threads.submit(trainer.fit).result(timeout=180)
+        assert _seen_by(agent, sandbox) == [], "nothing is written to another directory of the same path"
+    seen = result.return_value
+    assert seen["copied"] == seen["again"] == "2" and seen["mode"] == 0o500
+    assert seen["path"] == str(sandbox.storage / "run" / "checkpoint_000001") and not seen["there"]
+    assert seen["metadata"] == {"step": 2}
+    assert sandbox.check_stored() == [f"checkpoint_00000{n}" for n in range(4)]
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path, "step").stat().st_mode & 0o700 == 0o500
+    assert "a line for the log" in sandbox.log(2, 0)
+    assert (sandbox.storage / "run" / "artifact.txt").read_text() == "after 2"
+
+
+def _from_state() -> float:
+    import numpy as np
+
+    found = train.get_checkpoint()
+    state: dict[str, Any] = {"weights": np.zeros(300_000), "step": 0}
+    if found is not None:
+        state = found.load_state()
+    while state["step"] < 3:
+        state = {"weights": state["weights"] + 1, "step": state["step"] + 1}
+        train.report({"step": state["step"]}, checkpoint=Checkpoint.from_state(state))
+    return float(state["weights"].sum())
+
+
+def test_a_node_that_sees_the_path_writes_itself_and_another_streams_in_one_run(sandbox: Sandbox) -> None:
+    port = _free_port()
+    trainer = _trainer(sandbox, port, _from_state, workers=2)
+    with _agent(sandbox, port, "a"), _agent(sandbox, port, "b", hide=False), ThreadPoolExecutor() as threads:
+        result = threads.submit(trainer.fit).result(timeout=180)
+    assert result.return_value == 900_000.0
+    assert sandbox.check_stored()[-1] == "checkpoint_000002"
+
+
+def _hold(config: dict[str, Any]) -> int:
+    step = 0
+    found = train.get_checkpoint()
+    if found is not None:
+        with found.as_directory() as directory:
+            step = int(Path(directory, "step").read_text())
+    while step < 6:
+        step += 1
+        target = Path(f"state_{step}_{os.getpid()}").absolute()
+        target.mkdir()
+        Path(target, "step").write_text(str(step))
+        Path(target, "large").write_bytes(os.urandom(2_000_000))
+        train.report(
+            {"step": step},
+            checkpoint=Checkpoint.from_directory(target),
+            checkpoint_upload_mode=train.CheckpointUploadMode.SYNC,
+        )
+        if step == 3:
+            Path(config["reached"]).touch()
+            processes.wait_until(Path(config["go"]).exists, "the test lets it go on")
+    return step
+
+
+def test_a_storage_server_that_is_killed_is_started_again(sandbox: Sandbox, tmp_path: Path) -> None:
+    port = _free_port()
+    trainer = _trainer(sandbox, port, _hold)
+    trainer.train_loop_config = {"reached": str(tmp_path / "reached"), "go": str(tmp_path / "go-on")}
+    with _agent(sandbox, port, "a"), ThreadPoolExecutor() as threads:
+        result = threads.submit(trainer.fit)
+        processes.wait_until((tmp_path / "reached").exists, "three steps are done")
+        running = processes.with_environment(sandbox.marker)
+        servers = [pid for pid in running if processes.name_of(pid) == "hf-storage"]
+        assert len(servers) == 1
+        os.kill(servers[0], 9)
+        (tmp_path / "go-on").touch()
+        assert result.result(timeout=180).return_value == 6
+    assert sandbox.check_stored()[-1] == "checkpoint_000005"

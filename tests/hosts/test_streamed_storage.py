@@ -1,0 +1,78 @@
+"""Two hosts, of which the second does not see the storage path: its files stream to the first, over TCP and TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.hosts.conftest import Hosts
+
+from holdfast.checkpoint.verify import verify
+from holdfast.storage.locate import open_store
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+
+
+def _started(hosts: Hosts, rank: int) -> list[tuple[str, int]]:
+    """On which hosts a rank was started, and from which step."""
+    lines = (hosts.directory / f"started_{rank}").read_text().splitlines()
+    return [(host, int(step)) for host, step in (line.split() for line in lines)]
+
+
+def _check_stored(hosts: Hosts) -> None:
+    report = verify(open_store(hosts.storage / "run"), deep=True)
+    assert report.ok and not report.damaged, report
+
+
+def _step(hosts: Hosts) -> int:
+    return int((hosts.directory / "step_1").read_text())
+
+
+def test_a_host_without_the_path_is_killed_and_another_one_restores_what_it_had_sent(hosts: Hosts) -> None:
+    hosts.environment["HOLDFAST_AGENT_SILENCE_S"] = "5"
+    hosts.start_agent(hosts.first, "a")
+    hosts.start_agent_without_storage(hosts.second, "b")
+    driver = hosts.start_driver("checkpoint", max_failures=5)
+    hosts.wait_for_file("step_1", 3)
+    hosts.second.kill_all()
+    agent = hosts.start_agent_without_storage(hosts.second, "c")
+    hosts.wait_for_file("step_1", _step(hosts) + 4)
+    assert list(Path(f"/proc/{agent.pid}/root{hosts.storage}").iterdir()) == []
+    hosts.end()
+    steps = hosts.result(driver)["value"]["steps"]
+    started = {host: step for rank in (0, 1) for host, step in _started(hosts, rank)}
+    assert 2 <= started["c"] < steps, "it starts from a checkpoint of which half was sent by the host that died"
+    _check_stored(hosts)
+    assert agent.wait(60) == 0
+
+
+def test_a_link_that_is_cut_while_files_stream_costs_nothing_that_was_committed(hosts: Hosts) -> None:
+    hosts.start_agent(hosts.first, "a")
+    hosts.start_agent_without_storage(hosts.second, "b")
+    driver = hosts.start_driver("checkpoint", max_failures=5)
+    hosts.wait_for_file("step_1", 3)
+    hosts.second.cut()
+    before = _step(hosts)
+    hosts.second.heal()
+    hosts.wait_for_file("step_1", before + 3)
+    hosts.end()
+    assert hosts.result(driver)["value"]["steps"] >= before + 3
+    assert len(_started(hosts, 0)) == 1, "no generation is lost"
+    _check_stored(hosts)
+
+
+def test_a_driver_that_is_killed_and_started_again_goes_on_with_the_host_without_the_path(hosts: Hosts) -> None:
+    hosts.environment["HOLDFAST_AGENT_SILENCE_S"] = "5"
+    hosts.start_agent(hosts.first, "a")
+    hosts.start_agent_without_storage(hosts.second, "b")
+    driver = hosts.start_driver("checkpoint", max_failures=5)
+    hosts.wait_for_file("step_1", 3)
+    driver.kill()
+    driver.wait()
+    before = _step(hosts)
+    driver = hosts.start_driver("checkpoint", max_failures=5)
+    hosts.wait_for_file("step_1", before + 3)
+    hosts.end()
+    hosts.result(driver)
+    assert min(_started(hosts, rank)[-1][1] for rank in (0, 1)) >= 1
+    _check_stored(hosts)
