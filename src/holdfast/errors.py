@@ -209,13 +209,16 @@ class ControllerError(TrainingFailedError):
 
 
 class PreemptionError(TrainingFailedError):
-    """Nodes were taken away more often than `FailureConfig(max_preemption_failures)` allows.
+    """Nodes were taken away, and workers with them, more often than `FailureConfig(max_preemption_failures)` allows.
 
-    Nothing raises this yet: preemptions are not told from other failures.
+    `preemption_info` has the last of them.
     """
 
     def __init__(self, preemption_info: Any, drain_timed_out: bool = False) -> None:
-        super().__init__(f"Training failed: nodes were taken away: {preemption_info}.")
+        super().__init__(
+            "Training failed: nodes were taken away more often than FailureConfig(max_preemption_failures) allows, at "
+            f"last {preemption_info}."
+        )
         self.preemption_info = preemption_info
         self.drain_timed_out = drain_timed_out
 

@@ -27,7 +27,7 @@ GUIDES = (
         "ran",
         "files in place of S3; the custom Lightning callback hangs: it saves on rank 1 what all ranks must save",
     ),
-    ("user-guides/fault-tolerance", "ran", "`get_preemption_info()` is always None"),
+    ("user-guides/fault-tolerance", "ran", "`get_preemption_info()` is no barrier"),
     ("user-guides/monitoring-logging", "ran", ""),
     ("user-guides/results", "ran", ""),
     ("user-guides/persistent-storage", "ran", "local, pyarrow and fsspec filesystems in place of clouds"),

@@ -21,7 +21,15 @@ from holdfast import train
 from holdfast.core import records as r
 from holdfast.errors import NotFound
 from holdfast.storage.run_secret import open_secret
-from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from holdfast.train import (
+    CheckpointConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    PreemptionError,
+    PreemptionInfo,
+    RunConfig,
+    ScalingConfig,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +41,9 @@ def _secret(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOLDFAST_AGENTS_TIMEOUT_S", "90")
 
 
-def _trainer(sandbox: Sandbox, port: int, function: Callable[..., Any], max_failures: int = 0) -> DataParallelTrainer:
+def _trainer(
+    sandbox: Sandbox, port: int, function: Callable[..., Any], max_preemption_failures: int = -1
+) -> DataParallelTrainer:
     return DataParallelTrainer(
         function,
         train_loop_config={"root": str(sandbox.root)},
@@ -42,7 +52,7 @@ def _trainer(sandbox: Sandbox, port: int, function: Callable[..., Any], max_fail
             name="run",
             storage_path=sandbox.storage,
             verbose=0,
-            failure_config=FailureConfig(max_failures=max_failures),
+            failure_config=FailureConfig(max_preemption_failures=max_preemption_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
     )
@@ -99,24 +109,29 @@ def test_a_drained_agent_ends_when_its_run_has_moved_and_no_step_is_lost(sandbox
 
 
 def _hold_on_first(config: dict[str, Any]) -> str:
-    """Say which agent this is, and never report on the first one."""
+    """Say which agent this is, and on the first one what becomes of it, without ever reporting."""
     root = Path(config["root"])
     try:
         (root / "first").open("x").write(os.environ["TEST_AGENT"])
     except FileExistsError:
         return os.environ["TEST_AGENT"]
-    time.sleep(600)
-    return ""
+    while (info := train.get_preemption_info()) is None:
+        time.sleep(0.05)
+    (root / "info.new").write_text(repr(info))
+    (root / "info.new").rename(root / "info")
+    signal.pause()
+    raise AssertionError("it was killed")
 
 
 @pytest.mark.parametrize("end", ["deadline", "second SIGTERM"])
 def test_a_drained_agent_whose_run_cannot_move_ends_at_its_deadline_or_at_a_second_signal(
     sandbox: Sandbox, end: str
 ) -> None:
+    """A loss of the node either way; it is no failure, and there is a budget of its own for it."""
     port, first = free_port(), sandbox.root / "first"
-    deadline = "1" if end == "deadline" else "300"
+    deadline = "3" if end == "deadline" else "300"
     with ThreadPoolExecutor() as threads, ExitStack() as stack:
-        result = threads.submit(_trainer(sandbox, port, _hold_on_first, max_failures=1).fit)
+        result = threads.submit(_trainer(sandbox, port, _hold_on_first, 0 if end == "deadline" else 1).fit)
         agents = {
             name: stack.enter_context(joined_agent(port, name, "--slots", "1", "--drain-deadline", deadline))
             for name in ("a", "b")
@@ -125,10 +140,21 @@ def test_a_drained_agent_whose_run_cannot_move_ends_at_its_deadline_or_at_a_seco
         agent = agents.pop(first.read_text())
         agent.send_signal(signal.SIGTERM)
         if end == "second SIGTERM":
-            wait_until(lambda: _records(sandbox, r.DrainStarted), "the drain has begun")
+            wait_until((sandbox.root / "info").exists, "the worker knows")
             agent.send_signal(signal.SIGTERM)
         assert agent.wait(60) == 0
-        assert result.result(60).return_value in agents
+        if end == "deadline":
+            with pytest.raises(PreemptionError) as caught:
+                result.result(60)
+            assert caught.value.preemption_info.preempted_ranks == [0]
+        else:
+            assert result.result(60).return_value in agents
+    (ended,) = _records(sandbox, r.GenerationEnded)
+    (started,) = _records(sandbox, r.DrainStarted)
+    assert (ended.counted, ended.preemption.ranks) == (False, {started.agent: (0,)})
+    if end == "second SIGTERM":
+        info = PreemptionInfo(int(started.deadline * 1000), {started.agent: [0]})
+        assert (sandbox.root / "info").read_text() == repr(info)
 
 
 def test_an_agent_without_a_controller_ends_at_the_first_signal(sandbox: Sandbox) -> None:

@@ -304,6 +304,7 @@ def _request(run: Run) -> TrainRequest:
         local_mode=False,
         nodes=1,
         max_failures=0,
+        max_preemption_failures=-1,
         progress_timeout_s=None,
         num_to_keep=rule.num_to_keep,
         score_attribute=rule.score_attribute,

@@ -25,7 +25,14 @@ from holdfast.agent.session_dir import RunDirectory
 from holdfast.agent.spawner import SpawnError, Spawners
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.core.checkpoint_types import VerifiedFile
-from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, HoldReports, StartWorkers, StopWorkers
+from holdfast.core.commands import (
+    AnnounceCheckpoint,
+    AnnouncePreemption,
+    AnnounceSettled,
+    HoldReports,
+    StartWorkers,
+    StopWorkers,
+)
 from holdfast.core.events import AgentPrepared, DamageFound, WorkerExited, WorkersStopped
 from holdfast.core.records import WorkerFailure
 from holdfast.errors import Damaged, HoldfastError, NotCommitted, StorageError
@@ -118,7 +125,9 @@ class RunHost:
         elif isinstance(message, StorageServed):
             if self._storage_answer is not None and not self._storage_answer.done():
                 self._storage_answer.set_result(message)
-        elif isinstance(message, Collected | AnnounceSettled | HoldReports) and self._is_current(message.generation):
+        elif isinstance(message, Collected | AnnouncePreemption | AnnounceSettled | HoldReports) and self._is_current(
+            message.generation
+        ):
             assert self._workers is not None
             self._workers.broadcast(message)
 

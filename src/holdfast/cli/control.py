@@ -112,8 +112,9 @@ def _print_running(reply: cm.RunStatusReply) -> None:
     rows.append(("iteration", f"{reply.iteration}  {metrics_text(reply.metrics)}".rstrip()))
     newest = f"{reply.checkpoint} (iteration {reply.checkpoint_iteration})" if reply.checkpoint else "none yet"
     rows.append(("checkpoint", newest))
-    budget = "any number" if reply.max_failures < 0 else str(reply.max_failures)
-    rows.append(("failures", f"{reply.failures} of {budget}"))
+    rows.append(("failures", f"{reply.failures} of {_budget(reply.max_failures)}"))
+    if reply.preemptions or reply.max_preemption_failures >= 0:
+        rows.append(("preemptions", f"{reply.preemptions} of {_budget(reply.max_preemption_failures)}"))
     rows.append(("directory", reply.uri))
     for name, value in rows:
         print_line(f"  {name:<12}{value}")
@@ -121,6 +122,10 @@ def _print_running(reply: cm.RunStatusReply) -> None:
     if agents:
         print_line()
         print_table(["AGENT", "HOST", "PHASE", "WORKERS"], agents)
+
+
+def _budget(most: int) -> str:
+    return "any number" if most < 0 else str(most)
 
 
 def _phase(agent: cm.AgentStatus) -> str:

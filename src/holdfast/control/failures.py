@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.failure_kind import FailureKind
+from holdfast.core.preemption_info import preemption_info
 from holdfast.core.records import RaisedError, RunFailed, WorkerFailure
 from holdfast.core.root_cause import is_bug, root_cause
-from holdfast.errors import ControllerError, RunError, TrainingFailedError, WorkerGroupError
+from holdfast.errors import ControllerError, PreemptionError, RunError, TrainingFailedError, WorkerGroupError
 
 __all__ = ["run_error", "worker_error"]
 
@@ -25,6 +26,8 @@ def run_error(ended: RunFailed, uri: str) -> TrainingFailedError:
         return ControllerError(_raised_error(ended.raised))
     if ended.error_type is not FailureKind.TRAINING_FAILED:
         return ControllerError(ended.error_type.as_error(ended.error, otherwise=RunError))
+    if ended.preemption is not None:
+        return PreemptionError(preemption_info(ended.preemption), ended.preemption.timed_out)
     way_out = "Fix this, then the" if is_bug(ended.failures) else "The"
     message = f"Training failed: {ended.error.rstrip('.')}. {way_out} same call continues the run in {uri}."
     if ended.failures and (trace := root_cause(ended.failures).traceback):

@@ -368,7 +368,13 @@ class Controller:
                 self._agents.request(slots)
             case c.StartWorkers():
                 self._agents.start_workers(command)
-            case c.StopWorkers() | c.HoldReports() | c.AnnounceCheckpoint() | c.AnnounceSettled():
+            case (
+                c.StopWorkers()
+                | c.HoldReports()
+                | c.AnnounceCheckpoint()
+                | c.AnnounceSettled()
+                | c.AnnouncePreemption()
+            ):
                 self._agents.send_command(command)
             case c.PersistCheckpoint():
                 self._spawn(self._persist(command))

@@ -84,6 +84,7 @@ class TrainRequest:
     """What each worker takes of its agent: what the user asked for."""
 
     max_failures: int
+    max_preemption_failures: int
     """-1 is unlimited."""
     progress_timeout_s: float | None
 

@@ -114,7 +114,10 @@ class RunAgents:
                 place = msgspec.structs.replace(place, gpus=tuple(one.gpus for one in taken))
             self.send([place.agent], msgspec.structs.replace(command, places=(place,)))
 
-    def send_command(self, command: c.StopWorkers | c.HoldReports | c.AnnounceCheckpoint | c.AnnounceSettled) -> None:
+    def send_command(
+        self,
+        command: c.StopWorkers | c.HoldReports | c.AnnounceCheckpoint | c.AnnounceSettled | c.AnnouncePreemption,
+    ) -> None:
         """Send a command to the agents that it names."""
         self.send(command.agents, msgspec.structs.replace(command, agents=()))
 

@@ -94,6 +94,8 @@ class RunControl:
             checkpoint_iteration=newest.iteration if newest is not None else 0,
             failures=state.durable.failures,
             max_failures=state.spec.max_failures,
+            preemptions=state.durable.preemptions,
+            max_preemption_failures=state.spec.max_preemption_failures,
             waiting_for=self._agents.waiting_for,
             agents=self._agents.statuses(self._ranks()),
         )

@@ -223,6 +223,7 @@ def _spec(request: TrainRequest) -> RunSpec:
         workers_min=request.min_workers,
         workers_max=request.max_workers,
         max_failures=request.max_failures,
+        max_preemption_failures=request.max_preemption_failures,
         stop_on_repeated_error=request.stop_on_repeated_error,
         progress_timeout_s=request.progress_timeout_s,
         agents_timeout_s=float(os.environ.get("HOLDFAST_AGENTS_TIMEOUT_S", "600")),

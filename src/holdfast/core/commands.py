@@ -13,9 +13,11 @@ import msgspec
 
 from holdfast.core.checkpoint_types import Validation, ValidationTask
 from holdfast.core.events import Ticket
+from holdfast.core.records import Preemption
 
 __all__ = [
     "AnnounceCheckpoint",
+    "AnnouncePreemption",
     "AnnounceSettled",
     "Command",
     "DeleteCheckpoint",
@@ -152,6 +154,14 @@ class AnnounceSettled(_Command, frozen=True, kw_only=True):
     agents: tuple[str, ...] = ()
 
 
+class AnnouncePreemption(_Command, frozen=True, kw_only=True):
+    """Tell all workers of the generation which nodes are about to be taken away."""
+
+    generation: int
+    preemption: Preemption
+    agents: tuple[str, ...] = ()
+
+
 class FindPins(_Command, frozen=True, kw_only=True):
     """Look which of these checkpoints are pinned; answered by `PinsFound`."""
 
@@ -194,6 +204,7 @@ Command = (
     | PersistCheckpoint
     | AnnounceCheckpoint
     | AnnounceSettled
+    | AnnouncePreemption
     | FindPins
     | DeleteCheckpoint
     | RunValidation

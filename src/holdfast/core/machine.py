@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import pending_checkpoints, placement, planned_change, removal, validation
+from holdfast.core import pending_checkpoints, placement, planned_change, preemption, removal, validation
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import may_be_deterministic, root_cause
@@ -99,6 +99,7 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             if (agent := state.agent_draining(event.agent, event.why, deadline, now)) is not None:
                 started = r.DrainStarted(at=now, agent=agent.name, host=agent.host, why=event.why, deadline=deadline)
                 out.record(started)
+                preemption.add_drain(state.generation, agent)
         case e.AgentUnavailable():
             placement.agent_unavailable(state, event, now)
         case e.PlacesTaken():
@@ -216,6 +217,8 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     for rank in generation.ranks_of(agent.name):
         # A rank that has finished is lost all the same if a checkpoint that it reported is lost with it.
         if rank not in generation.finished or rank in bereft:
+            if rank not in generation.failed:
+                generation.lost_ranks.add(rank)
             cause = f"was lost with its node ({event.why})"
             failure = r.WorkerFailure(rank=rank, cause=cause, agent=agent.name, host=agent.host)
             _add_failure(generation, failure, now)
@@ -229,6 +232,7 @@ def _advance(state: State, now: float, out: Output) -> None:
         _note_start(state, generation, now, out)
         planned_change.advance(state, generation, now, out)
         _watch(state, generation, now, out)
+        preemption.announce(generation, out)
         if generation.stop_reason is not None and not generation.alive:
             _close(state, generation, now, out)
     removal.apply_retention(state, now, out)
@@ -329,7 +333,9 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
     """Record the end of the generation: its last worker is gone."""
     reason = generation.stop_reason
     assert reason is not None
-    counted = reason.kind is StopKind.FAILURE and not pending_checkpoints.found_damage(state, generation)
+    failed = reason.kind is StopKind.FAILURE and not pending_checkpoints.found_damage(state, generation)
+    preempted = preemption.preemption_of(generation) if failed or reason.kind is StopKind.DRAIN else None
+    counted = failed and preempted is None
     cause = generation.cause
     bug_at = None
     if counted and cause is not None and may_be_deterministic(cause):
@@ -346,12 +352,13 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
             planned=reason.kind in (StopKind.DRAIN, StopKind.RESIZE),
             failures=tuple(generation.failures) if reason.kind is StopKind.FAILURE else (),
             bug_at=bug_at,
+            preemption=preempted,
         )
     )
     pending_checkpoints.drop_incomplete(state, now, out)
     pending_checkpoints.record_damage(state, generation, now, out)
     state.generation = None
-    if reason.kind is StopKind.FAILURE:
+    if reason.kind is StopKind.FAILURE and preempted is None:
         state.not_before = now + state.spec.backoff_s(state.durable.streak - 1)  # the first of its kind is free
 
 
@@ -362,6 +369,11 @@ def _end_or_start(state: State, now: float, out: Output) -> None:
         return
     if state.fatal is not None:
         _fail(state, state.fatal, now, out)
+    elif preemption.is_spent(state):
+        last = durable.last_preemption
+        assert last is not None
+        out.record(r.RunFailed(at=now, error=preemption.reason(last), preemption=last))
+        _end(state, c.RunStatus.FAILED, out)
     elif _is_spent(state):
         if durable.last_failures:
             cause = root_cause(durable.last_failures)
@@ -393,7 +405,7 @@ def _waits_for_removal(state: State) -> bool:
 
 def _is_spent(state: State) -> bool:
     """Whether the run has failed more often than it may, or in a way that trying again does not mend."""
-    if state.spec.stop_on_repeated_error and state.durable.bug_count > 1:
+    if preemption.is_spent(state) or (state.spec.stop_on_repeated_error and state.durable.bug_count > 1):
         return True
     return 0 <= state.spec.max_failures < state.durable.failures
 

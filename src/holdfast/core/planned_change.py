@@ -48,6 +48,7 @@ def advance(state: State, generation: Generation, now: float, out: Output) -> No
     elif change.why != why:
         change.kind, change.why = kind, why
     if any(now >= _leave_at(agent) for agent in _leaving(state, generation)):
+        change.timed_out = True
         generation.stop_reason = StopReason(kind, f"{why}; its time is up", now)
     else:
         _gather(state, generation, change, now, out)

@@ -29,6 +29,7 @@ __all__ = [
     "GenerationEnded",
     "GenerationRunning",
     "GenerationStarted",
+    "Preemption",
     "RaisedError",
     "RanksLagging",
     "RanksReported",
@@ -80,6 +81,17 @@ class RaisedError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error_type: str
     error: str
     traceback: str = ""
+
+
+class Preemption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Nodes that are taken away while a generation has workers there."""
+
+    ranks: dict[str, tuple[int, ...]]
+    """Of each such agent."""
+    deadline: float | None = None
+    """When the first of them will be gone, where that is known."""
+    timed_out: bool = False
+    """The workers were stopped at that time, without a last checkpoint."""
 
 
 class ControllerStarted(_Record, frozen=True, kw_only=True):
@@ -279,6 +291,8 @@ class GenerationEnded(_Record, frozen=True, kw_only=True):
     """It ended on purpose, for another size or to leave an agent (`ChangePlanned`)."""
     bug_at: int | None = None
     """After which iteration of its rank the user's code raised the root cause, where that may well be a bug."""
+    preemption: Preemption | None = None
+    """What was taken away, if that ended the generation: it spent one of the run's preemptions, and no failure."""
 
 
 class RunFinished(_Record, frozen=True, kw_only=True):
@@ -294,6 +308,8 @@ class RunFailed(_Record, frozen=True, kw_only=True):
     failures: tuple[WorkerFailure, ...] = ()
     raised: RaisedError | None = None
     """By a callback, if that ended the run."""
+    preemption: Preemption | None = None
+    """The last one, if that was one too many."""
 
 
 class RunInterrupted(_Record, frozen=True, kw_only=True):

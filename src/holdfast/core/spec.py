@@ -17,6 +17,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     workers_max: int
     max_failures: int = 0
     """Failures that are survived; -1 is any number."""
+    max_preemption_failures: int = -1
+    """Losses of nodes that were being drained that are survived; -1 is any number."""
     stop_on_repeated_error: bool = True
     """An error of the user's code that comes twice in the same way ends the run, whatever `max_failures` allows."""
     progress_timeout_s: float | None = None

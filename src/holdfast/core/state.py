@@ -68,6 +68,9 @@ class Durable:
     last_failures: tuple[r.WorkerFailure, ...] = ()
     lost_agent: str = ""
     """Why the last agent that was lost while it prepared was, if the last failure was that."""
+    preemptions: int = 0
+    """How often the run lost a node that was being drained, and workers with it."""
+    last_preemption: r.Preemption | None = None
     fingerprint: dict[str, Any] = field(default_factory=dict)
     outcome: r.RunFinished | r.RunFailed | r.RunInterrupted | None = None
 
@@ -151,6 +154,8 @@ class PlannedChange:
     """The ranks were asked to stay in reports from this number on; 0: in one that carries a checkpoint."""
     margin: int = 1
     """So many reports beyond the furthest rank the next number will be, if some rank has passed this one."""
+    timed_out: bool = False
+    """An agent had to be left before there was a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -215,6 +220,11 @@ class Generation:
     held: dict[int, int] = field(default_factory=dict)
     """The ranks that stay in a report, and its number; changed by `hold` and `release`."""
     lowest_held: int | None = None
+    preemption: r.Preemption | None = None
+    """Which of its nodes are being drained."""
+    preemption_announced: bool = True
+    lost_ranks: set[int] = field(default_factory=set)
+    """Those of `failed` that were lost with their nodes."""
     stop_reason: StopReason | None = None
     stop_sent: bool = False
     finishing_callbacks: bool = False
@@ -536,13 +546,13 @@ def fold(durable: Durable, record: r.Record) -> None:
         case r.ControllerStarted():
             if isinstance(durable.outcome, r.RunFailed | r.RunFinished):
                 # Who starts a run again that had ended means to try again.
-                durable.failures = durable.streak = durable.bug_count = 0
+                durable.failures = durable.streak = durable.bug_count = durable.preemptions = 0
             durable.epoch = record.epoch
             durable.fingerprint = record.fingerprint
             durable.outcome = None
         case r.RunRestarted():
             durable.iteration, durable.metrics = 0, None
-            durable.failures = durable.streak = durable.bug_count = 0
+            durable.failures = durable.streak = durable.bug_count = durable.preemptions = 0
             durable.first_index = record.first_index
         case r.GenerationStarted():
             durable.generation = record.generation
@@ -610,6 +620,9 @@ def _fold_validated(durable: Durable, record: r.CheckpointValidated) -> None:
 
 
 def _fold_end(durable: Durable, record: r.GenerationEnded) -> None:
+    if record.preemption is not None:
+        durable.preemptions += 1
+        durable.last_preemption = record.preemption
     if not record.counted:
         return
     durable.last_failures, durable.lost_agent = record.failures, ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint as Checkpoint
+    from holdfast.core.preemption_info import PreemptionInfo as PreemptionInfo
     from holdfast.errors import ControllerError as ControllerError
     from holdfast.errors import PreemptionError as PreemptionError
     from holdfast.errors import TrainingFailedError as TrainingFailedError
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from holdfast.train.functions import get_preemption_info as get_preemption_info
     from holdfast.train.functions import report as report
     from holdfast.train.functions import should_checkpoint as should_checkpoint
-    from holdfast.train.preemption import PreemptionInfo as PreemptionInfo
     from holdfast.train.result import Result as Result
     from holdfast.train.trainer import DataParallelTrainer as DataParallelTrainer
     from holdfast.train.validation import ValidationConfig as ValidationConfig
@@ -61,7 +61,7 @@ _HOMES = {
     "FailureConfig": "holdfast.train.config",
     "LoggingConfig": "holdfast.train.config",
     "PreemptionError": "holdfast.errors",
-    "PreemptionInfo": "holdfast.train.preemption",
+    "PreemptionInfo": "holdfast.core.preemption_info",
     "ReportedCheckpoint": "holdfast.worker.session",
     "ReportedCheckpointStatus": "holdfast.worker.session",
     "Result": "holdfast.train.result",

@@ -187,6 +187,9 @@ class FailureConfig:
     """What a run survives. Crashes of the driver, and interrupts, never count.
 
     `max_failures`: failures of workers that are survived; 0 is none, -1 any number.
+    `max_preemption_failures`: the same for losses of nodes that were being drained, and workers with them; these do not
+    count as failures, nor does a node that had to be left without a last checkpoint. One that could be left with one
+    counts nowhere.
     `progress_timeout_s` (ours): a group that reports nothing for so long is taken for hung and is replaced.
     `stop_on_repeated_error` (ours): an exception of the training function that comes twice in a row, with the same
     message at the same line after the same iteration and without a checkpoint in between, ends the run: it would come
@@ -219,15 +222,13 @@ class FailureConfig:
             raise ConfigError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}) allows no retries: set max_failures=0, or drop fail_fast."
             )
-        not_told_apart = "preemptions are not told from other failures yet, so max_failures counts."
         checks.has_no_effect(
             self,
             {
                 "fail_fast": "it is a setting for tuning; max_failures=0 says the same of a run.",
                 "controller_failure_limit": "a driver that crashed is never counted; calling fit() again continues.",
-                "max_preemption_failures": not_told_apart,
-                "relax_collectives_on_preemption": not_told_apart,
-                "preemption_grace_s": not_told_apart,
+                "relax_collectives_on_preemption": "a node that is gone ends the group, and the next one starts.",
+                "preemption_grace_s": "a node says itself when it goes; see holdfast agent --drain-deadline.",
             },
         )
 

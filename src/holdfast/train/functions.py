@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.preemption_info import PreemptionInfo, preemption_info
 from holdfast.errors import ConfigError
 from holdfast.train.data import DatasetShard
-from holdfast.train.preemption import PreemptionInfo
 from holdfast.train.validation import ValidationTaskConfig, task_of
 from holdfast.train.worker_inputs import current_inputs
 from holdfast.worker.context import TrainContext
@@ -161,6 +161,11 @@ def get_dataset_shard(
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Which nodes are about to be taken away. Always None: nobody tells Holdfast yet."""
-    current("train.get_preemption_info()")
-    return None
+    """Which nodes with workers of this group are about to be taken away, and when; None if none is.
+
+    They were told so by SIGTERM or a notice, or drained with `holdfast drain` (docs/hosts.md). The group goes on
+    elsewhere from the next checkpoint that it reports. This waits for nobody, so ranks may learn of it at different
+    steps: to save on all of them at the same step, ask `should_checkpoint()`.
+    """
+    found = current("train.get_preemption_info()").preemption()
+    return None if found is None else preemption_info(found)

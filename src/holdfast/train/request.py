@@ -108,6 +108,7 @@ def build_request(
         ray=_ray_options(scaling, run) if engine is EngineName.RAY else None,
         resources={} if local_mode else _resources(scaling, engine),
         max_failures=run.failure_config.max_failures,
+        max_preemption_failures=run.failure_config.max_preemption_failures,
         stop_on_repeated_error=run.failure_config.stop_on_repeated_error,
         progress_timeout_s=run.failure_config.progress_timeout_s,
         num_to_keep=run.checkpoint_config.num_to_keep,

@@ -235,6 +235,8 @@ class Narrator:
             return f"{text} was stopped at iteration {record.iteration}: {record.why}."
         failures = self._run.durable.failures
         verdict = f"This is failure {failures}." if record.counted else "This does not count as a failure."
+        if record.preemption is not None:
+            verdict = f"This is preemption {self._run.durable.preemptions}."
         self._waiting_since = (record.detected_at, "the failure was noticed")
         self._ended_at = record.at
         text += f" failed at iteration {record.iteration}: "

@@ -146,6 +146,9 @@ class RunStatusReply(_Message, frozen=True, kw_only=True):
     checkpoint_iteration: int = 0
     failures: int = 0
     max_failures: int = 0
+    preemptions: int = 0
+    """How often the run lost a node that was being drained, and workers with it."""
+    max_preemption_failures: int = -1
     waiting_for: str = ""
     """What keeps the run from starting workers, in one phrase; "" if nothing does."""
     agents: tuple[AgentStatus, ...] = ()

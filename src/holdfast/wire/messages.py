@@ -16,7 +16,14 @@ from typing import Any
 import msgspec
 
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft, FileEntry, Part, Report
-from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, HoldReports, StartWorkers, StopWorkers
+from holdfast.core.commands import (
+    AnnounceCheckpoint,
+    AnnouncePreemption,
+    AnnounceSettled,
+    HoldReports,
+    StartWorkers,
+    StopWorkers,
+)
 from holdfast.core.events import (
     AgentDraining,
     AgentJoined,
@@ -378,7 +385,7 @@ class BuffersReserved(_Message, frozen=True, kw_only=True):
 
 
 WorkerMessage = WorkerReport | WorkerWaited | WorkerFinished | WorkerExited | Imported | Note | Collect | ReserveBuffers
-ToWorker = AnnounceCheckpoint | AnnounceSettled | HoldReports | Collected | BuffersReserved
+ToWorker = AnnounceCheckpoint | AnnouncePreemption | AnnounceSettled | HoldReports | Collected | BuffersReserved
 AgentMessage = (
     AgentJoined
     | AgentDraining
@@ -415,6 +422,7 @@ ControllerMessage = (
     | HoldReports
     | Upload
     | AnnounceCheckpoint
+    | AnnouncePreemption
     | AnnounceSettled
     | Collected
     | Ping

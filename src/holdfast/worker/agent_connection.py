@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.commands import AnnounceCheckpoint, AnnounceSettled, HoldReports
+from holdfast.core.commands import AnnounceCheckpoint, AnnouncePreemption, AnnounceSettled, HoldReports
 from holdfast.core.events import WorkerWaited
+from holdfast.core.records import Preemption
 from holdfast.errors import WireError
 from holdfast.wire.frames import receive, send
 from holdfast.wire.messages import (
@@ -59,6 +60,8 @@ class AgentConnection:
         """The last checkpoint of this generation that was committed or given up."""
         self.committed = 0
         """The newest report whose checkpoint is known to be committed."""
+        self.preemption: Preemption | None = None
+        """Which nodes of the generation are about to be taken away, as far as this rank was told."""
         self.standing: AnnounceSettled | None = None
         """How the checkpoints of all ranks stand that this rank waits for, as it was told last."""
         self.settled = 0
@@ -167,6 +170,10 @@ class AgentConnection:
         if isinstance(message, Collected):
             if message.generation == self._generation:
                 self._collected = message
+            return
+        if isinstance(message, AnnouncePreemption):
+            if message.generation == self._generation:
+                self.preemption = message.preemption
             return
         if isinstance(message, BuffersReserved):
             self._reserved = message

@@ -25,6 +25,7 @@ import msgspec
 
 from holdfast.checkpoint.layout import check_name
 from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart, Validation, ValidationTask
+from holdfast.core.records import Preemption
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.storage.uri import join
 from holdfast.wire.messages import CollectiveKind, Note, WorkerMessage, WorkerReport
@@ -573,6 +574,15 @@ class Session:
         if not self._captures:
             return b""
         return msgspec.json.encode({name: capture() for name, capture in self._captures.items()})
+
+    # ------------------------------------------------------------------ nodes that are taken away
+
+    def preemption(self) -> Preemption | None:
+        """What this rank has been told of nodes that are about to be taken away; waits for nobody."""
+        self._check_process()
+        with self._lock:
+            self._agent.drain()
+            return self._agent.preemption
 
     # ------------------------------------------------------------------ collectives
 

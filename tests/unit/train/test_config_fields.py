@@ -28,7 +28,6 @@ _OTHER: dict[tuple[type, str], Any] = {
     (ScalingConfig, "engine"): "slurm",
     (ScalingConfig, "elastic_resize_monitor_interval_s"): 5,
     (FailureConfig, "fail_fast"): True,
-    (FailureConfig, "max_preemption_failures"): 3,
     (FailureConfig, "relax_collectives_on_preemption"): True,
     (FailureConfig, "preemption_grace_s"): 5,
     (FailureConfig, "controller_failure_limit"): 3,

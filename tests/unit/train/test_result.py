@@ -15,7 +15,7 @@ from holdfast.control.failures import run_error
 from holdfast.control.view import RunView
 from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.records import Reported, RunFailed, WorkerFailure
+from holdfast.core.records import Preemption, Reported, RunFailed, WorkerFailure
 from holdfast.errors import Damaged, OutOfSpace
 from holdfast.journal.writer import Journal
 from holdfast.storage.locate import open_store
@@ -165,6 +165,13 @@ def test_what_no_worker_is_to_blame_for_is_a_controller_error(tmp_path: Path) ->
     error = run_error(ended, "/runs/x")
     assert isinstance(error, ControllerError) and isinstance(error.controller_failure, OutOfSpace)
     assert (str(error), error.worker_failures) == ("Training failed: OutOfSpace: the disk is full", {})
+
+
+def test_one_preemption_too_many_is_an_error_of_its_own() -> None:
+    last = Preemption(ranks={"b": (1, 3)}, deadline=30.5)
+    error = run_error(RunFailed(at=1.0, error="nodes were taken away", preemption=last), "/runs/x")
+    assert isinstance(error, PreemptionError)
+    assert error.preemption_info == PreemptionInfo(30500, {"b": [1, 3]})
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ class Terminal:
     def _show_failure(self, record: r.GenerationEnded) -> None:
         self._show_waiting()
         self._ended = self._ended or record
-        if not record.counted:
+        if not record.counted and record.preemption is None:
             return
         if self._quiet:
             self._warn(layouts.death(record, self._hosts))
