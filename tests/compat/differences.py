@@ -42,6 +42,7 @@ OURS = {
     "train.RunConfig(resume)": "what to do with a run of this name that is there already",
     "train.RunConfig(takeover)": "fences another driver that holds the run",
     "train.ScalingConfig(engine)": "what starts agents",
+    "train.ScalingConfig(last_call_timeout)": "how long an elastic run waits for more workers before it starts",
     "train.ScalingConfig(listen)": "where agents of other machines are accepted",
     "train.SyncConfig(sync_on_checkpoint)": "setting of older versions of Ray, warned of",
     "train.SyncConfig(syncer)": "setting of older versions of Ray, warned of",

@@ -77,7 +77,7 @@ def test_an_elastic_run_continues_with_the_remaining_agents() -> None:
     )
     gone = r.AgentRemoved(at=10.0, agent="a", host="host-a", why="its connection closed")
     again = r.GenerationStarted(at=10.0, generation=2, world_size=1, agents=("b",), iteration=0)
-    assert lost == Step([gone, ended(10.0, 0, "a"), again], [start])
+    assert lost == Step([gone, ended(10.0, 0, "a"), again], [c.RequestAgents(slots=1), start])
 
 
 def test_all_agents_lost_at_once_are_replaced() -> None:

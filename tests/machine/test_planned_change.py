@@ -256,3 +256,45 @@ def test_a_run_whose_ranks_finish_does_not_grow() -> None:
     rig.feed(e.AgentPrepared(agent="c"), 10.0)
     assert rig.deadline is None
     assert rig.feed(e.TimePassed(), 50.0) == NOTHING
+
+
+def test_an_elastic_run_that_lost_a_node_goes_on_at_once_and_asks_for_another() -> None:
+    rig = elastic("a", "b", most=2, max_failures=1)
+    rig.feed(e.AgentLost(agent="b", why="its connection closed"), 10.0)
+    decided = rig.feed(e.WorkersStopped(generation=1, agent="a"), 11.0)
+    assert [type(one) for one in decided.commands] == [c.RequestAgents, c.StartWorkers]
+    assert decided.commands[0] == c.RequestAgents(slots=1)
+    assert isinstance(decided.commands[1], c.StartWorkers) and decided.commands[1].world_size == 1
+
+
+# ---------------------------------------------------------------- the last call
+
+
+def test_a_run_that_has_enough_agents_waits_for_more_until_the_last_call_is_over() -> None:
+    rig = Rig(workers_min=1, workers_max=3, last_call_s=5.0)
+    rig.feed(began(), 0.0)
+    for agent in ("a", "b"):
+        rig.feed(joined(agent), 1.0)
+    assert rig.feed(e.AgentPrepared(agent="a"), 2.0) == NOTHING
+    assert rig.deadline == 7.0
+    assert rig.feed(e.AgentPrepared(agent="b"), 4.0) == NOTHING
+    decided = rig.feed(e.TimePassed(), 7.0)
+    (start,) = (one for one in decided.commands if isinstance(one, c.StartWorkers))
+    assert start.world_size == 2
+
+
+def test_the_last_call_ends_when_there_are_as_many_as_are_wanted_and_begins_anew_when_there_are_too_few() -> None:
+    rig = Rig(workers_min=2, workers_max=3, last_call_s=5.0, max_failures=2)
+    rig.feed(began(), 0.0)
+    for agent in ("a", "b", "c"):
+        rig.feed(joined(agent), 1.0)
+    for agent in ("a", "b"):
+        rig.feed(e.AgentPrepared(agent=agent), 2.0)
+    rig.feed(e.AgentLost(agent="b", why="why"), 3.0)
+    assert rig.deadline == 600.0
+    rig.feed(joined("b"), 4.0)
+    rig.feed(e.AgentPrepared(agent="b"), 4.0)
+    assert rig.deadline == 9.0
+    decided = rig.feed(e.AgentPrepared(agent="c"), 5.0)
+    (start,) = (one for one in decided.commands if isinstance(one, c.StartWorkers))
+    assert start.world_size == 3

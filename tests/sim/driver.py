@@ -179,7 +179,12 @@ class Guest:
             storage_patience_s=scenario.patience_s,
             beat_s=scenario.beat_s,
         )
-        plan.gang = Gang(run=plan.run_id, workers=scenario.spec.workers_max, workers_per_agent=scenario.slots_per_node)
+        plan.gang = Gang(
+            run=plan.run_id,
+            workers=scenario.spec.workers_max,
+            min_workers=scenario.spec.workers_min,
+            workers_per_agent=scenario.slots_per_node,
+        )
         plan.make_publisher = partial(_SimulatedPublisher, self.process)
         assert plan.fold_writer is not None
         plan.fold_writer.least_bytes = _FOLD_BYTES

@@ -80,7 +80,7 @@ class AgentPool:
         """The run wants its gang, or what it lost of it. May be asked again and again."""
         if not self._admission.has_asked(run.id):
             self._follow(self._admission.ask(run.gang))
-        if self._admission.is_waiting(run.id):
+        if self._admission.would_take_more(run.id):
             try:
                 self._engine.want(self._admission.gangs)
             except OSError as error:
@@ -229,7 +229,7 @@ class AgentPool:
         waiting = self._admission.waiting
         offers = self._offers() if waiting else []
         for gang in waiting:
-            if capacity(gang, offers) == gang.workers:
+            if capacity(gang, offers) >= gang.needed:
                 self._runs[gang.run].must_wait()
 
     def statuses(self) -> list[AgentStatus]:
@@ -252,7 +252,7 @@ class AgentPool:
         if not missing:
             return ""
         room = capacity(run.gang, self._offers())
-        if room == run.gang.workers:
+        if room >= run.gang.needed:
             why = "other runs have the places"
         elif self._pending:
             why = f"{count_text(len(self._pending), 'agent')} being started"
@@ -260,7 +260,7 @@ class AgentPool:
             why = "no agent has joined"
         else:
             why = f"{count_text(len(self.links), 'agent')} joined, with room for {room}"
-        return f"{missing} of {count_text(run.gang.workers, 'worker')}: {why}"
+        return f"{missing} of {count_text(run.gang.needed, 'worker')}: {why}"
 
     def _offers(self) -> list[Offer]:
         """What agents have that are not taken away."""
@@ -282,7 +282,7 @@ class AgentPool:
         self._follow(self._admission.drain(agent))
         for run in map(self._runs.__getitem__, holders):
             run.drain(agent, why, deadline_s)
-            if self._admission.is_waiting(run.id):
+            if self._admission.would_take_more(run.id):
                 self.request(run)
 
     def _let_leave(self, agent: str) -> None:

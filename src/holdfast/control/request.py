@@ -63,6 +63,10 @@ class TrainRequest:
 
     min_workers: int
     max_workers: int
+    last_call_s: float = 0.0
+    """How long a run that has enough agents to start waits for more."""
+    resize_settle_s: float = 60.0
+    """For how long there is room for more workers before the run grows."""
     local_mode: bool
     """`num_workers=0`: one worker, in the calling process; `min_workers` is then 1."""
     nodes: int

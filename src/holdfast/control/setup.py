@@ -222,6 +222,8 @@ def _spec(request: TrainRequest) -> RunSpec:
     return RunSpec(
         workers_min=request.min_workers,
         workers_max=request.max_workers,
+        last_call_s=request.last_call_s,
+        resize_settle_s=request.resize_settle_s,
         max_failures=request.max_failures,
         max_preemption_failures=request.max_preemption_failures,
         stop_on_repeated_error=request.stop_on_repeated_error,
@@ -311,12 +313,12 @@ def check_resources(request: TrainRequest) -> None:
         return
     gang = _gang(request, "")
     here = _host_offer()
-    if request.local_mode or capacity(gang, offers_of(request)) == gang.workers:
+    if request.local_mode or capacity(gang, offers_of(request)) >= gang.needed:
         return
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in sorted(gang.resources.items()))
     has = ", ".join(f"{amount:g} {name}" for name, amount in [*here.resources.items(), ("GPU", len(here.gpus))])
     raise ConfigError(
-        f"ScalingConfig(num_workers={gang.workers}, resources_per_worker=...) asks for {wanted} for each worker, but "
+        f"ScalingConfig(num_workers={gang.needed}, resources_per_worker=...) asks for {wanted} for each worker, but "
         f"this machine has {has}: ask for less, or leave resources_per_worker out."
     )
 
@@ -325,6 +327,7 @@ def _gang(request: TrainRequest, run: str) -> Gang:
     return Gang(
         run=run,
         workers=request.max_workers,
+        min_workers=request.min_workers,
         resources=dict(request.resources),
         workers_per_agent=_workers_per_agent(request),
     )

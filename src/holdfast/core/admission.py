@@ -4,6 +4,9 @@ A run asks for a gang, workers that all take the same. It gets all of them at on
 while a gang waits, nobody who came later is given anything that it could use, on any agent that could hold one of its
 workers. So whatever becomes free is its own, and it waits no longer than until the gangs before it are gone.
 
+An elastic gang may be given fewer workers, at least as many as it needs. It gets more whenever there is room that no
+gang which waits could use.
+
 A gang that loses an agent keeps its turn and the rest of its places, and waits for what is missing. Two such gangs
 might wait for each other's places for ever; so the later one has to give its places up if that lets the earlier go on.
 """
@@ -25,12 +28,19 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     workers: int
+    min_workers: int | None = None
+    """It can do with so many of them, and takes the others as they come; None: it needs all."""
     resources: dict[str, float] = {}
     """What each worker takes."""
     workers_per_agent: int | None = None
     """So many workers at most are placed on one agent."""
     slots_per_worker: int = 1
     """0 for workers that an agent holds besides as many as it has slots for."""
+
+    @property
+    def needed(self) -> int:
+        """How many workers it cannot do without."""
+        return self.workers if self.min_workers is None else self.min_workers
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +78,18 @@ class _Request:
 
     def __post_init__(self) -> None:
         gang = self.gang
-        self.kind = gang.workers, gang.workers_per_agent, gang.slots_per_worker, frozenset(gang.resources.items())
+        resources = frozenset(gang.resources.items())
+        self.kind = gang.workers, gang.needed, gang.workers_per_agent, gang.slots_per_worker, resources
 
     @property
     def missing(self) -> int:
         """How many workers it still waits for."""
-        return 0 if self.withdrawn else self.gang.workers - self.placed
+        return 0 if self.withdrawn else max(0, self.gang.needed - self.placed)
+
+    @property
+    def wanted(self) -> int:
+        """How many workers it would take."""
+        return 0 if self.withdrawn else max(0, self.gang.workers - self.placed)
 
     def give(self, agent: str, workers: tuple[Taken, ...]) -> None:
         self.held[agent] = (*self.held.get(agent, ()), *workers)
@@ -124,6 +140,8 @@ class Admission:
         self._number = 0
         self._waiting: dict[str, _Request] = {}
         """Those that miss something."""
+        self._growing: dict[str, _Request] = {}
+        """Those that miss nothing, and would take more."""
         self._holders: dict[str, dict[str, None]] = {}
         """The runs that have places on each agent, in the order in which they got them."""
         self._rooms: dict[object, _Room] = {}
@@ -208,6 +226,10 @@ class Admission:
     def is_waiting(self, run: str) -> bool:
         return run in self._waiting
 
+    def would_take_more(self, run: str) -> bool:
+        """Whether the run waits, or is elastic and has not all that it would take."""
+        return run in self._waiting or run in self._growing
+
     def missing(self, run: str) -> int:
         """How many workers the run waits for."""
         return self._waiting[run].missing if run in self._waiting else 0
@@ -227,9 +249,12 @@ class Admission:
 
     def _request_changed(self, request: _Request) -> None:
         run = request.gang.run
+        self._growing.pop(run, None)
         if request.missing:
             self._waiting[run] = request
         else:
+            if request.wanted:
+                self._growing[run] = request
             self._waiting.pop(run, None)
             self._rooms.pop(run, None)
             self._rooms.pop(request.kind, None)  # made again if others of the kind wait
@@ -253,7 +278,8 @@ class Admission:
 
     def _decide(self) -> list[Decision]:
         waiting = self._in_turn()
-        if not any(map(self._fits, waiting)) and not any(one.held for one in waiting[1:]):
+        idle = not any(map(self._fits, waiting)) and not any(one.held for one in waiting[1:])
+        if idle and not self._growing:
             return []  # nothing to grant, and nobody to revoke anything from
         decisions: list[Decision] = []
         left: dict[str, FreeResources] = {}
@@ -272,25 +298,29 @@ class Admission:
             if not request.held:
                 failed.add(request.kind)
             decisions += self._revoke_for(request, waiting[n + 1 :])
-            if n + 1 < len(waiting):
+            if n + 1 < len(waiting) or self._growing:
                 for agent in self._suitable(request.gang):
                     if agent not in left:
                         left[agent] = self._free[agent].copy()
                     left[agent].block(frozenset(request.gang.resources))
+        for request in sorted(self._growing.values(), key=lambda one: one.number):
+            for agent, count in (self._place(request, left) or {}).items():
+                decisions.append(self._grant(request, agent, count, left.get(agent)))
+            self._request_changed(request)
         return decisions
 
     def _place(self, request: _Request, left: Mapping[str, FreeResources]) -> dict[str, int] | None:
-        """How many of the missing workers go to each agent; None if they do not all fit."""
-        missing = request.missing
+        """How many of the wanted workers go to each agent; None if not even all that are missing fit."""
+        wanted, placed = request.wanted, 0
         places: dict[str, int] = {}
         for agent, free in self._free.items():
-            count = min(missing, request.count(agent, left.get(agent, free)))
+            count = min(wanted - placed, request.count(agent, left.get(agent, free)))
             if count:
                 places[agent] = count
-                missing -= count
-                if not missing:
-                    return places
-        return None
+                placed += count
+                if placed == wanted:
+                    break
+        return places if placed >= request.missing else None
 
     def _grant(self, request: _Request, agent: str, count: int, left: FreeResources | None) -> Grant:
         given: list[Taken] = []

@@ -139,6 +139,8 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
                 state.generation.silence.restart(now)
             if state.agents_wanted_since is not None:
                 state.agents_wanted_since += event.stalled_s
+            if state.enough_since is not None:
+                state.enough_since += event.stalled_s
         case e.StopRequested():
             state.stop = state.stop or event.why
             if event.force:

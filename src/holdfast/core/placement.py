@@ -27,6 +27,8 @@ def deadlines(state: State) -> list[float]:
         return []  # an outcome comes first
     if state.not_before > 0:
         return [state.not_before]
+    if state.enough_since is not None:
+        return [state.enough_since + state.spec.last_call_s]
     return [] if state.agents_wanted_since is None else [state.agents_wanted_since + state.spec.agents_timeout_s]
 
 
@@ -47,9 +49,13 @@ def start_generation(state: State, now: float, out: Output) -> None:
         return
     state.not_before = 0.0
     if state.ready_slots < state.workers_min:
+        state.enough_since = None
         _want_agents(state, now, out)
         return
-    state.agents_wanted_since = None
+    if _is_last_call(state, now):
+        return
+    state.agents_wanted_since = state.enough_since = None
+    _want_more_agents(state, out)
     places = place(state)
     first = state.agents[places[0].agent]
     world_size = sum(len(one.ranks) for one in places)
@@ -103,6 +109,24 @@ def place(state: State) -> tuple[c.Place, ...]:
             places.append(c.Place(agent=agent.name, node_rank=len(places), ranks=ranks))
             next_rank += count
     return tuple(places)
+
+
+def _is_last_call(state: State, now: float) -> bool:
+    """Whether a run that waited for agents waits for more than it needs, since others may be about to join. One that
+    lost an agent and has enough left goes on at once."""
+    if state.agents_wanted_since is None or state.ready_slots >= state.workers_max:
+        return False
+    if state.enough_since is None:
+        state.enough_since = now
+    return now < state.enough_since + state.spec.last_call_s
+
+
+def _want_more_agents(state: State, out: Output) -> None:
+    """The run can do without, and grows when they come."""
+    missing = state.workers_max - state.slots
+    if missing > 0:
+        state.requested_slots = missing
+        out.do(c.RequestAgents(slots=missing))
 
 
 def _want_agents(state: State, now: float, out: Output) -> None:

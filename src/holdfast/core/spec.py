@@ -25,6 +25,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A generation in which nothing is reported for so long is taken for hung."""
     agents_timeout_s: float = 600.0
     """How long to wait for enough agents before the run fails."""
+    last_call_s: float = 0.0
+    """How long a run that waited for agents, and has enough, waits for more before it starts."""
     resize_settle_s: float = 60.0
     """For how long there is room for a larger generation before one is planned: what joins meanwhile is one change."""
     backoff_base_s: float = 1.0

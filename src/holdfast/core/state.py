@@ -451,6 +451,8 @@ class State:
     """Of those that are prepared."""
     requested_slots: int = 0
     agents_wanted_since: float | None = None
+    enough_since: float | None = None
+    """Since when a run that waits for agents has enough of them to start: this is the last call for more."""
     failed_requests: int = 0
     may_grow_since: float | None = None
     """Since when there has been room for a larger generation than the one that there is."""

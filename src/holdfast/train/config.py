@@ -44,11 +44,14 @@ class ScalingConfig:
     `engine`: "local" starts the workers on this machine; "join" uses agents that join by themselves (`holdfast agent`,
     docs/hosts.md), and is the default where `listen` is not an address of loopback; "ray" uses the nodes of a Ray
     cluster (docs/ray.md), and is the default inside a Ray job. HOLDFAST_ENGINE takes its place where it is None.
+    `num_workers=(2, 6)` is an elastic run: it starts with 2 workers or more, after a last call for others of
+    `last_call_timeout` seconds, goes on with what is left when nodes are lost or drained, and grows at a checkpoint
+    when there has been room for `elastic_resize_monitor_interval_s`.
     `listen`: `HOST:PORT` at which agents of other machines are accepted (HOLDFAST_LISTEN); port 0 is any that is free.
     """
 
     trainer_resources: Mapping[str, float] | None = None
-    num_workers: int = 1
+    num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
     placement_strategy: str = "PACK"
@@ -59,14 +62,13 @@ class ScalingConfig:
     elastic_resize_monitor_interval_s: float = 60.0
     engine: str | None = field(default=None, kw_only=True)
     listen: str | None = field(default=None, kw_only=True)
+    last_call_timeout: float = field(default=5.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_workers, tuple | list):
-            raise ConfigError(
-                f"ScalingConfig(num_workers={self.num_workers!r}): a range of workers is not supported yet; "
-                f"write one number."
-            )
-        checks.whole_number("ScalingConfig(num_workers)", self.num_workers, least=0)
+        self._check_num_workers()
+        if self.last_call_timeout != 0:
+            checks.seconds("ScalingConfig(last_call_timeout)", self.last_call_timeout)
+        checks.seconds("ScalingConfig(elastic_resize_monitor_interval_s)", self.elastic_resize_monitor_interval_s)
         checks.flag("ScalingConfig(use_gpu)", self.use_gpu)
         self._check_resources()
         if self.use_tpu or self.topology is not None:
@@ -77,9 +79,9 @@ class ScalingConfig:
             ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"),
         )
         selectors = self.label_selector
-        if isinstance(selectors, list | tuple) and len(selectors) != self.num_workers:
+        if isinstance(selectors, list | tuple) and len(selectors) != self.max_workers:
             raise ConfigError(
-                f"ScalingConfig(label_selector) has {len(selectors)} entries for {self.num_workers} workers: give one "
+                f"ScalingConfig(label_selector) has {len(selectors)} entries for {self.max_workers} workers: give one "
                 "for each worker, or one for all."
             )
         if self.engine is not None:
@@ -88,14 +90,28 @@ class ScalingConfig:
         # Only Ray places workers.
         for_ray = asked_engine(self.engine) is EngineName.RAY
         unplaced = () if for_ray else ("placement_strategy", "accelerator_type", "label_selector")
+        fixed = "the number of workers is fixed."
         checks.has_no_effect(
             self,
             {
                 **dict.fromkeys(unplaced, "workers run on this one machine."),
                 "trainer_resources": "the driver reserves nothing for itself.",
-                "elastic_resize_monitor_interval_s": "the number of workers is fixed.",
-            },
+            }
+            | ({} if self.elasticity_enabled else {"elastic_resize_monitor_interval_s": fixed}),
         )
+
+    def _check_num_workers(self) -> None:
+        given = self.num_workers
+        if isinstance(given, list | tuple):
+            whole = all(isinstance(one, int) and not isinstance(one, bool) for one in given)
+            if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
+                raise ConfigError(
+                    f"ScalingConfig(num_workers={given!r}): a range is (fewest, most), two whole numbers of 1 or more, "
+                    "the first not above the second."
+                )
+            self.num_workers = (given[0], given[1])
+        else:
+            checks.whole_number("ScalingConfig(num_workers)", given, least=0)
 
     def _check_resources(self) -> None:
         resources = checks.resources("ScalingConfig(resources_per_worker)", self.resources_per_worker)
@@ -151,11 +167,11 @@ class ScalingConfig:
 
     @property
     def min_workers(self) -> int:
-        return self.num_workers
+        return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def max_workers(self) -> int:
-        return self.num_workers
+        return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def elasticity_enabled(self) -> bool:
@@ -164,7 +180,7 @@ class ScalingConfig:
 
     def as_placement_group_factory(self) -> PlacementGroupFactory:
         """What the workers need, as Ray Tune writes it down."""
-        bundles = [self.worker_resources for _ in range(max(1, self.num_workers))]
+        bundles = [self.worker_resources for _ in range(max(1, self.max_workers))]
         return PlacementGroupFactory(bundles, self.placement_strategy)
 
 

@@ -75,12 +75,11 @@ def build_request(
             "itself, so leave the syncer out."
         )
     local_mode = scaling.num_workers == 0
-    workers = max(1, scaling.num_workers)
     listen = None if local_mode else _listen(scaling)
     working_dir, excludes = _working_dir(run)
     engine = _engine(scaling, listen)
     if engine is EngineName.LOCAL:
-        _check_gpus(scaling, workers)
+        _check_gpus(scaling)
     torchrun = _torchrun(run) if is_one_of_torchrun(scaling.num_workers) else None
     context = RunContext(
         name=run.name or "",  # `RunConfig` makes one up
@@ -97,8 +96,10 @@ def build_request(
         storage_path=context.storage_path,
         filesystem=run.storage_filesystem,
         name=context.name,
-        min_workers=workers,
-        max_workers=workers,
+        min_workers=max(1, scaling.min_workers),
+        max_workers=max(1, scaling.max_workers),
+        last_call_s=float(scaling.last_call_timeout),
+        resize_settle_s=float(scaling.elastic_resize_monitor_interval_s),
         local_mode=local_mode,
         nodes=1 if local_mode else _local_nodes(),
         engine=engine,
@@ -212,10 +213,10 @@ def _engine(scaling: ScalingConfig, listen: str | None) -> EngineName:
     return EngineName.LOCAL if listen is None or is_loopback_name(parse_address(listen, "")[0]) else EngineName.JOIN
 
 
-def _check_gpus(scaling: ScalingConfig, workers: int) -> None:
+def _check_gpus(scaling: ScalingConfig) -> None:
     if not scaling.use_gpu:
         return
-    wanted = scaling.worker_resources.get("GPU", 1) * workers
+    wanted = scaling.worker_resources.get("GPU", 1) * max(1, scaling.min_workers)
     there = len(visible_gpus())
     if there < wanted:
         raise ConfigError(
@@ -224,7 +225,7 @@ def _check_gpus(scaling: ScalingConfig, workers: int) -> None:
         )
 
 
-def is_one_of_torchrun(num_workers: int) -> bool:
+def is_one_of_torchrun(num_workers: int | tuple[int, int]) -> bool:
     """Whether this process is one of several that torchrun started for a script with local mode, each of which runs the
     function. Workers of ours have the same variables, and may start a run inside one."""
     several = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"

@@ -49,6 +49,40 @@ def test_a_gang_gets_all_or_nothing() -> None:
     assert policy.agent_joined("b", offer(1)) == [grant("r", "a", CPU, CPU), grant("r", "b", CPU)]
 
 
+def elastic(run: str, fewest: int, most: int) -> Gang:
+    return Gang(run=run, workers=most, min_workers=fewest, resources={"CPU": 1})
+
+
+def test_an_elastic_gang_starts_with_what_it_needs_and_takes_more_as_it_comes() -> None:
+    policy = admission(a=offer(1))
+    assert policy.ask(elastic("r", 2, 4)) == []
+    assert policy.agent_joined("b", offer(1)) == [grant("r", "a", CPU), grant("r", "b", CPU)]
+    assert not policy.is_waiting("r") and policy.would_take_more("r")
+    assert policy.agent_joined("c", offer(8)) == [grant("r", "c", CPU, CPU)]
+    assert not policy.would_take_more("r")
+    assert policy.agent_lost("c") == [] and not policy.is_waiting("r")
+    assert policy.agent_lost("b") == [] and policy.missing("r") == 1
+
+
+def test_an_elastic_gang_does_not_grow_on_what_a_gang_that_waits_could_use() -> None:
+    policy = admission(a=offer(1))
+    policy.ask(elastic("elastic", 1, 4))
+    assert policy.ask(gang("other", 2, CPU=1)) == []
+    assert policy.agent_joined("b", offer(1)) == []
+    assert policy.agent_joined("c", offer(2)) == [
+        grant("other", "b", CPU),
+        grant("other", "c", CPU),
+        grant("elastic", "c", CPU),
+    ]
+
+
+def test_an_elastic_gang_leaves_an_agent_that_is_drained_and_waits_only_below_what_it_needs() -> None:
+    policy = admission(a=offer(1), b=offer(1))
+    policy.ask(elastic("r", 1, 2))
+    assert policy.drain("b") == [] and not policy.is_waiting("r")
+    assert policy.agent_joined("c", offer(1)) == [grant("r", "c", CPU)]
+
+
 def test_gangs_are_served_in_the_order_in_which_they_came() -> None:
     policy = admission(a=offer(2))
     policy.ask(gang("first", 2, CPU=1))
