@@ -133,7 +133,8 @@ def make_guest_setup(
 ) -> ControllerSetup:
     """Everything that the `Controller` of a lease's guest needs. Of a run that was started before (`summary` has an
     epoch), what storage holds is looked at, and the fence is made first."""
-    durable = deepcopy(summary.durable)  # the owner brings its own up to date with the same records
+    # A copy: the owner brings its own up to date with the same records.
+    durable = deepcopy(summary.durable) if summary.durable.epoch else Durable()
     if durable.epoch == 0:
         me = this_process()
         began = e.ControllerBegan(epoch=lease.epoch, host=me.host, pid=me.pid)

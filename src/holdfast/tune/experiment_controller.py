@@ -37,6 +37,8 @@ from holdfast.tune.machine import ExperimentMachine, TrialState
 __all__ = ["ExperimentController", "ExperimentSetup", "MakeTrial"]
 
 _BEAT_S = 5.0
+_MAX_CLOSING = 16
+"""With so many trials that end, none is started: storage that is slow must not pile them up."""
 _log = logging.getLogger(__name__)
 
 MakeTrial = Callable[[TrialState, GuestLease, RunOwner], ControllerSetup]
@@ -73,6 +75,9 @@ class ExperimentController:
         self._wake = asyncio.Event()
         self._blocking = BlockingCalls()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[str] = set()
+        """Those of `_running` whose end is recorded, and who still write logs and result files. The next trial is
+        prepared meanwhile; its workers wait for room, as every run's do."""
         self._controllers: dict[str, Controller] = {}
         self._stop: e.StopRequested | None = None
         self._error: BaseException | None = None
@@ -100,9 +105,10 @@ class ExperimentController:
         """Control clients know trials only, each as a run."""
 
     def _stop_requested(self, event: e.StopRequested) -> None:
-        self._stop = event
-        for controller in self._controllers.values():
-            controller.post(event)
+        is_first, self._stop = self._stop is None, event
+        for trial_id, controller in self._controllers.items():
+            if not (is_first and trial_id in self._closing):  # which end anyway
+                controller.post(event)
         self._wake.set()
 
     # ------------------------------------------------------------ the loop
@@ -145,7 +151,9 @@ class ExperimentController:
 
     def _start_trials(self) -> None:
         while self._stop is None and self._error is None and not self.fenced_by:
-            found = self._machine.next_trial(len(self._running), current().now())
+            if len(self._closing) > _MAX_CLOSING:
+                return
+            found = self._machine.next_trial(len(self._running) - len(self._closing), current().now())
             if found is None:
                 return
             if isinstance(found, TrialState):
@@ -170,6 +178,7 @@ class ExperimentController:
             self._give_up(error)
         finally:
             del self._running[trial.trial_id]
+            self._closing.discard(trial.trial_id)
             self._controllers.pop(trial.trial_id, None)
             self._wake.set()
 
@@ -212,6 +221,8 @@ class ExperimentController:
             self._machine.apply(trial.trial_id, record)
         # Before its workers start, nobody waits for an answer.
         is_starting = any(isinstance(record, r.ControllerStarted) for record in records)
+        if any(isinstance(record, r.RunFinished | r.RunFailed | r.RunInterrupted) for record in records):
+            self._closing.add(trial.trial_id)
         self._record_decided("" if is_starting else trial.trial_id)
         self._wake.set()
 

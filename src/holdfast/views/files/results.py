@@ -30,7 +30,7 @@ from holdfast.storage.durability import volatile
 from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 from holdfast.views.files.rows import CsvTable, json_line
-from holdfast.views.files.sinks import MirrorSink, SavedFile, Sink, open_sink
+from holdfast.views.files.sinks import MirrorSink, SavedFile, Sink, open_sinks
 from holdfast.views.files.small_files import error_text, params_text
 from holdfast.views.files.tfevents import scalars_event, session_event, version_event
 from holdfast.wire.messages import LogLine
@@ -204,7 +204,7 @@ class ResultFiles:
     def _open(self, started: r.ControllerStarted) -> _Sinks:
         """Go on in the files that are there if they are as they were left; otherwise make them again."""
         events = f"events.out.tfevents.{int(started.at):010d}.{started.host}.{started.epoch:06d}"
-        sinks = _Sinks(*(open_sink(self._store, key, self._fenced) for key in (events, "progress.csv", "result.json")))
+        sinks = _Sinks(*open_sinks(self._store, (events, "progress.csv", "result.json"), self._fenced))
         try:
             sinks.events.start_over()
             sinks.events.append(version_event(started.at))

@@ -15,7 +15,7 @@ import fcntl
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
@@ -30,7 +30,7 @@ from holdfast.storage.posix.atomic_file import AtomicFile, link_open_file
 from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 
-__all__ = ["FileSink", "MirrorSink", "Rewrite", "SavedFile", "Sink", "open_sink"]
+__all__ = ["FileSink", "MirrorSink", "Rewrite", "SavedFile", "Sink", "open_sinks"]
 
 _BLOCK_BYTES = 1 << 20
 _TAIL_BYTES = 4096
@@ -331,9 +331,9 @@ class MirrorSink(_OwnFile):
 Sink = FileSink | MirrorSink
 
 
-def open_sink(store: Store, key: str, fenced: Callable[[], bool]) -> Sink:
-    """The right kind for this store."""
+def open_sinks(store: Store, keys: Sequence[str], fenced: Callable[[], bool]) -> list[Sink]:
+    """One for each key, of the right kind for this store."""
     root = store.local_root
     if root is None or mount_kind(root).startswith("fuse"):
-        return MirrorSink(store, key, fenced)
-    return FileSink(root / key, fenced)
+        return [MirrorSink(store, key, fenced) for key in keys]
+    return [FileSink(root / key, fenced) for key in keys]
