@@ -16,7 +16,7 @@ RAY := .venv-ray
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-as-user sim \
-	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub counts clean
+	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-ray counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -115,6 +115,10 @@ bench-checkpoint: $(VENV)/.bench
 bench-hub: $(VENV)/.dev
 	$(BIN)/python -m bench.hub
 	$(BIN)/python -m bench.agents
+
+## bench-ray     start, killed workers and nodes, and trials on a Ray cluster, against Ray Train and Ray Tune, as ratios
+bench-ray: $(RAY)/.installed
+	$(RAY)/bin/python -m bench.ray_cluster
 
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import tempfile
 import time
@@ -65,15 +66,21 @@ def steps() -> None:
 
 
 if SYSTEM == "ray":
-    importlib.import_module("ray").init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    own = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
+    importlib.import_module("ray").init(**own, log_to_driver=False, logging_level="ERROR")
 functions = {"noop": noop, "reports": reports, "checkpoints": checkpoints, "steps": steps}
-train_torch.TorchTrainer(
+trainer = train_torch.TorchTrainer(
     functions[SCENARIO],
-    scaling_config=train.ScalingConfig(num_workers=1 if SCENARIO == "checkpoints" else 2),
+    scaling_config=train.ScalingConfig(
+        num_workers=1 if SCENARIO == "checkpoints" else 2,
+        placement_strategy="SPREAD" if "RAY_ADDRESS" in os.environ else "PACK",
+    ),
     run_config=train.RunConfig(
         name=SCENARIO,
         storage_path=f"{DIRECTORY}/storage",
         failure_config=train.FailureConfig(max_failures=-1),
         checkpoint_config=train.CheckpointConfig(num_to_keep=2),
     ),
-).fit()
+)
+Log(f"{DIRECTORY}/log").say("fit")
+trainer.fit()

@@ -47,7 +47,7 @@ def steps(config: dict[str, Any]) -> dict[str, Any]:
             given = Checkpoint.from_directory(directory) if rank == 0 else None
             train.report({"step": step, "at": time.time(), "resumed_from": first}, checkpoint=given)
         if "hold_at" in config and step == config["hold_at"]:
-            _wait_for(Path(config["hold_file"]))
+            _wait_for(Path(config["hold_file"]).parent, Path(config["hold_file"]).name)
     return {"node": os.environ["TEST_NODE"], "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "first": first}
 
 
@@ -58,11 +58,12 @@ def _kill_once(config: dict[str, Any], rank: int, step: int) -> None:
         os.close(os.open(config["killed_file"], os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
+    _wait_for(Path(config["run_directory"]), "checkpoint_*/.manifest.json")  # rank 0 may be behind
     Path(config["killed_file"]).write_text(repr(time.time()))
     os.kill(ancestors()[config["kill"]], signal.SIGKILL)
     time.sleep(60)  # until the kill arrives here
 
 
-def _wait_for(file: Path) -> None:
-    while not file.exists():
+def _wait_for(directory: Path, pattern: str) -> None:
+    while not any(directory.glob(pattern)):
         time.sleep(0.02)

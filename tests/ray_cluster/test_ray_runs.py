@@ -45,7 +45,7 @@ def _wait_for_agents_to_end(cluster: RayCluster) -> None:
 def _fit(path: Path, config: dict[str, Any], **scaling: Any) -> Result:
     return DataParallelTrainer(
         steps,
-        train_loop_config={"steps": 5, **config},
+        train_loop_config={"steps": 5, "run_directory": str(path / "run"), **config},
         scaling_config=ScalingConfig(**scaling),
         run_config=RunConfig(name="run", storage_path=path, failure_config=FailureConfig(max_failures=3)),
     ).fit()

@@ -8,8 +8,11 @@ until the agent has ended.
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable
 
@@ -49,10 +52,28 @@ class AgentActor:
                 pass_fds=[token_fd],
                 start_new_session=True,
             )
+        threading.Thread(target=_end_with_raylet, args=(os.getppid(), process), daemon=True).start()
         assert process.stderr is not None
         last = _forward(process.stderr)
         code = process.wait()
         return exit_phrase(code) + (f": {last}" if code > 0 and last else "")
+
+
+def _end_with_raylet(raylet_pid: int, process: subprocess.Popen[str]) -> None:
+    """Tell the agent that its parent has died when the node's raylet has: an actor that waits in a method does not end
+    then, and nobody else would end either of them."""
+    try:
+        raylet = os.pidfd_open(raylet_pid)
+    except ProcessLookupError:
+        process.send_signal(signal.SIGHUP)
+        return
+    try:
+        poll = select.poll()
+        poll.register(raylet, select.POLLIN)
+        poll.poll()
+    finally:
+        os.close(raylet)
+    process.send_signal(signal.SIGHUP)
 
 
 def _forward(lines: Iterable[str]) -> str:

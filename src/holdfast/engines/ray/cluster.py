@@ -226,6 +226,5 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, exceptions.ActorUnavailableError):
         return "its Ray node does not answer"
     if isinstance(error, exceptions.ActorDiedError):
-        node = next((line for line in lines if "node" in line and ("died" in line or "dead" in line)), None)
-        return "its Ray node died" if node else "its Ray actor died"
+        return "its Ray node died" if "node has died" in str(error) else "its Ray actor died"
     return f"its Ray actor failed: {lines[-1] if lines else type(error).__name__}"
