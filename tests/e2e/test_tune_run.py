@@ -93,3 +93,12 @@ def test_what_tune_run_does_not_know_is_refused(tmp_path: Path) -> None:
     empty = tune.ResultGrid([], Mock(), Mock(), experiment_path="")
     with pytest.raises(ConfigError, match=r"best_config needs tune\.run"):
         _ = tune.ExperimentAnalysis._of_results(empty, None, None).best_config
+
+
+def test_a_metric_that_trials_do_not_report_ends_the_experiment_at_the_first_report(sandbox: Sandbox) -> None:
+    def endless(config: dict[str, Any]) -> None:
+        while True:
+            tune.report({"loss": 1})
+
+    with pytest.raises(ConfigError, match=r'reported no metric "acc".*TuneConfig\(metric=\.\.\.\): loss\.'):
+        tune.run(endless, storage_path=sandbox.storage, metric="acc", mode="max")

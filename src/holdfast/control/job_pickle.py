@@ -96,8 +96,9 @@ class _ConfigPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(value)
 
 
-def pickle_job(job: Job) -> PickledJob:
-    """The job as workers will get it; `ConfigError` where it cannot be pickled or is too large."""
+def pickle_job(job: Job, what: str = "train_loop_per_worker or train_loop_config") -> PickledJob:
+    """The job as workers will get it; `ConfigError` where it cannot be pickled or is too large. `what` is its name for
+    the user."""
     limit_bytes = function_limit_bytes()
     try:
         config, modules = _pickle_config(job, min(limit_bytes, _CONFIG_LIMIT_BYTES))
@@ -109,7 +110,7 @@ def pickle_job(job: Job) -> PickledJob:
         raise ConfigError(_describe_excess(job)) from None
     except (TypeError, AttributeError, ValueError, pickle.PicklingError, RecursionError) as error:
         raise ConfigError(
-            f"train_loop_per_worker or train_loop_config cannot be sent to the workers ({error}): "
+            f"{what} cannot be sent to the workers ({error}): "
             "open files, locks, connections and the like inside the function instead."
         ) from error
     return PickledJob(function, config, modules)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from holdfast.control.fingerprint import Fingerprint
 from holdfast.core.checkpoint_types import ValidationTask
@@ -21,7 +21,15 @@ from holdfast.storage.store import Store
 from holdfast.worker.job import Job
 from holdfast.worker.torchrun import Torchrun
 
-__all__ = ["RunContext", "TrainOutcome", "TrainRequest", "ValidationPlan"]
+__all__ = ["RequestWords", "RunContext", "TrainOutcome", "TrainRequest", "ValidationPlan"]
+
+
+class RequestWords(NamedTuple):
+    """What the user calls the parts of a request, for errors."""
+
+    function: str = "train_loop_per_worker or train_loop_config"
+    resources: str = ""
+    """What asks for resources; "" is `ScalingConfig`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +60,7 @@ class TrainRequest:
     """One run, with every setting validated and every default filled in."""
 
     job: Job
+    words: RequestWords = field(default_factory=RequestWords)
     trainer_name: str
     """Class name of the trainer ("TorchTrainer"), for people."""
 

@@ -318,6 +318,8 @@ def check_resources(request: TrainRequest) -> None:
         return
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in sorted(gang.resources.items()))
     has = ", ".join(f"{amount:g} {name}" for name, amount in [*here.resources.items(), ("GPU", len(here.gpus))])
+    if request.words.resources:
+        raise ConfigError(f"{request.words.resources} asks for {wanted}, but this machine has {has}: ask for less.")
     raise ConfigError(
         f"ScalingConfig(num_workers={gang.needed}, resources_per_worker=...) asks for {wanted} for each worker, but "
         f"this machine has {has}: ask for less, or leave resources_per_worker out."
@@ -342,7 +344,7 @@ def _workers_per_agent(request: TrainRequest) -> int:
 
 def make_preparation(request: TrainRequest) -> Preparation:
     """What agents are sent before they start workers; a function that cannot be sent is refused here."""
-    pickled = pickle_job(request.job)
+    pickled = pickle_job(request.job, request.words.function)
     function = b"" if request.local_mode else pickled.function  # checked, but nobody will open it
     sys_path = [entry or str(Path.cwd()) for entry in sys.path]
     environment, preload = dict(request.environment), list(request.preload)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.control.request import RunContext, TrainRequest
+from holdfast.control.request import RequestWords, RunContext, TrainRequest
 from holdfast.core.masking import masked
 from holdfast.engines.engine import EngineName
 from holdfast.engines.ray.options import RayOptions
@@ -64,10 +64,17 @@ def check_function(function: Callable[..., Any], config: dict[str, Any] | None) 
     return takes
 
 
+_TRAIN_WORDS = RequestWords()
+
+
 def build_request(
-    trainer: DataParallelTrainer, takes_config: bool, framework: Framework | None, preload: tuple[str, ...]
+    trainer: DataParallelTrainer,
+    takes_config: bool,
+    framework: Framework | None,
+    preload: tuple[str, ...],
+    words: RequestWords = _TRAIN_WORDS,
 ) -> TrainRequest:
-    """Everything that the controller needs to know."""
+    """Everything that the controller needs to know. `words` are the user's, for errors."""
     run, scaling, config = trainer.run_config, trainer.scaling_config, trainer.train_loop_config
     if run.sync_config.upload_dir is not None and run.sync_config.storage_path is None:
         raise ConfigError(
@@ -79,7 +86,7 @@ def build_request(
     working_dir, excludes = _working_dir(run)
     engine = _engine(scaling, listen)
     if engine is EngineName.LOCAL:
-        _check_gpus(scaling)
+        _check_gpus(scaling, words.resources)
     torchrun = _torchrun(run) if is_one_of_torchrun(scaling.num_workers) else None
     context = RunContext(
         name=run.name or "",  # `RunConfig` makes one up
@@ -92,6 +99,7 @@ def build_request(
     plain_config = plain_json(config) if config is not None else None
     return TrainRequest(
         job=_job(trainer, takes_config, framework),
+        words=words,
         trainer_name=context.trainer_name,
         storage_path=context.storage_path,
         filesystem=run.storage_filesystem,
@@ -213,11 +221,13 @@ def _engine(scaling: ScalingConfig, listen: str | None) -> EngineName:
     return EngineName.LOCAL if listen is None or is_loopback_name(parse_address(listen, "")[0]) else EngineName.JOIN
 
 
-def _check_gpus(scaling: ScalingConfig) -> None:
+def _check_gpus(scaling: ScalingConfig, asked_by: str) -> None:
     if not scaling.use_gpu:
         return
     wanted = scaling.worker_resources.get("GPU", 1) * max(1, scaling.min_workers)
     there = len(visible_gpus())
+    if there < wanted and asked_by:
+        raise ConfigError(f"{asked_by} asks for {wanted:g} GPU, but this machine has {there or 'none'}: ask for less.")
     if there < wanted:
         raise ConfigError(
             f"ScalingConfig(use_gpu=True, num_workers={scaling.num_workers}) needs {wanted:g} GPU, but this machine "

@@ -26,13 +26,14 @@ from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.commands import RunStatus
 from holdfast.core.failure_kind import FailureKind
-from holdfast.errors import Fenced, HoldfastError, StorageError
+from holdfast.errors import ConfigError, Fenced, HoldfastError, StorageError
 from holdfast.journal.format import Line
 from holdfast.journal.reader import JournalReader, Mark
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.tune.experiment_observer import ExperimentObserver
 from holdfast.tune.machine import ExperimentMachine, TrialState
+from holdfast.tune.objective import require_metric
 
 __all__ = ["ExperimentController", "ExperimentSetup", "MakeTrial"]
 
@@ -58,6 +59,8 @@ class ExperimentSetup:
     storage_patience_s: float = 300.0
     time_budget_s: float | None = None
     observer: ExperimentObserver | None = None
+    metric: str | None = None
+    """Which each trial's first report must have."""
 
 
 class ExperimentController:
@@ -219,12 +222,22 @@ class ExperimentController:
         self._show(trial.trial_id, records)
         for record in records:
             self._machine.apply(trial.trial_id, record)
+            if isinstance(record, r.Reported) and record.iteration == 1:
+                self._check_metric(trial, record)
         # Before its workers start, nobody waits for an answer.
         is_starting = any(isinstance(record, r.ControllerStarted) for record in records)
         if any(isinstance(record, r.RunFinished | r.RunFailed | r.RunInterrupted) for record in records):
             self._closing.add(trial.trial_id)
         self._record_decided("" if is_starting else trial.trial_id)
         self._wake.set()
+
+    def _check_metric(self, trial: TrialState, first: r.Reported) -> None:
+        """A metric that nobody reports is found out at once, not when the best trial is asked for."""
+        if self._setup.metric is not None:
+            try:
+                require_metric(self._setup.metric, first.metrics, trial.trial_id)
+            except ConfigError as error:
+                self._give_up(error)
 
     def _record(self, records: Sequence[r.Record]) -> None:
         """Append records of the experiment itself, which becomes durable with what is done because of them."""

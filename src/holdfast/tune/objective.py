@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 from holdfast.core.metrics import find_metric, flatten_metrics
 from holdfast.errors import ConfigError
 
-__all__ = ["Objective", "check_metric", "check_mode", "number"]
+__all__ = ["ADDED_METRICS", "Objective", "check_metric", "check_mode", "number", "require_metric"]
+
+ADDED_METRICS = frozenset(("timestamp", "time_this_iter_s", "time_total_s", "training_iteration"))
+"""What every result has besides what was reported, and a searcher may look for."""
 
 
 class Objective(NamedTuple):
@@ -33,14 +36,15 @@ class Objective(NamedTuple):
             return -math.inf
         return value if self.mode == "max" else -value
 
-    def require(self, result: Mapping[str, Any], trial_id: str) -> None:
-        """Raise, naming what was reported, if the result lacks the metric."""
-        if find_metric(result, self.metric) is None:
-            names = ", ".join(sorted(flatten_metrics(dict(result)))) or "nothing"
-            raise ConfigError(
-                f'Trial {trial_id} reported no metric "{self.metric}", by which trials are compared: report it, or '
-                f"name one of these in TuneConfig(metric=...): {names}."
-            )
+
+def require_metric(metric: str, reported: Mapping[str, Any], trial: str) -> None:
+    """Raise, naming what was reported, if the metric is not among that, nor among what is added to reports."""
+    if find_metric(reported, metric) is None and metric not in ADDED_METRICS:
+        names = ", ".join(sorted(flatten_metrics(dict(reported)))) or "nothing"
+        raise ConfigError(
+            f'Trial {trial} reported no metric "{metric}", by which trials are compared: report it, or name one of '
+            f"these in TuneConfig(metric=...): {names}."
+        )
 
 
 def number(value: Any, metric: str) -> float:

@@ -24,6 +24,7 @@ from holdfast.control.group_commit import GroupCommit
 from holdfast.control.history import RUN_FILE, run_id
 from holdfast.control.hub import Hub
 from holdfast.control.hub_thread import join_hub
+from holdfast.control.job_pickle import pickle_config
 from holdfast.control.lease import acquire, read_cuts
 from holdfast.control.setup import check_resources, listen_address, offers_of, write_run_file
 from holdfast.control.view import RunView
@@ -55,6 +56,7 @@ from holdfast.tune.result_grid import ResultGrid
 from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, configure_scheduler
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
 from holdfast.tune.search.searcher import configure_searcher
+from holdfast.tune.search.variant_generator import Space
 from holdfast.tune.serialization import from_json
 from holdfast.tune.stopper.resolve import make_stopper
 from holdfast.tune.trainable import BoundTrainable, ClassTrial, Trainable, trainable_name
@@ -75,8 +77,10 @@ class ExperimentOutcome:
 
 def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
     """Run or continue an experiment to its end; raises only what kept it from starting, or a lost lease."""
+    _check_checkpoints(request)
     requests = _trial_requests(request)
     check_resources(requests.base)
+    _make_machine(request, requests, request.settings(0), "")  # refuses what searcher and scheduler cannot do
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
     _check_directory(request, store)
     write_run_file(requests.base, store, is_experiment=True)
@@ -107,6 +111,7 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
             make_trial=TrialSetup(requests, store, place, request.name, _awaits_decisions(request)),
             storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
             observer=views.observer,
+            metric=_required_metric(request.tune_config),
             time_budget_s=request.tune_config.time_budget_s,  # type: ignore[arg-type]  # seconds by now
         )
         commit = GroupCommit(Journal(store, lease.epoch, lease.id))
@@ -213,6 +218,24 @@ def _settings(experiment_id: str, lines: list[Line]) -> ExperimentSettings | Non
 
 
 # ------------------------------------------------------------ checking
+
+
+def _check_checkpoints(request: ExperimentRequest) -> None:
+    kept, trainable = request.run_config.checkpoint_config, request.trainable.trainable
+    is_function = not isinstance(trainable, type | DataParallelTrainer)
+    for name in ("checkpoint_frequency", "checkpoint_at_end"):
+        if is_function and getattr(kept, name):
+            raise ConfigError(
+                f"CheckpointConfig({name}) is for classes derived from tune.Trainable: let the function call "
+                "tune.report(metrics, checkpoint=...) when it wants one."
+            )
+
+
+def _required_metric(tune: TuneConfig) -> str | None:
+    """By what trials are compared; None if nobody compares them, or where that was switched off as in Ray."""
+    if os.environ.get("TUNE_DISABLE_STRICT_METRIC_CHECKING", "0") != "0":
+        return None
+    return tune.metric or (tune.scheduler.metric if tune.scheduler is not None else None)
 
 
 def _check_directory(request: ExperimentRequest, store: Store) -> None:
@@ -334,6 +357,7 @@ def _trial_requests(request: ExperimentRequest) -> TrialRequests:
             trainer.run_config = run_config
 
         return TrainerRequests(bound.trainable, configure)
+    pickle_config(Space(request.space).constants(), "param_space")  # refuses what no trial could be sent
     trainer = DataParallelTrainer(
         _function(bound, request),
         train_loop_config={},

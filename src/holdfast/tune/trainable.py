@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.train import checks
 from holdfast.train.config import PlacementGroupFactory
 from holdfast.train.trainer import DataParallelTrainer
 
@@ -206,6 +207,7 @@ def with_resources(trainable: Any, resources: Any) -> BoundTrainable:
         resources = bundles[0]
     if not isinstance(resources, Mapping):
         raise ConfigError(f'tune.with_resources(resources) must be a dict such as {{"cpu": 1}}, not {resources!r}.')
+    checks.resources("tune.with_resources(resources)", resources)
     named = {_RESOURCE_NAMES.get(str(name), str(name)): float(amount) for name, amount in resources.items()}
     return BoundTrainable(bound.trainable, bound.parameters, named)
 
@@ -228,11 +230,24 @@ def check_trainable(trainable: Any) -> BoundTrainable:
             return BoundTrainable(trainable)
         raise ConfigError(f"Tuner(trainable): {trainable.__name__} is no subclass of tune.Trainable.")
     if callable(trainable):
+        _check_takes_config(trainable)
         return BoundTrainable(trainable)
     raise ConfigError(
         f"Tuner(trainable) must be a function of the configuration, a subclass of tune.Trainable, or a trainer, not "
         f"{trainable!r}."
     )
+
+
+def _check_takes_config(function: Callable[..., Any]) -> None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # made in C
+        return
+    if not any(one.kind is not one.KEYWORD_ONLY and one.kind is not one.VAR_KEYWORD for one in parameters):
+        raise ConfigError(
+            f"Tuner(trainable): {trainable_name(function)} takes no argument, but is called with a trial's "
+            "configuration: write it as a function of config."
+        )
 
 
 def trainable_name(trainable: Any) -> str:

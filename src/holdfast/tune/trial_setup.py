@@ -20,7 +20,7 @@ from holdfast.control.agent_link import Preparation
 from holdfast.control.job_pickle import pickle_config
 from holdfast.control.lease import GuestLease, read_cuts
 from holdfast.control.loop import ControllerSetup, RunOwner
-from holdfast.control.request import TrainRequest
+from holdfast.control.request import RequestWords, TrainRequest
 from holdfast.control.setup import agents_work_dir, make_guest_setup, make_preparation
 from holdfast.core.masking import masked
 from holdfast.errors import ConfigError, Damaged, NotCommitted, NotFound
@@ -54,7 +54,8 @@ class FunctionRequests:
     """All trials call one function, each with its configuration."""
 
     def __init__(self, trainer: DataParallelTrainer) -> None:
-        self.base = build_request(trainer, True, None, ())
+        words = RequestWords("The trainable", "tune.with_resources")
+        self.base = build_request(trainer, True, None, (), words)
         self._preparation = make_preparation(self.base)
 
     def make(self, trial: TrialState) -> tuple[TrainRequest, Preparation]:
