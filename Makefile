@@ -16,7 +16,7 @@ RAY := .venv-ray
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-as-user sim \
-	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-ray counts clean
+	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-ray bench-tune counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -119,6 +119,10 @@ bench-hub: $(VENV)/.dev
 ## bench-ray     start, killed workers and nodes, and trials on a Ray cluster, against Ray Train and Ray Tune, as ratios
 bench-ray: $(RAY)/.installed
 	$(RAY)/bin/python -m bench.ray_cluster
+
+## bench-tune    trivial trials against Ray Tune and Optuna, what a trial costs in large experiments, and restoring them
+bench-tune: $(VENV)/.bench
+	$(BIN)/python -m bench.tune
 
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev

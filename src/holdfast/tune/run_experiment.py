@@ -63,7 +63,15 @@ from holdfast.tune.trainable import BoundTrainable, ClassTrial, Trainable, train
 from holdfast.tune.trial_names import TrialNames
 from holdfast.tune.trial_setup import FunctionRequests, TrainerRequests, TrialRequests, TrialSetup
 
-__all__ = ["ExperimentOutcome", "is_experiment", "open_results", "read_results", "read_settings", "run_experiment"]
+__all__ = [
+    "ExperimentOutcome",
+    "is_experiment",
+    "open_results",
+    "read_lines",
+    "read_results",
+    "read_settings",
+    "run_experiment",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
     lease = acquire(store, takeover=request.run_config.takeover, with_keys=[RUN_FILE], has_checkpoints=False)
     driver_thread = DriverThread()
     try:
-        experiment_id, lines = _read_lines(store)
+        experiment_id, lines = read_lines(store)
         before = _settings(experiment_id, lines)
         _check_same_space(request, store, before)
         settings = request.settings(int(current().token_hex(4), 16) if before is None else before.seed)
@@ -158,7 +166,7 @@ def is_experiment(store: Store) -> bool:
 
 def read_settings(store: Store) -> ExperimentSettings:
     """What the experiment was made with, the last time."""
-    if is_experiment(store) and (found := _settings(*_read_lines(store))) is not None:
+    if is_experiment(store) and (found := _settings(*read_lines(store))) is not None:
         return found
     raise ConfigError(f"{store.uri} holds no experiment: check the path, which is <storage_path>/<name>.")
 
@@ -167,7 +175,7 @@ def read_results(request: ExperimentRequest) -> ResultGrid:
     """The trials as the journal has them now."""
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
     settings = read_settings(store)
-    experiment_id, lines = _read_lines(store)
+    experiment_id, lines = read_lines(store)
     machine = _make_machine(request, _trial_requests(request), settings, experiment_id)
     for line in lines:
         machine.apply(line.run, line.record)
@@ -187,7 +195,7 @@ def open_results(storage_path: str, name: str, filesystem: object | None) -> Res
         storage_path=storage_path,
         name=name,
     )
-    experiment_id, lines = _read_lines(store)
+    experiment_id, lines = read_lines(store)
     machine = replaying_machine(experiment_id, _read_config)
     for line in lines:
         machine.apply(line.run, line.record)
@@ -204,7 +212,7 @@ def _read_config(stored: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _read_lines(store: Store) -> tuple[str, list[Line]]:
+def read_lines(store: Store) -> tuple[str, list[Line]]:
     """The experiment's id, and every record of it and of its trials, in order."""
     experiment_id = run_id(store.get(RUN_FILE))
     return experiment_id, [line for _, line in JournalReader(store, read_cuts(store)).read()]
@@ -444,7 +452,7 @@ def _read_histories(store: Store, machine: ExperimentMachine) -> dict[str, list[
     """All reports that count, by trial, with what is added to each."""
     curves = {trial_id: Curve() for trial_id in machine.trials}
     rows: dict[str, list[dict[str, Any]]] = {trial_id: [] for trial_id in machine.trials}
-    for line in _read_lines(store)[1]:
+    for line in read_lines(store)[1]:
         if (curve := curves.get(line.run)) is None:
             continue
         change = curve.apply(line.record)

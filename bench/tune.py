@@ -1,0 +1,163 @@
+"""`make bench-tune`: trivial trials, two at a time, against Ray Tune and Optuna; the cost of a trial in small and large
+experiments; and how long an experiment of many trials takes to be read back.
+
+Each experiment runs in a process of its own, in the same run of this program. Ray Tune is asked for few trials only. It
+is found in this environment, or in the one whose interpreter BENCH_RAY_PYTHON names; a peer that is not there is left
+out. Optuna runs its trials in threads of the driver, so its trials cost no process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.claims import create_once
+from holdfast.control.history import RUN_FILE
+from holdfast.core import records as r
+from holdfast.journal.writer import Journal
+from holdfast.storage.posix.store import PosixStore
+
+__all__ = ["main", "measure", "restore_s", "write_experiment"]
+
+_DRIVER = Path(__file__).with_name("drivers") / "trials.py"
+_OURS = "holdfast"
+_PEERS = {"Optuna, sqlite": "optuna", "Optuna, journal": "optuna", "Ray Tune": "ray"}
+_RAY_LIMIT = 200
+_DEADLINE_S = 3600.0
+
+
+def measure(system: str, trials: int, directory: Path) -> dict[str, Any]:
+    """The figures of one experiment."""
+    directory.mkdir(parents=True)
+    command = [_python(system), str(_DRIVER), system, str(trials), str(directory)]
+    environment = {**os.environ, "HOLDFAST_QUIET": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=_DEADLINE_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"{system} with {trials} trials failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return {
+        "trials a second": trials / found["elapsed_s"],
+        "first result, s": found["first_s"],
+        "driver CPU a trial, ms": 1000 * found["driver_cpu_s"] / trials,
+        "children's CPU a trial, ms": 1000 * found["children_cpu_s"] / trials,
+        "driver memory, MB": found["driver_memory_mb"],
+        "fsyncs a trial": found["fsyncs"] / trials,
+        "state a trial, bytes": found["state_bytes"] / trials,
+    }
+
+
+def _python(system: str) -> str:
+    return os.environ.get("BENCH_RAY_PYTHON", sys.executable) if system == "Ray Tune" else sys.executable
+
+
+def _is_there(system: str) -> bool:
+    check = [_python(system), "-c", f"import {_PEERS[system]}"]
+    return subprocess.run(check, capture_output=True, check=False).returncode == 0
+
+
+# ------------------------------------------------------------ reading back
+
+
+def write_experiment(directory: Path, trials: int) -> None:
+    """A finished experiment of so many trials, as its journal would be."""
+    store = PosixStore(directory)
+    identity = {"format": "holdfast.run/1.0", "id": "bench", "name": directory.name, "experiment": True}
+    create_once(store, RUN_FILE, json.dumps(identity).encode())
+    journal = Journal(store, 1, "0123456789abcdef")
+    settings = {
+        "seed": 1,
+        "trainable": None,
+        "space": {"x": {"$tune": "domain"}},
+        "tune": {},
+        "failure": {},
+        "checkpoint": {},
+    }
+    journal.append([r.ExperimentStarted(at=1.0, epoch=1, host="h", pid=1, settings=settings)], "bench")
+    for number in range(trials):
+        trial, at = f"bench_{number:05d}", float(number)
+        created = r.TrialCreated(
+            at=at, trial=trial, config={"x": number / trials}, directory=f"trial_{trial}_x={number}", name=trial
+        )
+        journal.append([created], "bench")
+        records: list[r.Record] = [
+            r.ControllerStarted(at=at, epoch=1, host="h", pid=1, workers=1),
+            r.AgentAdded(at=at, agent="local-1", host="h", slots=2),
+            r.GenerationStarted(at=at, generation=1, world_size=1, agents=("local-1",), iteration=0),
+            r.GenerationRunning(at=at, generation=1, pids={0: 100}),
+            r.Reported(at=at, generation=1, iteration=1, metrics={"y": number / trials}),
+            r.RunFinished(at=at),
+        ]
+        journal.append(records, trial)
+        if number % 500 == 0:
+            journal.flush()
+    journal.flush()
+    journal.close()
+
+
+def restore_s(directory: Path) -> tuple[float, float]:
+    """Time, and CPU time, until the machine of an experiment knows all that its journal tells."""
+    from holdfast.tune.machine import ExperimentMachine, Policies
+    from holdfast.tune.run_experiment import read_lines
+    from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler
+    from holdfast.tune.search.basic_variant import BasicVariantGenerator
+    from holdfast.tune.search.sample import uniform
+    from holdfast.tune.search.searcher import configure_searcher
+
+    searcher = BasicVariantGenerator()
+    configure_searcher(searcher, None, None, {"x": uniform(0, 1)}, num_samples=1_000_000, seed=1)
+    machine = ExperimentMachine("bench", Policies(searcher, FIFOScheduler()), lambda trial: (trial.trial_id, ""))
+    began, cpu_began_s = time.monotonic(), time.process_time()
+    _, lines = read_lines(PosixStore(directory))
+    for line in lines:
+        machine.apply(line.run, line.record)
+    machine.resume()
+    return time.monotonic() - began, time.process_time() - cpu_began_s
+
+
+# ------------------------------------------------------------ the table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all and print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, nargs="*", default=[50, 200, 2000], help="of the comparison")
+    parser.add_argument("--cost", type=int, nargs="*", default=[100, 1000, 10_000], help="of ours alone")
+    parser.add_argument("--restore", type=int, nargs="*", default=[1000, 10_000])
+    options = parser.parse_args(arguments)
+    peers = [system for system in _PEERS if _is_there(system)]
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", flush=True)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as root:
+        for trials in options.trials:
+            ours = measure(_OURS, trials, Path(root, f"ours-{trials}"))
+            _show(_OURS, trials, ours)
+            for peer in peers:
+                if peer == "Ray Tune" and trials > _RAY_LIMIT:
+                    continue
+                theirs = measure(peer, trials, Path(root, f"{peer}-{trials}"))
+                _show(peer, trials, theirs, ours["trials a second"] / theirs["trials a second"])
+        for trials in options.cost:
+            _show(f"{_OURS}, cost", trials, measure(_OURS, trials, Path(root, f"cost-{trials}")))
+        for trials in options.restore:
+            place = Path(root, f"restore-{trials}")
+            write_experiment(place, trials)
+            elapsed_s, cpu_s = restore_s(place)
+            print(f"restore of {trials:>6} trials: {elapsed_s:.2f} s, {cpu_s:.2f} s of CPU", flush=True)
+    print(f"load {os.getloadavg()[0]:.1f}")
+
+
+def _show(system: str, trials: int, figures: dict[str, Any], ratio: float | None = None) -> None:
+    told = "; ".join(f"{name} {value:.3g}" for name, value in figures.items())
+    versus = f"; ours is {ratio:.2g} times as fast" if ratio is not None else ""
+    print(f"{system:<16} {trials:>6} trials: {told}{versus}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
