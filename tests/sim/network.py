@@ -23,6 +23,7 @@ from holdfast.wire.envelope import Stamp
 from holdfast.wire.frames import MAX_FRAME_BYTES
 from holdfast.wire.hello import Hello
 from holdfast.wire.messages import ControllerMessage
+from holdfast.wire.socket_transport import Receiver
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -44,7 +45,7 @@ class Listener(Server):
 
     def connected(self, end: _End) -> None:
         """A connection has arrived."""
-        self._accept(end.reader, end)  # type: ignore[arg-type]
+        self._accept(end)
 
 
 class Connection:
@@ -55,7 +56,8 @@ class Connection:
         self.is_cut = False
         self._late_until = 0.0
         self.client, self.server = _End(self, client), _End(self, server)
-        self.client.peer, self.server.peer = self.server, self.client
+        self.client.connect_to(self.server)
+        self.server.connect_to(self.client)
 
     @property
     def is_open(self) -> bool:
@@ -74,44 +76,65 @@ class Connection:
 
 
 class _End:
-    """One side: what `asyncio.StreamWriter` and its transport are to a `Channel`, and the reader of that side."""
+    """One side: the `Transport` of a `Channel`."""
 
     def __init__(self, connection: Connection, process: Process) -> None:
         self._connection, self.process = connection, process
         self._loop = connection.sim.loop
-        self.peer: _End = self
-        self.reader = asyncio.StreamReader(loop=self._loop)
-        self.transport = self
+        self._other: _End = self
+        self._receiver: Receiver | None = None
+        self._early: list[bytes] = []
+        """What arrived before anybody received."""
         self._closed = False
+        self._is_lost = False
+        """The channel of this side was told that the connection is over."""
         self._arrives_at = 0.0
         """When what was last sent arrives."""
         self._lost_after = float("inf")
         """What would arrive later than this is lost: the process died."""
         process.on_death.append(self._died)
 
+    def connect_to(self, other: _End) -> None:
+        self._other = other
+        self.peer_host, self.peer = other.process.host, f"{other.process.host}:1"
+
+    @property
+    def local_host(self) -> str:
+        return self.process.host
+
+    @property
+    def backlog_bytes(self) -> int:
+        return 0  # the peer always has room
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        if self._early:
+            receiver.data_received(b"".join(self._early))
+        if self._is_lost:
+            receiver.connection_lost()
+
     def write(self, data: bytes) -> None:
         if not self._closed:
             self._send(data)
 
-    async def drain(self) -> None:
-        """The peer always has room."""
+    def pause_reading(self) -> None:
+        """Whoever reads takes it all."""
+
+    resume_reading = pause_reading
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._send(b"")
-            self.reader.feed_eof()
+            self.lose()
 
     abort = close
 
-    async def wait_closed(self) -> None:
-        """It is closed at once."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def get_extra_info(self, name: str) -> Any:
-        return (self.peer.process.host if name == "peername" else self.process.host, 1)
+    def lose(self) -> None:
+        """This side learns that the connection is over."""
+        self._is_lost = True
+        if self._receiver is not None:
+            self._receiver.connection_lost()
 
     def _send(self, data: bytes) -> None:
         sim = self._connection.sim
@@ -119,16 +142,18 @@ class _End:
         self._loop.call_at(self._arrives_at, self._arrive, self._arrives_at, data, context=sim.network)
 
     def _arrive(self, at: float, data: bytes) -> None:
-        peer = self.peer
+        peer = self._other
         if self._connection.is_cut or peer._closed or (data and at > self._lost_after):
             return
         if hold_s := self._connection.hold_s():
             self._loop.call_later(hold_s, self._arrive, at, data, context=self._connection.sim.network)
             return
-        if data:
-            peer.reader.feed_data(data)
-        else:
-            peer.reader.feed_eof()
+        if not data:
+            peer.lose()
+        elif peer._receiver is None:
+            peer._early.append(data)
+        elif not peer._is_lost:
+            peer._receiver.data_received(data)
 
     def _died(self) -> None:
         if not self._closed:
@@ -147,7 +172,7 @@ async def connect(process: Process, endpoint: ControllerEndpoint) -> tuple[Chann
     await asyncio.sleep(sim.delay_s(sim.scenario.message_s))
     listener.process.call(listener.connected, connection.server)
     end = connection.client
-    channel = Channel[Any](end.reader, end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)  # type: ignore[arg-type]
+    channel = Channel[Any](end, server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             await introduce(channel, endpoint.secret, "", Hello(agent=process.name))

@@ -188,7 +188,7 @@ class Node:
         """The connection breaks; the controller notices by its pings, the node in its own time."""
         if self.connection is not None and not self.connection.is_cut:
             self.connection.cut()
-            self.process.after(self.sim.delay_s(2.0), self.connection.client.reader.feed_eof)
+            self.process.after(self.sim.delay_s(2.0), self.connection.client.lose)
 
     def blink(self, down_s: float) -> None:
         """The connection breaks, and another is possible after a while. Either side notices, or neither; what was on
@@ -203,9 +203,9 @@ class Node:
         else:
             connection.cut()
         if way != "silent":
-            self.process.after(sim.delay_s(0.5), connection.client.reader.feed_eof)
+            self.process.after(sim.delay_s(0.5), connection.client.lose)
         if way == "reset":
-            connection.server.process.after(sim.delay_s(0.5), connection.server.reader.feed_eof)
+            connection.server.process.after(sim.delay_s(0.5), connection.server.lose)
 
     def add_buffers(self, buffers: Buffers) -> None:
         self._buffers.append(buffers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ __all__ = ["FUNCTION_PIECE_BYTES", "AgentLink", "Preparation", "send_all"]
 FUNCTION_PIECE_BYTES = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Preparation:
     """What an agent is sent before it can start workers of a run."""
 
@@ -27,6 +28,16 @@ class Preparation:
     run: m.PrepareRun
     code: PackedDirectory | None = None
     """The driver's working directory, for agents that do not share its disk."""
+
+    @cached_property
+    def encoded_run(self) -> msgspec.Raw:
+        """Encoded once for all agents."""
+        return encode_body(self.run)
+
+    @cached_property
+    def encoded_function(self) -> msgspec.Raw | None:
+        """The same; None: it goes in pieces."""
+        return encode_body(self.function) if len(self.function.function) <= FUNCTION_PIECE_BYTES else None
 
 
 class AgentLink:
@@ -38,9 +49,9 @@ class AgentLink:
         self.gone = asyncio.Event()
         self.unanswered_pings = 0
         """Sent since this agent last sent anything."""
-        self._sent: dict[str, asyncio.Task[None]] = {}
-        """The sending of each function and working directory, by its key or hash. A run that ends meanwhile does not
-        end it: others may wait for the same."""
+        self._sent: dict[str, asyncio.Task[None] | None] = {}
+        """The sending of each function and working directory, by its key or hash; None: it was sent at once. A run
+        that ends meanwhile does not end it: others may wait for the same."""
 
     def send(self, message: m.ControllerMessage | msgspec.Raw, run: str = "") -> None:
         """Queue a message of a run, or of the agent itself."""
@@ -51,18 +62,38 @@ class AgentLink:
         self.unanswered_pings += 1
         self.channel.signal(message)
 
-    async def prepare(self, run: str, preparation: Preparation) -> None:
-        """Prepare the agent for a run; code and a function that it has already are not sent again."""
+    def prepare(self, run: str, preparation: Preparation) -> asyncio.Task[None] | None:
+        """Prepare the agent for a run; code and a function that it has already are not sent again. None: all is sent
+        already, otherwise by this task."""
+        function, code = preparation.function, preparation.code
+        if self._was_sent(None if code is None else code.hash):
+            if not self._was_sent(function.key) and preparation.encoded_function is not None:
+                self._sent[function.key] = None
+                self.send(preparation.encoded_function)
+            if self._was_sent(function.key):
+                self.send(preparation.encoded_run, run)
+                return None
+        return asyncio.get_running_loop().create_task(self._prepare(run, preparation))
+
+    def _was_sent(self, key: str | None) -> bool:
+        """Whether it was sent as a whole, or there is nothing to send."""
+        if key is None or key not in self._sent:
+            return key is None
+        task = self._sent[key]
+        return task is None or (task.done() and not task.cancelled() and task.exception() is None)
+
+    async def _prepare(self, run: str, preparation: Preparation) -> None:
         if (code := preparation.code) is not None:
             await self._send_once(code.hash, lambda: self._send_code(code))
         function = preparation.function
         await self._send_once(function.key, lambda: self._send_function(function))
-        self.send(preparation.run, run)
+        self.send(preparation.encoded_run, run)
 
     async def _send_once(self, key: str, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if key not in self._sent:
             self._sent[key] = asyncio.get_running_loop().create_task(send())
-        await asyncio.shield(self._sent[key])
+        if (task := self._sent[key]) is not None:
+            await asyncio.shield(task)
 
     async def _send_code(self, code: PackedDirectory) -> None:
         order = m.PrepareCode(hash=code.hash, size_bytes=len(code.archive), root=code.root)

@@ -69,7 +69,8 @@ class RunAgents:
         self._taken: dict[str, tuple[Taken, ...]] = {}
         """What each worker has on each agent."""
         self._prepared: dict[str, e.AgentPrepared] = {}
-        self._sending: dict[str, asyncio.Future[None]] = {}
+        self._sending: dict[str, asyncio.Task[None] | None] = {}
+        """How each agent is being prepared; None: all was sent at once."""
         self._revoked: dict[str, str] = {}
         """Agents whose places have to be given up, each with the reason."""
         self._giving_up: set[str] = set()
@@ -183,7 +184,7 @@ class RunAgents:
         self._wanted = max(0, self._wanted - len(workers))
         self._post(msgspec.structs.replace(joined, slots=len(self._taken[agent])))
         if agent not in self._sending:
-            self._sending[agent] = asyncio.ensure_future(link.prepare(self.id, self._preparation))
+            self._sending[agent] = link.prepare(self.id, self._preparation)
         elif agent in self._prepared:
             self._post(self._prepared[agent])
 
@@ -289,7 +290,8 @@ class RunAgents:
     def _drop(self, agent: str) -> None:
         """The run has nothing on the agent any more."""
         del self.links[agent], self._taken[agent]
-        self._sending.pop(agent).cancel()
+        if (sending := self._sending.pop(agent)) is not None:
+            sending.cancel()
         self._prepared.pop(agent, None)
         self._revoked.pop(agent, None)
         self._giving_up.discard(agent)

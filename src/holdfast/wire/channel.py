@@ -2,11 +2,11 @@
 
 The controller calls `serve`, an agent `connect`, a control client `connect_client`. A `Channel` decodes only the
 messages of its own direction. A peer that sends garbage, too much, another agent's message, or nothing during the
-handshake loses its connection and is logged once; nobody else notices. `frames` splits the stream, `auth` authenticates
-the peer, `resumable_channel` makes several connections of an agent one channel. A connection over loopback is plain,
-any other is encrypted (`tls`), since the training function would cross the network in the clear, and could be replaced
-on its way. Both ends see which it is by their own address, so that nothing has to be agreed upon, and a tunnel that
-ends on loopback works.
+handshake loses its connection and is logged once; nobody else notices. `socket_transport` moves the bytes, `frames`
+splits them, `auth` authenticates the peer, `resumable_channel` makes several connections of an agent one channel. A
+connection over loopback is plain, any other is encrypted (`tls`), since the training function would cross the network
+in the clear, and could be replaced on its way. Both ends see which it is by their own address, so that nothing has to
+be agreed upon, and a tunnel that ends on loopback works.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -32,8 +32,9 @@ from holdfast.wire.frames import MAX_FRAME_BYTES, Decoder, Splitter, encode
 from holdfast.wire.hello import Hello, Role, find_incompatibility
 from holdfast.wire.join_string import is_loopback, parse_address
 from holdfast.wire.messages import PROTOCOL, AgentMessage, ControllerMessage
+from holdfast.wire.socket_transport import SocketListener, SocketTransport, Transport, dial, listen
 from holdfast.wire.stranger_log import StrangerLog
-from holdfast.wire.tls import client_context, fingerprint_of, make_identity, server_context, shrink_read_buffer
+from holdfast.wire.tls import client_context, fingerprint_of, make_identity, server_context
 
 __all__ = [
     "HANDSHAKE_TIMEOUT_S",
@@ -52,11 +53,10 @@ _HANDSHAKES_MAX = 128
 """So many connections at most have not authenticated yet: beyond that the oldest goes, for an honest one takes
 milliseconds."""
 _CLOSE_TIMEOUT_S = 2.0
-_TURNS_TO_ACCEPT = 4
-"""Turns of the event loop until a connection that asyncio has accepted already has come to `_accept`."""
 MAX_REQUEST_BYTES = 64 * 1024
 """Of a control client's messages."""
-_READ_BYTES = 256 * 1024
+_READ_AHEAD_BYTES = 256 * 1024
+"""Nothing is read from the connection while so much waits for `recv`."""
 _DRAIN_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
@@ -75,24 +75,28 @@ _hello: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 class Channel(Generic[_In]):
     """Receives messages of the type `_In`, sends any. Used from one event loop, read by one task."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[Any], limit_bytes: int
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, transport: Transport, decoder: Decoder[Any], limit_bytes: int) -> None:
+        self._transport = transport
         self._decoder = decoder
         self._stamp: Stamp | None = None
         """None during the handshake, whose messages have no envelope."""
         self._splitter = Splitter(limit_bytes)
-        self._bodies: deque[bytes] = deque()
+        self._is_paused = False
+        """Nothing is read from the connection, since nobody takes what has arrived."""
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self.received_bytes = 0
         """Of all messages that `recv` has given out."""
         self._closed = False
+        self._is_lost = False
+        self._changed: asyncio.Future[None] | None = None
+        """Of whoever waits in `recv`: done when something has arrived, or nothing more will."""
+        self._sent: asyncio.Future[None] | None = None
+        """Of whoever waits until all is sent."""
         self.strangers: StrangerLog | None = None
         """Where a server logs what peers do during the handshake."""
-        self.peer_host, self.peer = _peer_of(writer)
+        self.peer_host, self.peer = transport.peer_host, transport.peer
+        transport.start(self)
 
     @property
     def agent(self) -> str:
@@ -103,7 +107,9 @@ class Channel(Generic[_In]):
     @property
     def local_host(self) -> str:
         """This side's address on the connection: one at which the peer's network can reach this machine."""
-        return str(self._writer.get_extra_info("sockname")[0])
+        return self._transport.local_host
+
+    # ------------------------------------------------------------ sending
 
     def send_nowait(self, message: Any, run: str = "") -> None:
         """Queue one message of a run, or of the connection itself, without a number. Dropped when closed."""
@@ -127,17 +133,30 @@ class Channel(Generic[_In]):
             await self.drain()
 
     async def drain(self) -> None:
-        """Wait until the peer's side of the pipe has room for what was queued."""
+        """Wait until the kernel has taken what was queued, or the connection is over."""
         self._flush()
-        try:
-            await self._writer.drain()
-        except (ConnectionError, ssl.SSLError):
-            self._closed = True
+        while self._transport.backlog_bytes and not self._is_lost:
+            await self._until_sent()
+
+    async def _until_sent(self) -> None:
+        if self._sent is None:
+            self._sent = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._sent)
 
     @property
     def backlog_bytes(self) -> int:
         """What was queued and the kernel has not taken yet: how far the peer lags."""
-        return self._unsent_bytes + self._writer.transport.get_write_buffer_size()
+        return self._unsent_bytes + self._transport.backlog_bytes
+
+    def _flush(self) -> None:
+        if self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            self._unsent_bytes = 0
+            if not self._closed:
+                self._transport.write(data)
+
+    # ------------------------------------------------------------ receiving
 
     async def recv(self) -> Envelope[_In] | None:
         """The next message in its envelope, or None when the connection is over: closed, cut, or given up for
@@ -147,11 +166,16 @@ class Channel(Generic[_In]):
 
     async def _recv(self) -> Any:
         """As `recv`; during the handshake the message itself."""
-        while not self._bodies:
-            if not await self._fill():
-                return None
         try:
-            body = self._bodies.popleft()
+            while (body := self._splitter.next()) is None:
+                if self._closed or self._is_lost:
+                    self._closed = True
+                    return None
+                if self._is_paused:
+                    self._is_paused = False
+                    self._transport.resume_reading()
+                self._changed = asyncio.get_running_loop().create_future()
+                await self._changed
             self.received_bytes += len(body)
             found = self._decoder.decode(body)
             if self._stamp is not None:
@@ -164,46 +188,50 @@ class Channel(Generic[_In]):
             return None
         return found
 
+    # ------------------------------------------------------------ what the transport tells
+
+    def data_received(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self._splitter.append(data)
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        elif self._splitter.pending_bytes > _READ_AHEAD_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def all_sent(self) -> None:
+        _wake(self._sent)
+        self._sent = None
+
+    def connection_lost(self) -> None:
+        self._is_lost = True
+        _wake(self._changed)
+        self.all_sent()
+
+    # ------------------------------------------------------------ the end
+
     async def close(self) -> None:
         """Send what is queued, then end the connection. Closing twice is fine."""
         self._flush()
-        self._closed = True
-        self._bodies.clear()
-        self._writer.close()
+        self._forget()
+        self._transport.close()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._writer.wait_closed()
-        except (OSError, ssl.SSLError):  # a TimeoutError is an OSError too
-            self._writer.transport.abort()
+                while not self._is_lost:
+                    await self._until_sent()
+        except TimeoutError:
+            self._transport.abort()
 
     def abort(self) -> None:
         """End the connection at once, unsent messages included."""
+        self._forget()
+        self._transport.abort()
+
+    def _forget(self) -> None:
         self._closed = True
-        self._bodies.clear()
-        self._writer.transport.abort()
-
-    async def _fill(self) -> bool:
-        try:
-            data = await self._reader.read(_READ_BYTES)
-        except (OSError, ssl.SSLError):
-            data = b""
-        if not data or self._closed:
-            self._closed = True
-            return False
-        try:
-            self._bodies.extend(self._splitter.feed(data))
-        except WireError as error:
-            self.give_up(str(error))
-            return False
-        return True
-
-    def _flush(self) -> None:
-        if self._unsent:
-            data = b"".join(self._unsent)
-            self._unsent.clear()
-            self._unsent_bytes = 0
-            if not self._closed:
-                self._writer.write(data)
+        self._splitter.clear()
+        _wake(self._changed)
 
     def give_up(self, reason: str) -> None:
         """End the connection at once for what the peer did, and log why."""
@@ -221,10 +249,9 @@ class Channel(Generic[_In]):
         self._splitter.limit_bytes = limit_bytes
 
 
-def _peer_of(writer: asyncio.StreamWriter) -> tuple[str, str]:
-    """The peer's address, and that with its port."""
-    name = writer.get_extra_info("peername")
-    return (str(name[0]), f"{name[0]}:{name[1]}") if isinstance(name, tuple) else ("", str(name or "a socket"))
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
 
 
 OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
@@ -257,77 +284,73 @@ class Server:
         self._check_hello = check_hello
         self._fingerprint = ""
         self._tls: ssl.SSLContext | None = None
-        self._listener: asyncio.Server | None = None
+        self._listener: SocketListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._handshakes: dict[asyncio.StreamWriter, None] = {}
+        self._handshakes: dict[Transport, None] = {}
         """Connections that have not authenticated, the oldest first."""
         self._strangers = StrangerLog()
 
     @property
     def port(self) -> int:
         assert self._listener is not None
-        return int(self._listener.sockets[0].getsockname()[1])
+        return int(self._listener.addresses[0][1])
 
     async def close(self) -> None:
         """Stop listening, and end every connection with the tasks that serve them."""
         self._closed = True
         if self._listener is not None:
-            # A listener that is closed while asyncio is about to hand over a connection leaves that one open.
-            for one in self._listener.sockets:
-                asyncio.get_running_loop().remove_reader(one)
-            for _ in range(_TURNS_TO_ACCEPT):
-                await asyncio.sleep(0)
             self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self, host: str, port: int) -> None:
-        self._listener = await asyncio.start_server(self._accept, host, port, start_serving=False)
+        self._listener = await listen(host, port, self._accept)
         try:
-            if not all(is_loopback(one.getsockname()[0]) for one in self._listener.sockets):
+            if not all(is_loopback(address[0]) for address in self._listener.addresses):
                 identity = await asyncio.to_thread(make_identity)
                 self._fingerprint = identity.fingerprint
                 self._tls = server_context(identity)
         except BaseException:
             self._listener.close()
             raise
-        await self._listener.start_serving()
+        self._listener.start()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, transport: Transport) -> None:
         if self._closed:
-            writer.transport.abort()
+            transport.abort()
             return
-        encrypted = self._tls is not None and not is_loopback(writer.get_extra_info("sockname")[0])
-        if encrypted:
-            writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes is TLS's
-        self._handshakes[writer] = None
+        self._handshakes[transport] = None
         if len(self._handshakes) > _HANDSHAKES_MAX:
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]
-            oldest.transport.abort()
-            host, peer = _peer_of(writer)
-            self._strangers.warn(peer, "many", f"Too many connections that say nothing, the last one of {host}.")
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer, encrypted))
+            oldest.abort()
+            text = f"Too many connections that say nothing, the last one of {transport.peer_host}."
+            self._strangers.warn(transport.peer, "many", text)
+        task = asyncio.get_running_loop().create_task(self._serve(transport))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # A task that was cancelled before its first step closes nothing itself. TLS changes the writer's transport.
-        transport = writer.transport
-        task.add_done_callback(lambda _: transport.abort())
-        task.add_done_callback(lambda _: self._handshakes.pop(writer, None))
+        task.add_done_callback(partial(self._served, transport))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, encrypted: bool) -> None:
+    def _served(self, transport: Transport, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._handshakes.pop(transport, None)
+        transport.abort()  # a task that was cancelled before its first step closes nothing itself
+
+    async def _serve(self, transport: Transport) -> None:
         channel: Channel[Any] | None = None
-        peer = _peer_of(writer)[1]
+        peer = transport.peer
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                if encrypted and not await self._start_tls(peer, writer):
-                    return
-                channel = Channel[Any](reader, writer, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+                fingerprint = ""
+                if self._tls is not None and not is_loopback(transport.local_host):
+                    if not await self._start_tls(transport, self._tls):
+                        return
+                    fingerprint = self._fingerprint
+                channel = Channel[Any](transport, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
                 channel.strangers = self._strangers
-                role = await self._authenticate(channel, self._fingerprint if encrypted else "")
-            self._handshakes.pop(writer, None)
+                role = await self._authenticate(channel, fingerprint)
+            self._handshakes.pop(transport, None)
             if role is Role.AGENT:
                 await self._on_agent(channel)
             elif role is Role.CONTROL and self.on_client is not None:
@@ -340,26 +363,18 @@ class Server:
             if channel is not None:
                 await channel.close()
 
-    async def _start_tls(self, peer: str, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection is encrypted now. As `StreamWriter.start_tls`, which fails with an AttributeError if
-        the connection was closed meanwhile, and leaves the writer without a transport."""
-        assert self._tls is not None
-        protocol: Any = writer.transport.get_protocol()
+    async def _start_tls(self, transport: Transport, context: ssl.SSLContext) -> bool:
+        """Whether the connection is encrypted now."""
+        assert isinstance(transport, SocketTransport)
         try:
-            transport = await asyncio.get_running_loop().start_tls(
-                writer.transport, protocol, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
-            )
-        except (OSError, ssl.SSLError) as error:
-            if not isinstance(error, ConnectionError):
-                self._strangers.warn(
-                    peer, "tls", f"The connection of {peer} is closed: it does not speak TLS ({error})"
-                )
+            await transport.start_tls(context, server_side=True)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                text = f"The connection of {transport.peer} is closed: it does not speak TLS ({error})"
+                self._strangers.warn(transport.peer, "tls", text)
             return False
-        if transport is None:
-            return False
-        shrink_read_buffer(transport)
-        writer._transport = transport  # type: ignore[attr-defined]
-        protocol._replace_writer(writer)
         return True
 
     async def _authenticate(self, channel: Channel[Any], fingerprint: str) -> Role | None:
@@ -439,8 +454,8 @@ async def _connect(address: str, secret: str, hello: Hello) -> Channel[Any]:
     host, port = parse_address(address, "The controller's address")
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            reader, writer, fingerprint = await _open(host, port)
-            channel = Channel[Any](reader, writer, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+            transport, fingerprint = await _open(host, port)
+            channel = Channel[Any](transport, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
             try:
                 await _introduce(channel, secret, fingerprint, hello)
             except BaseException:
@@ -448,27 +463,31 @@ async def _connect(address: str, secret: str, hello: Hello) -> Channel[Any]:
                 raise
     except TimeoutError:
         raise Unreachable(f"The controller at {address} did not answer within {HANDSHAKE_TIMEOUT_S:g} s.") from None
-    except (OSError, ssl.SSLError) as error:
+    except OSError as error:
         raise Unreachable(f"The controller at {address} cannot be reached: {error}.") from error
     return channel
 
 
-async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+async def _open(host: str, port: int) -> tuple[SocketTransport, str]:
     """Connect to the first address of `host` that answers, and the fingerprint of its certificate; "" on loopback,
     where there is none."""
     addresses = await _addresses(host, port)
     for address in addresses:
-        context = None if is_loopback(address) else client_context()
         try:
-            reader, writer = await asyncio.open_connection(address, port, ssl=context)
+            transport = await dial(address, port)
         except ConnectionRefusedError:
             if address == addresses[-1]:
                 raise
             continue
         break
-    if context is None:
-        return reader, writer, ""
-    return reader, writer, fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+    if is_loopback(address):
+        return transport, ""
+    try:
+        await transport.start_tls(client_context(), server_side=False)
+        return transport, fingerprint_of(transport.peer_certificate)
+    except BaseException:
+        transport.abort()
+        raise
 
 
 async def _addresses(host: str, port: int) -> list[str]:

@@ -67,33 +67,60 @@ class Splitter:
 
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._pending = bytearray()
+        self._data: bytes | bytearray = b""
+        self._start = 0
+        """Where the first frame begins that was not given out."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes in; give out every body that is whole now."""
-        self._pending += data
+        self.append(data)
         bodies: list[bytes] = []
-        start = 0
-        with memoryview(self._pending) as view:
-            while (end := self._end(start)) is not None:
-                bodies.append(bytes(view[start + HEADER_BYTES : end]))
-                start = end
-        del self._pending[:start]
+        while (body := self.next()) is not None:
+            bodies.append(body)
         return bodies
+
+    def append(self, data: bytes) -> None:
+        """Take bytes in."""
+        if not self.pending_bytes:
+            self._data = data  # most often these are whole frames: nothing is copied but their bodies
+        elif isinstance(self._data, bytearray):
+            del self._data[: self._start]
+            self._data += data
+        else:
+            self._data = bytearray(self._data[self._start :])
+            self._data += data
+        self._start = 0
+
+    def next(self) -> bytes | None:
+        """The body of the next frame, if it is whole."""
+        start = self._start + HEADER_BYTES
+        if start > len(self._data):
+            return None
+        (size_bytes,) = _LENGTH.unpack_from(self._data, self._start)
+        if size_bytes > self.limit_bytes:
+            raise WireError(f"A frame of {size_bytes} bytes is announced where at most {self.limit_bytes} are allowed.")
+        end = start + int(size_bytes)
+        if end > len(self._data):
+            return None
+        if isinstance(self._data, bytes):
+            body = self._data[start:end]
+        else:
+            with memoryview(self._data) as view:
+                body = bytes(view[start:end])
+        if end == len(self._data):
+            self.clear()
+        else:
+            self._start = end
+        return body
+
+    def clear(self) -> None:
+        """Forget what was not given out."""
+        self._data, self._start = b"", 0
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a frame that is not whole yet: not 0 at the end of a stream means that it was cut."""
-        return len(self._pending)
-
-    def _end(self, start: int) -> int | None:
-        if len(self._pending) - start < HEADER_BYTES:
-            return None
-        (size_bytes,) = _LENGTH.unpack_from(self._pending, start)
-        if size_bytes > self.limit_bytes:
-            raise WireError(f"A frame of {size_bytes} bytes is announced where at most {self.limit_bytes} are allowed.")
-        end = start + HEADER_BYTES + int(size_bytes)
-        return end if end <= len(self._pending) else None
+        """Bytes that were not given out. At the end of a stream, when all whole frames were: it was cut."""
+        return len(self._data) - self._start
 
 
 def send(connection: socket.socket, message: Any) -> None:

@@ -7,19 +7,16 @@ know the secret, over the certificate's fingerprint as well (`auth`): whoever do
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import hashlib
 import os
 import ssl
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.errors import MissingExtra
 
-__all__ = ["Identity", "client_context", "fingerprint_of", "make_identity", "server_context", "shrink_read_buffer"]
+__all__ = ["Identity", "client_context", "fingerprint_of", "make_identity", "server_context"]
 
-_READ_BUFFER_BYTES = 32 * 1024
 _LIFETIME = datetime.timedelta(days=3650)
 """Longer than any run: nothing checks dates, for the proofs are over this very certificate."""
 
@@ -89,14 +86,3 @@ def client_context() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def shrink_read_buffer(transport: asyncio.Transport) -> None:
-    """Let an encrypted connection of asyncio hold 32 KiB for reading instead of 256: a controller may have thousands.
-
-    asyncio has no setting for it; where it keeps the buffer elsewhere, this does nothing."""
-    protocol: Any = getattr(transport, "_ssl_protocol", None)
-    if len(getattr(protocol, "_ssl_buffer", b"")) > _READ_BUFFER_BYTES and hasattr(protocol, "_ssl_buffer_view"):
-        protocol.max_size = _READ_BUFFER_BYTES
-        protocol._ssl_buffer = bytearray(_READ_BUFFER_BYTES)
-        protocol._ssl_buffer_view = memoryview(protocol._ssl_buffer)

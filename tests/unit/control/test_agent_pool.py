@@ -275,34 +275,51 @@ def test_a_large_function_goes_once_over_the_connection_in_pieces() -> None:
     _run(test)
 
 
+class _SlowChannel:
+    agent = "a"
+
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+        self.may_send = asyncio.Event()
+
+    async def send(self, message: object, run: str = "") -> None:
+        await self.may_send.wait()
+        self.messages.append(message)
+
+    def send_nowait(self, message: object, run: str = "") -> None:
+        self.messages.append((run, message))
+
+
 def test_a_run_that_ends_while_its_function_is_sent_does_not_keep_it_from_others() -> None:
-    class SlowChannel:
-        agent = "a"
-
-        def __init__(self) -> None:
-            self.messages: list[object] = []
-            self.may_send = asyncio.Event()
-
-        async def send(self, message: object, run: str = "") -> None:
-            await self.may_send.wait()
-            self.messages.append(message)
-
-        def send_nowait(self, message: object, run: str = "") -> None:
-            self.messages.append((run, message))
+    large = msgspec.structs.replace(_PREPARATION.function, function=b"x" * (FUNCTION_PIECE_BYTES + 1))
+    preparation = Preparation(large, _PREPARATION.run)
 
     async def test() -> None:
-        channel = SlowChannel()
+        channel = _SlowChannel()
         link = AgentLink(cast(ResumableChannel[AgentMessage], channel))
-        ending = asyncio.ensure_future(link.prepare("run-1", _PREPARATION))
-        waiting = asyncio.ensure_future(link.prepare("run-2", _PREPARATION))
+        ending, waiting = link.prepare("run-1", preparation), link.prepare("run-2", preparation)
+        assert ending is not None and waiting is not None
         await asyncio.sleep(0)
         ending.cancel()
         channel.may_send.set()
         async with asyncio.timeout(60):
             await waiting
-        assert channel.messages == [_PREPARATION.function, ("run-2", _PREPARATION.run)]
+        first = msgspec.structs.replace(large, function=large.function[:FUNCTION_PIECE_BYTES])
+        rest = FunctionPiece(key=large.key, data=large.function[FUNCTION_PIECE_BYTES:])
+        assert channel.messages == [first, rest, ("run-2", preparation.encoded_run)]
+        assert link.prepare("run-3", preparation) is None
+        assert channel.messages[3:] == [("run-3", preparation.encoded_run)]
 
     asyncio.run(test())
+
+
+def test_a_small_function_is_sent_at_once_and_once() -> None:
+    channel = _SlowChannel()
+    link = AgentLink(cast(ResumableChannel[AgentMessage], channel))
+    assert link.prepare("run-1", _PREPARATION) is None
+    assert link.prepare("run-2", _PREPARATION) is None
+    function, run = _PREPARATION.encoded_function, _PREPARATION.encoded_run
+    assert channel.messages == [("", function), ("run-1", run), ("run-2", run)]
 
 
 def test_an_agent_joins_under_its_authenticated_name_only() -> None:

@@ -118,7 +118,7 @@ def test_a_client_that_does_not_read_delays_nobody_and_learns_how_much_it_missed
         run = _Run("one")
         api.enter("1", run)
         slow, quick = [await connect_client(address, SECRET) for _ in range(2)]
-        slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        slow._transport.pause_reading()
         await slow.send(cm.ReadLogs(follow=True), "1")
         printed = 0
         for _ in range(600):  # more than all buffers between them hold
@@ -127,7 +127,7 @@ def test_a_client_that_does_not_read_delays_nobody_and_learns_how_much_it_missed
                 printed += 1
             await asyncio.sleep(0)
         assert await _ask(quick, cm.GetStatus(), "1") == cm.Done(text="one")
-        slow._writer.transport.resume_reading()  # type: ignore[attr-defined]
+        slow._transport.resume_reading()
         api.leave("1")
         seen: list[int] = []
         missed = 0
