@@ -103,6 +103,11 @@ class Hub:
         self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", self._secret)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
+    def expect_agents(self) -> None:
+        """A run will come that takes agents that join: those that come before it are not refused."""
+        if EngineName.JOIN not in self._shared:
+            self._shared[EngineName.JOIN] = self._add_shared_pool(EngineName.JOIN)
+
     async def listen_at(self, address: str) -> None:
         """Accept agents and control clients at this address, too, `HOST:PORT`, as long as the hub lives. Port 0 is any
         that is free; runs that ask for the same address share the listener."""

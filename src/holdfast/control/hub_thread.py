@@ -20,6 +20,7 @@ from holdfast.control.hub import Hub
 from holdfast.core.commands import RunStatus
 from holdfast.core.events import StopRequested
 from holdfast.engines.driver_fork import ForkedAgent
+from holdfast.engines.engine import EngineName
 from holdfast.engines.local import LocalEngine
 from holdfast.storage.run_secret import open_secret
 
@@ -56,13 +57,17 @@ class HubThread:
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
         self._thread.start()
 
-    def listen(self, address: str | None) -> str:
-        """Accept agents and control clients at this address, too, unless it is None. Gives the join string for other
-        machines, if they can reach this one; raises what kept the hub from listening."""
-        loop = self._opened.result()
-        if address is not None:
-            asyncio.run_coroutine_threadsafe(self._hub.listen_at(address), loop).result()
+    def listen(self, address: str | None, engine: EngineName) -> str:
+        """Accept agents and control clients at this address, too, unless it is None, for a run of this engine. Gives
+        the join string for other machines, if they can reach this one; raises what kept the hub from listening."""
+        asyncio.run_coroutine_threadsafe(self._listen(address, engine), self._opened.result()).result()
         return self._hub.join_strings[0]
+
+    async def _listen(self, address: str | None, engine: EngineName) -> None:
+        if engine is EngineName.JOIN:
+            self._hub.expect_agents()
+        if address is not None:
+            await self._hub.listen_at(address)
 
     def run(self, make_controller: Callable[[Hub], HubGuest], driver_thread: DriverThread) -> RunStatus:
         """Run a controller as a guest, and the calling thread beside it; what the controller's `run` returns."""

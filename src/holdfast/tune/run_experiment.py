@@ -127,7 +127,7 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
         try:
             with join_hub() as hub:
                 make_controller = partial(_make_controller, setup, lease, commit, controllers, views)
-                hub.listen(listen_address(requests.base))
+                hub.listen(listen_address(requests.base), requests.base.engine)
                 status = hub.run(make_controller, driver_thread)
         finally:
             commit.close()
