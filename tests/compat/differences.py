@@ -44,7 +44,7 @@ OURS = {
     "train.ScalingConfig(engine)": "what starts agents",
     "train.ScalingConfig(last_call_timeout)": "how long an elastic run waits for more workers before it starts",
     "train.ScalingConfig(listen)": "where agents of other machines are accepted",
-    "train.SyncConfig(sync_on_checkpoint)": "setting of older versions of Ray, warned of",
+    "train.SyncConfig(sync_on_checkpoint)": "older name of `sync_artifacts_on_checkpoint`",
     "train.SyncConfig(syncer)": "setting of older versions of Ray, warned of",
     "train.SyncConfig(upload_dir)": "older name of `storage_path`",
     "train.TrainContext(assignment)": _INTERNAL,

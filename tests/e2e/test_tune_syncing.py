@@ -96,7 +96,6 @@ def test_a_bucket_and_restoring_from_it(
     holdfast.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:SyncConfig.sync_on_checkpoint. has no effect")
 def test_no_shared_storage_and_restoring_from_the_head(sandbox: Sandbox, mend: Path) -> None:
     from your_module import my_trainable
 

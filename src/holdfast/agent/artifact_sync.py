@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.errors import StorageError
+from holdfast.runtime import current
 from holdfast.storage.durability import volatile
-from holdfast.storage.store import Store
+from holdfast.storage.store import OnBytes, Store
 
 __all__ = ["ArtifactSync"]
 
@@ -35,7 +36,11 @@ _Stamp = tuple[int, int]
 class ArtifactSync:
     """Remembers what was uploaded. Its methods block and may be called from any thread, one at a time works."""
 
-    def __init__(self, open_store: Callable[[], Store], logs: Path, work_dir: Path | None) -> None:
+    def __init__(
+        self, open_store: Callable[[], Store], logs: Path, work_dir: Path | None, timeout_s: float = 1800.0
+    ) -> None:
+        """A turn that takes longer than `timeout_s` is given up."""
+        self._timeout_s = timeout_s
         self._open_store = open_store
         self._logs = logs
         self._work_dir = work_dir
@@ -69,20 +74,27 @@ class ArtifactSync:
 
     def _sync(self, store: Store, files: Iterator[tuple[Path, str]], *, still_written: bool = False) -> None:
         with self._lock:
+            give_up_at = current().monotonic() + self._timeout_s
+
+            def on_bytes(count: int) -> None:
+                if current().monotonic() > give_up_at:
+                    raise StorageError(f"they took longer than SyncConfig(sync_timeout={self._timeout_s:g}).")
+
             try:
                 for path, key in files:
-                    self._upload(store, path, key, still_written)
+                    self._upload(store, path, key, still_written, on_bytes)
             except StorageError as error:
                 _log.warning("Files of the working directory or logs could not be stored: %s", error)
 
-    def _upload(self, store: Store, path: Path, key: str, still_written: bool) -> None:
+    def _upload(self, store: Store, path: Path, key: str, still_written: bool, on_bytes: OnBytes) -> None:
         try:
             found = path.stat()
             stamp = (found.st_mtime_ns, found.st_size)
             before = self._uploaded.get(path)
             if before == stamp or (before and still_written and stamp[1] - before[1] <= before[1] // _GROWTH):
                 return
-            store.upload(key, path)
+            on_bytes(0)
+            store.upload(key, path, on_bytes)
             self._uploaded[path] = stamp
         except FileNotFoundError:
             _log.debug("%s vanished before it could be stored", path)

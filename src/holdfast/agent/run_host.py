@@ -295,7 +295,8 @@ class RunHost:
 
     async def _sync_logs_periodically(self) -> None:
         while True:
-            await asyncio.sleep(_SYNC_EVERY_S)
+            assert self._order is not None
+            await asyncio.sleep(min(_SYNC_EVERY_S, self._order.sync_period_s))
             await self._storage.sync_logs()
 
     # ------------------------------------------------------------------ the end

@@ -61,7 +61,8 @@ class RunStorage:
         self._open = open_store
         self._is_streamed = is_streamed
         self._store = None
-        self._mirror = ArtifactSync(self._open_store, self._logs, work_dir if order.sync_artifacts else None)
+        artifacts = work_dir if order.sync_artifacts else None
+        self._mirror = ArtifactSync(self._open_store, self._logs, artifacts, order.sync_timeout_s)
 
     async def verify(self, name: str) -> list[VerifiedFile]:
         """Verify the checkpoint that a generation is to start from, where workers read it in place; gives the versions

@@ -113,6 +113,7 @@ class TrainRequest:
     resume: Literal["auto", "never", "must", "restart"]
     sync_artifacts: bool
     sync_period_s: float
+    sync_timeout_s: float = 1800.0
     sync_artifacts_on_checkpoint: bool
 
     callbacks: tuple[Any, ...]

@@ -380,6 +380,7 @@ def make_preparation(request: TrainRequest) -> Preparation:
             sync_artifacts=request.sync_artifacts,
             sync_artifacts_on_checkpoint=request.sync_artifacts_on_checkpoint,
             sync_period_s=request.sync_period_s,
+            sync_timeout_s=request.sync_timeout_s,
             max_restarts=request.max_failures,
         ),
         code,

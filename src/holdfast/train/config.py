@@ -287,11 +287,14 @@ class CheckpointConfig:
 
 @dataclass
 class SyncConfig:
-    """What else goes to storage. With `sync_artifacts`, the files that workers write to their working directory do, at
-    every checkpoint (unless `sync_artifacts_on_checkpoint` is False), every `sync_period` seconds, and at the end.
+    """What else goes to storage, from every node. With `sync_artifacts`, the files that workers write to their working
+    directory do, at every checkpoint (unless `sync_artifacts_on_checkpoint`, or its older name `sync_on_checkpoint`, is
+    False), every `sync_period` seconds, and at the end. Logs are stored every `sync_period` seconds, 30 at most, and at
+    the end. What is not done after `sync_timeout` seconds is given up until the next time. Checkpoints are always
+    stored, at once.
 
-    `upload_dir` is an older name of `RunConfig(storage_path)`, used where that is not given. `sync_timeout`,
-    `sync_on_checkpoint` and `syncer` are accepted for old scripts, with a warning that they have no effect.
+    `upload_dir` is an older name of `RunConfig(storage_path)`, used where that is not given. `syncer` is accepted for
+    old scripts, with a warning that it has no effect.
     """
 
     sync_period: float = 300
@@ -307,12 +310,11 @@ class SyncConfig:
         checks.seconds("SyncConfig(sync_timeout)", self.sync_timeout)
         checks.flag("SyncConfig(sync_artifacts)", self.sync_artifacts)
         checks.flag("SyncConfig(sync_artifacts_on_checkpoint)", self.sync_artifacts_on_checkpoint)
+        checks.flag("SyncConfig(sync_on_checkpoint)", self.sync_on_checkpoint)
         checks.storage_path("SyncConfig(upload_dir)", self.storage_path, None)
         checks.has_no_effect(
             self,
             {
-                "sync_timeout": "set HOLDFAST_STORAGE_PATIENCE_S to say how long storage may fail.",
-                "sync_on_checkpoint": "checkpoints are always stored.",
                 "syncer": "checkpoints are always stored by the node that has them.",
             },
         )

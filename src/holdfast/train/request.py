@@ -129,7 +129,9 @@ def build_request(
         resume=run.resume,
         sync_artifacts=run.sync_config.sync_artifacts,
         sync_period_s=run.sync_config.sync_period,
-        sync_artifacts_on_checkpoint=run.sync_config.sync_artifacts_on_checkpoint,
+        sync_timeout_s=run.sync_config.sync_timeout,
+        sync_artifacts_on_checkpoint=run.sync_config.sync_artifacts_on_checkpoint
+        and run.sync_config.sync_on_checkpoint,
         callbacks=tuple(checks.callbacks("RunConfig(callbacks)", run.callbacks)),
         run_context=context,
         validation=trainer.validation_config,

@@ -265,7 +265,9 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     sync_artifacts_on_checkpoint: bool = True
     max_restarts: int = 0
     sync_period_s: float = 300.0
-    """How often artifacts are stored between checkpoints."""
+    """How often artifacts are stored between checkpoints, and logs at least."""
+    sync_timeout_s: float = 1800.0
+    """How long that may take; what is left is for the next time."""
     awaits_decisions: bool = False
     """After each report workers wait for the decision whether the run goes on (`CollectiveKind.DECISION`)."""
 

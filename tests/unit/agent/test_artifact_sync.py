@@ -87,3 +87,17 @@ def test_a_failed_sync_is_retried_next_time(tmp_path: Path, caplog: pytest.LogCa
     (tmp_path / "run").unlink()
     mirror.sync_artifacts()
     assert store.get("a.txt") == b"a"
+
+
+def test_a_turn_that_takes_too_long_is_given_up_and_made_good_by_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, store, logs, work = _mirror(tmp_path)
+    (work / "artifact").write_text("x")
+    late = ArtifactSync(lambda: store, logs, work, timeout_s=-1.0)
+    with caplog.at_level(logging.WARNING):
+        late.sync_artifacts()
+    assert store.list() == [] and "SyncConfig(sync_timeout=-1)" in caplog.text
+    late._timeout_s = 60.0
+    late.sync_artifacts()
+    assert store.get("artifact") == b"x"
