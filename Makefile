@@ -16,7 +16,7 @@ RAY := .venv-ray
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-as-user sim \
-	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-ray bench-tune counts clean
+	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-stream bench-ray bench-tune counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -123,6 +123,10 @@ bench-ray: $(RAY)/.installed
 ## bench-tune    trivial trials against Ray Tune and Optuna, what a trial costs in large experiments, and restoring them
 bench-tune: $(VENV)/.bench
 	$(BIN)/python -m bench.tune
+
+## bench-stream  files that stream to the driver's machine against TLS streams and direct writes, as ratios
+bench-stream: $(VENV)/.dev
+	$(BIN)/python -m bench.stream
 
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev

@@ -20,7 +20,7 @@ from holdfast.streaming.server import Settings, StorageServer
 def _serve(encrypted: bool) -> Iterator[Store]:
     root = Path(tempfile.mkdtemp(prefix="holdfast-contract-", dir="/dev/shm"))
     directory = str(root / "not made yet")
-    server = StorageServer(Settings(root=directory, key="secret", hosts=["127.0.0.1"]), encrypted=encrypted)
+    server = StorageServer(Settings(root=directory, key="secret", hosts=["127.0.0.1"], encrypted=encrypted))
     served = ServedStorage(root=directory, host="127.0.0.1", port=server.port, key="secret")
     store = RetryingStore(StreamedStore(served, encrypted=encrypted))
     try:

@@ -53,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses of this machine to listen at, all with the same port."""
     port: int = 0
     """0: any that is free."""
+    encrypted: bool | None = None
+    """None: off loopback."""
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +66,14 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
 class StorageServer:
     """Serves a directory from threads of its own until it is closed."""
 
-    def __init__(self, settings: Settings, *, encrypted: bool | None = None) -> None:
-        """Raises `OSError` where an address cannot be listened at. `encrypted`: None: off loopback."""
+    def __init__(self, settings: Settings) -> None:
+        """Raises `OSError` where an address cannot be listened at."""
         self._root = Path(settings.root)
         self._store = PosixStore(self._root)
         self._key = settings.key
         self._listeners = _listen(settings.hosts, settings.port)
         self.port = int(self._listeners[0].getsockname()[1])
-        self._encrypted = encrypted
+        self._encrypted = settings.encrypted
         self._tls: ssl.SSLContext | None = None
         self._fingerprint = ""
         if any(self._encrypts(one) for one in self._listeners):
