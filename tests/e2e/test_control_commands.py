@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -191,3 +192,36 @@ def _places(run: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
         return {}
     agents: list[dict[str, Any]] = json.loads(capsys.readouterr().out).get("agents", [])
     return {one["agent"]: one["phase"] for one in agents if one.get("ranks")}
+
+
+def _asks(config: dict[str, Any]) -> None:
+    """Report each step, with a checkpoint where one is due."""
+    step = 0
+    while True:
+        step += 1
+        if train.should_checkpoint():
+            save(step)
+        else:
+            train.report({"value": step})
+        time.sleep(0.01)
+
+
+def test_a_run_that_asks_for_checkpoints_is_stopped_without_a_lost_step(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(sandbox.storage / "run")
+    with _threads(sandbox, "run") as pool:
+        started = pool.submit(make_trainer(sandbox, _asks, verbose=0, config={}).fit)
+        wait_until(lambda: _iteration(run, capsys) >= 2, "some steps are done")
+        assert main(["stop", run]) == 0
+        with pytest.raises(Interrupted):
+            started.result(60)
+    reported = [one.iteration for one in sandbox.records() if isinstance(one, r.Reported)]
+    committed = [one.iteration for one in sandbox.records() if isinstance(one, r.CheckpointCommitted)]
+    assert committed[-1] == reported[-1], "the last step was saved"
+
+
+def _iteration(run: str, capsys: pytest.CaptureFixture[str]) -> int:
+    """How far the run is; 0 while there is no driver to ask."""
+    capsys.readouterr()
+    return 0 if main(["status", run, "--json"]) else int(json.loads(capsys.readouterr().out).get("iteration", 0))

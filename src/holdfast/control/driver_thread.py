@@ -1,12 +1,14 @@
 """The thread that called `fit()`: it waits for the hub's, answers signals, and in local mode runs the function.
 
-The first Ctrl+C or SIGTERM asks for a clean stop, further ones for a quick one. Python runs signal handlers in the main
-thread only, while the kernel may hand a signal to any: so this one waits on a socket that the signal itself rings.
+The first Ctrl+C or SIGTERM asks for a clean stop, with a last checkpoint if the function is about to give one; further
+ones for a quick stop. Python runs signal handlers in the main thread only, while the kernel may hand a signal to any:
+so this one waits on a socket that the signal itself rings.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import socket
@@ -16,7 +18,13 @@ from types import FrameType
 
 from holdfast.core.events import StopRequested
 
-__all__ = ["DriverThread"]
+__all__ = ["DriverThread", "grace_s"]
+
+
+def grace_s() -> float:
+    """How long a run that is stopped waits for a last checkpoint, if one can be expected (HOLDFAST_GRACE_S)."""
+    return float(os.environ.get("HOLDFAST_GRACE_S", "20"))
+
 
 _Call = Callable[[], None]
 
@@ -107,7 +115,7 @@ class DriverThread:
                 return
             self._asked += 1
             why = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
-            stop(StopRequested(why=why, force=self._asked > 1))
+            stop(StopRequested(why=why, force=self._asked > 1, grace_s=0.0 if self._busy else grace_s()))
             if self._busy:
                 raise KeyboardInterrupt
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.control.driver_thread import grace_s
 from holdfast.control.recent_logs import RecentLogs
 from holdfast.control.run_agents import RunAgents
 from holdfast.core.events import StopRequested
@@ -56,7 +57,7 @@ class RunControl:
             case cm.GetStatus():
                 return self._status()
             case cm.StopRun(force=force):
-                self.stop(StopRequested(why=STOPPED_BY_CLIENT, force=force))
+                self.stop(StopRequested(why=STOPPED_BY_CLIENT, force=force, grace_s=grace_s()))
                 return cm.Done(text=f"Run {self._facts.name} is being stopped.")
             case cm.DrainNode(node=node, deadline_s=deadline_s):
                 if text := self._agents.drain_node(node, "holdfast drain", deadline_s):

@@ -35,6 +35,10 @@ class CheckpointInterval:
     checkpoint_at: float = 0.0
     asked_at: float = 0.0
     asked_call: int = 0
+    reported_at: float | None = None
+    """When a checkpoint of this generation was last reported."""
+    between_s: float | None = None
+    """How long the last one was reported after the one before."""
 
     def begin(self, now: float) -> None:
         """A generation runs: counting starts anew."""
@@ -42,11 +46,24 @@ class CheckpointInterval:
             self.began_at = now
         self.checkpoint_at = self.asked_at = now
         self.asked_call = 0
+        self.reported_at = self.between_s = None
 
     def stalled(self, stall_s: float, now: float) -> None:
         """A checkpoint was reported, and kept training waiting for so long."""
         self.stall_s += _SMOOTHING * (stall_s - self.stall_s)
         self.checkpoint_at = now
+        self.between_s = None if self.reported_at is None else now - self.reported_at
+        self.reported_at = now
+
+    def next_within_s(self, limit_s: float, now: float) -> float:
+        """How long to wait for the next checkpoint, if one may come within the limit; 0 if not. A function that asks
+        gives one at its next step; of others it is known how long the last one took to come."""
+        if self.asked_call:
+            return limit_s
+        if self.between_s is None or self.reported_at is None:
+            return 0.0
+        left_s = self.reported_at + 2 * self.between_s - now
+        return left_s if 0 < left_s <= limit_s else 0.0
 
     def stored(self, durable_s: float) -> None:
         """It took so long until a checkpoint was committed."""

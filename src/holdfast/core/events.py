@@ -276,6 +276,8 @@ class StopRequested(_Event, frozen=True, kw_only=True):
 
     why: str
     force: bool = False
+    grace_s: float = 0.0
+    """How long to wait for a last checkpoint, where one can be expected."""
 
 
 class TimePassed(_Event, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ simulator call them after each `machine.step`; each broken rule is an AssertionE
 from __future__ import annotations
 
 from holdfast.core import commands as c
-from holdfast.core import machine, removal
+from holdfast.core import machine, planned_change, removal
 from holdfast.core import records as r
 from holdfast.core.root_cause import root_cause
 from holdfast.core.state import Generation, State, StopKind
@@ -94,8 +94,9 @@ def _check_moves(state: State) -> None:
     first = min(state.pending.values(), key=lambda pending: pending.ticket, default=None)
     if first is not None and first.complete and not removal.holds_name(state, first.name):
         _require(any(pending.persisting for pending in state.pending.values()), "no complete checkpoint is persisted")
-    if state.stop is not None or state.fatal is not None:
-        _require(generation is None or generation.stop_reason is not None, "a run that must end keeps its workers")
+    if (state.stop is not None or state.fatal is not None) and generation is not None:
+        waits = state.stop_at > 0 and state.stop_at in planned_change.deadlines(state, generation)
+        _require(waits or generation.stop_reason is not None, "a run that must end keeps its workers")
 
 
 def _check_counters(state: State) -> None:

@@ -142,7 +142,10 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             if state.enough_since is not None:
                 state.enough_since += event.stalled_s
         case e.StopRequested():
-            state.stop = state.stop or event.why
+            if state.stop is None:
+                state.stop = event.why
+                if state.generation is not None and state.generation.running_since is not None:
+                    state.stop_at = now + state.checkpoint_interval.next_within_s(event.grace_s, now)
             if event.force:
                 state.forced = True
                 state.pending.clear()
@@ -281,7 +284,7 @@ def _watch(state: State, generation: Generation, now: float, out: Output) -> Non
     pending_checkpoints.warn_laggards(state, generation, now, out)
     if generation.stop_reason is None and state.fatal is not None:
         generation.stop_reason = StopReason(StopKind.FATAL, state.fatal[1], now)
-    if generation.stop_reason is None and state.stop is not None:
+    if generation.stop_reason is None and state.stop is not None and now >= state.stop_at:
         generation.stop_reason = StopReason(StopKind.STOP, state.stop, now)
     hang_at = _hang_deadline(state, generation)
     if generation.stop_reason is None and hang_at is not None and now >= hang_at:

@@ -1,4 +1,5 @@
-"""Planned changes of the worker group: another size, or off an agent that is drained, without a lost step.
+"""Planned changes of the worker group: another size, off an agent that is drained, or the end of the run, without a
+lost step.
 
 The group is asked for a checkpoint that is its last. `HoldReports` has ranks stay in the report that carries a
 checkpoint; where the function asks `should_checkpoint`, that says yes at the same call on every rank, and all of them
@@ -32,7 +33,7 @@ look as if they had failed."""
 def advance(state: State, generation: Generation, now: float, out: Output) -> None:
     """Plan a change if there is a reason, withdraw it if there is none any more, and go on with it."""
     _watch_growth(state, generation, now)
-    if generation.stop_reason is not None or generation.running_since is None or state.stop or state.fatal:
+    if _is_ending(state, generation) or (state.stop is not None and now >= state.stop_at):
         return
     change, reason = generation.change, _reason(state, generation, now)
     if reason is None:
@@ -43,7 +44,10 @@ def advance(state: State, generation: Generation, now: float, out: Output) -> No
     kind, why = reason
     if change is None:
         change = generation.change = PlannedChange(kind, why)
-        out.record(r.ChangePlanned(at=now, generation=generation.number, why=why))
+        told = why
+        if kind is StopKind.STOP:
+            told += f" (waited for {state.stop_at - now:.3g} s at most; a second time stops at once)"
+        out.record(r.ChangePlanned(at=now, generation=generation.number, why=told))
         _send(generation, 0, now, out)
     elif change.why != why:
         change.kind, change.why = kind, why
@@ -55,8 +59,10 @@ def advance(state: State, generation: Generation, now: float, out: Output) -> No
 
 
 def deadlines(state: State, generation: Generation) -> list[float]:
-    if generation.stop_reason is not None or generation.running_since is None or state.stop or state.fatal:
+    if _is_ending(state, generation):
         return []
+    if state.stop is not None:
+        return [state.stop_at]
     times = []
     for agent in _leaving(state, generation):
         asked = generation.change is not None and generation.change.kind is StopKind.DRAIN
@@ -66,6 +72,11 @@ def deadlines(state: State, generation: Generation) -> list[float]:
     return times
 
 
+def _is_ending(state: State, generation: Generation) -> bool:
+    """Whether it ends in any case, or does not run yet."""
+    return generation.stop_reason is not None or generation.running_since is None or state.fatal is not None
+
+
 # ---------------------------------------------------------------- reasons
 
 
@@ -73,6 +84,8 @@ def _reason(state: State, generation: Generation, now: float) -> tuple[StopKind,
     """Why the group should change now, if it should."""
     if len(generation.finished) == generation.world_size:
         return None
+    if state.stop is not None:
+        return StopKind.STOP, state.stop
     has_room = state.ready_slots >= state.workers_min
     for agent in _draining(state, generation):
         if has_room or (agent.drain_deadline is not None and now >= _ask_at(agent)):

@@ -472,6 +472,8 @@ class State:
     checkpoint_interval: CheckpointInterval = field(init=False)
     not_before: float = 0.0
     stop: str | None = None
+    stop_at: float = 0.0
+    """Until when a stop waits for a last checkpoint."""
     forced: bool = False
     """The stop was asked for more than once: nothing is waited for."""
     journal_lost: bool = False
