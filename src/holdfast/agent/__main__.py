@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,7 +31,7 @@ from holdfast.agent.log_writer import ThreadedHandler
 from holdfast.agent.notice_file import watch_notice_file
 from holdfast.agent.platform import Platform
 from holdfast.agent.zygote_client import ForkedZygote
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, Unreachable
 from holdfast.linux.process import become_subreaper, die_with_parent, name_process
 from holdfast.linux.resources import cpu_count
 from holdfast.runtime import current
@@ -73,8 +74,10 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="The run secret is read from HOLDFAST_TOKEN, HOLDFAST_TOKEN_FILE, or the file `secret` of the state "
         "directory (~/.local/state/holdfast), and must be the driver's.",
     )
-    parser.add_argument(
-        "--join", "--connect", dest="connect", required=True, metavar="HOST:PORT", help="where the driver listens"
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--join", "--connect", dest="connect", metavar="HOST:PORT", help="where the driver listens")
+    where.add_argument(
+        "--join-file", type=Path, metavar="PATH", help="a file that says so, read again whenever it is dialled"
     )
     parser.add_argument(
         "--agent-id", default=socket.gethostname(), help="a name unlike any other agent's; the host's name"
@@ -132,9 +135,11 @@ def _read_resources(text: str) -> dict[str, float]:
 
 
 async def _run(options: argparse.Namespace, secret: str, zygote: ForkedZygote | None) -> None:
-    comes_back = options.parent_pid is None or options.comes_back
+    comes_back = options.parent_pid is None or options.join_file is not None or options.comes_back
     platform = Platform(
-        parse_join_string(options.connect),
+        parse_join_string(options.connect)
+        if options.join_file is None
+        else partial(_read_join_file, options.join_file),
         secret,
         advertise=options.advertise,
         resources=_read_resources(options.resources),
@@ -147,7 +152,8 @@ async def _run(options: argparse.Namespace, secret: str, zygote: ForkedZygote | 
     agent = Agent(options.agent_id, options.slots, platform)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, agent.parent_died)
-    if options.parent_pid is not None:
+    loop.add_signal_handler(signal.SIGUSR2, agent.dial_again)
+    if options.parent_pid is not None and options.join_file is None:
         loop.add_signal_handler(signal.SIGTERM, agent.shut_down)
         loop.add_signal_handler(signal.SIGINT, agent.shut_down)
         await agent.run()
@@ -187,6 +193,14 @@ def _check_deadline(deadline_s: float) -> float:
     if not 0 <= deadline_s < 1e9:
         raise ConfigError(f"--drain-deadline must be a number of seconds of 0 or more, not {deadline_s:g}.")
     return deadline_s
+
+
+def _read_join_file(path: Path) -> str:
+    """The address in a file that somebody else replaces when another driver takes over."""
+    try:
+        return parse_join_string(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"{path} names no driver: {error}") from error
 
 
 def _start_over_without_secret_in_environment() -> NoReturn:

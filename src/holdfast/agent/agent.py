@@ -139,6 +139,11 @@ class Agent:
         self._send(AgentDraining(agent=self._id, why=why, deadline_s=deadline_s - stop_s))
         asyncio.get_running_loop().call_later(deadline_s - stop_s / 2, self.shut_down, stop_s / 2)
 
+    def dial_again(self) -> None:
+        """Another driver may have taken over: do not wait until the one before is found silent."""
+        if self._channel is not None and self._platform.follows_drivers:
+            self._channel.disconnect()
+
     def parent_died(self) -> None:
         """For SIGHUP, which the kernel sends when the thread that started this process ends. The connection ends with
         the last thread, and may have more to say until then."""
@@ -153,7 +158,8 @@ class Agent:
         give_up_at = asyncio.get_running_loop().time() + self._platform.dial_s
 
         def may_try_again(error: WireError, pause_s: float) -> bool:
-            return isinstance(error, Unreachable) and asyncio.get_running_loop().time() + pause_s <= give_up_at
+            may_pass = isinstance(error, Unreachable) or self._platform.follows_drivers
+            return may_pass and asyncio.get_running_loop().time() + pause_s <= give_up_at
 
         return await self._dial(channel, may_try_again)
 

@@ -146,11 +146,14 @@ class Parts:
         self._executor.submit(_remove_all_but, known, staging)
 
     def abandon(self) -> None:
-        """Let every upload stop at its next block, since the agent ends."""
+        """Let every upload stop at its next block, since the run ends here. An agent that comes back lives on: the next
+        controller must not wait for it."""
         for held in self._parts.values():
             held.abandoned.set()
         for one in self._ordered.values():
             one.work.cancel()
+        while self._locks:
+            self._locks.popitem()[1].release()
 
     def abandon_draft(self, token: str) -> None:
         """Let the uploads to one draft stop at their next block."""

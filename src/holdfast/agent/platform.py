@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from holdfast.agent.buffers import Buffers, SnapshotMemory
@@ -34,7 +34,7 @@ from holdfast.wire.channel import Channel, connect
 from holdfast.wire.hello import Hello
 from holdfast.wire.join_string import parse_address
 from holdfast.wire.messages import ControllerMessage, PrepareRun, StorageProbe, StorageServed
-from holdfast.wire.resumable_channel import ResumableChannel
+from holdfast.wire.resumable_channel import ChannelRefusedError, ResumableChannel
 from holdfast.worker.job import Assignment
 from holdfast.worker.stdio import detach_output
 
@@ -85,7 +85,7 @@ class Platform:
 
     def __init__(
         self,
-        connect_to: str,
+        connect_to: str | Callable[[], str],
         secret: str,
         *,
         advertise: str | None = None,
@@ -98,13 +98,16 @@ class Platform:
         zygote: ForkedZygote | None = None,
         stays: bool = False,
     ) -> None:
-        """`advertise` is the address at which other machines reach this one, where that is not the one that it dials
+        """`connect_to` is the controller's address, or finds it out at each dial, and may raise `Unreachable`.
+        `advertise` is the address at which other machines reach this one, where that is not the one that it dials
         from. `resources` are besides, or instead of, those that are found. A controller that cannot be reached at first
         is dialled again for `dial_s`. `own_process`: the agent is a process of its own and a subreaper, and has no
         children but its zygotes. `comes_back`: it outlives its connections and its controller; others end with the
         first. `zygote`: its first one, if there is one already. `stays`: it comes back also when it is told
         to end."""
         self._connect_to = connect_to
+        self._connected_to = ""
+        """Where the present channel was opened; "" before."""
         self._secret = secret
         self.stays = stays
         self.advertise = advertise
@@ -120,10 +123,24 @@ class Platform:
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
         """Connect to the controller as the agent of this name."""
         hello = Hello(agent=agent, address=self.advertise or "")
-        return await connect(self._connect_to, self._secret, hello)
+        address = self._connect_to if isinstance(self._connect_to, str) else self._connect_to()
+        if self._connected_to not in ("", address):
+            raise ChannelRefusedError(
+                f"Another driver, at {address}, has taken over from the one at {self._connected_to}."
+            )
+        channel = await connect(address, self._secret, hello)
+        self._connected_to = address
+        return channel
+
+    @property
+    def follows_drivers(self) -> bool:
+        """Whether drivers take over from each other, at other addresses; one that has no use for this agent yet may
+        have later."""
+        return not isinstance(self._connect_to, str)
 
     def make_channel(self, agent: str) -> ResumableChannel[ControllerMessage]:
         """A channel to the controller that has no connection yet."""
+        self._connected_to = ""
         return ResumableChannel(agent, current().token_hex(8), comes_back=self._comes_back)
 
     def open_session(self, agent: str) -> SessionDir:

@@ -99,6 +99,7 @@ def ckpt() -> None:
 
 _COMMANDS = {
     "agent": LazyCommand("holdfast.cli.agent:agent", "Run workers of a driver on another machine here."),
+    "launch": LazyCommand("holdfast.cli.launch:launch", "Run a script on many hosts."),
     "ckpt": LazyCommand("holdfast.cli.commands:ckpt", "Commit, list, verify, fetch and remove checkpoints."),
     "events": LazyCommand("holdfast.cli.events:events", "Show what happened in a run."),
     "status": LazyCommand("holdfast.cli.control:status", "Show how a run stands."),

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -132,6 +132,8 @@ class TrainRequest:
     verbose: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set in every worker besides torchrun's."""
+    on_listening: Callable[[str], None] | None = None
+    """Called with the join string once agents are accepted."""
     torchrun: Torchrun | None = None
     """Local mode in several processes of torchrun: this one's place among them."""
 

@@ -71,6 +71,8 @@ def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcom
         lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE], address=parse_join_string(join_string))
         driver_thread = DriverThread()
         try:
+            if request.on_listening is not None:
+                request.on_listening(join_string)
             make_engine = engine_of_run(request, driver_thread.put)
             views = partial(make_observers, request)
             plan = make_setup(request, preparation, store, read_history(store), lease, views, make_engine)

@@ -90,7 +90,11 @@ class DataParallelTrainer:
         from holdfast.core.commands import RunStatus
         from holdfast.train.result import Result
 
-        if request.torchrun is None:
+        if "HOLDFAST_LAUNCHER" in os.environ:
+            from holdfast.train.launched import fit_launched
+
+            request, outcome = fit_launched(request)
+        elif request.torchrun is None:
             outcome = run_training(request)
         else:
             from holdfast.train.torchrun import run_other_rank, run_rank_zero

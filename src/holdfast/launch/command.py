@@ -1,0 +1,131 @@
+"""What `holdfast launch` does: join the job, agree on the run secret, run this host's part, leave.
+
+A script that calls `fit()` is run by `fit.FitHost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from holdfast.errors import ConfigError, WireError
+from holdfast.launch.fit import FitHost
+from holdfast.launch.job import Job
+from holdfast.launch.options import LaunchOptions
+from holdfast.launch.script import calls_holdfast, fetch_script
+from holdfast.rendezvous.uri import open_rendezvous
+from holdfast.storage.run_secret import FILE_VARIABLE, SECRET_VARIABLE, make_secret, read_secret_file
+
+__all__ = ["launch"]
+
+
+class _Host(Protocol):
+    async def run(self) -> int: ...
+
+    def stop(self, signum: int) -> None: ...
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run this host's part of the job to its end; the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="holdfast launch: %(message)s", stream=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="holdfast-launch-") as directory:
+        return asyncio.run(_launch(options, Path(directory)))
+
+
+async def _launch(options: LaunchOptions, directory: Path) -> int:
+    if not options.is_module:
+        path = await asyncio.to_thread(fetch_script, options.script, directory)
+        command = [sys.executable, str(path), *options.arguments]
+    else:
+        command = [sys.executable, "-m", options.script, *options.arguments]
+    kind = options.kind
+    if kind is None:
+        script = options.script if options.is_module else str(path)
+        kind = "fit" if calls_holdfast(script, is_module=options.is_module) else "torchrun"
+    if kind == "torchrun":
+        raise ConfigError(
+            f"{options.script} imports nothing of holdfast: plain scripts cannot be launched yet; use torchrun, or "
+            "--fit if a module that it imports calls fit()."
+        )
+    with _Signals() as signals:
+        rendezvous = await asyncio.to_thread(open_rendezvous, options.rendezvous)
+        job = Job(rendezvous, options.rendezvous.ttl_s)
+        await job.open(options.host_id, msgspec.json.encode({"address": options.address}))
+        try:
+            print(
+                f"holdfast launch: {options.host_id} at {options.address} has joined job {job.number} at "
+                f"{options.rendezvous.text}.",
+                file=sys.stderr,
+                flush=True,
+            )
+            secret_file = await _agree_on_secret(options, job, directory)
+            host: _Host = FitHost(options, job, command, directory, secret_file)
+            signals.connect(host.stop)
+            return await host.run()
+        finally:
+            await job.close()
+
+
+async def _agree_on_secret(options: LaunchOptions, job: Job, directory: Path) -> Path:
+    """The file with the run secret: what was given, or what the first host has put into the rendezvous."""
+    if options.token_file is not None or FILE_VARIABLE in os.environ:
+        path = options.token_file or Path(os.environ[FILE_VARIABLE]).expanduser()
+        read_secret_file(path)  # or says what is wrong with it
+        return path
+    secret = os.environ.get(SECRET_VARIABLE, "").strip()
+    if not secret:
+        mine = make_secret()
+        try:
+            secret = (await job.keep("token", mine.encode())).decode()
+        except UnicodeDecodeError as error:
+            raise WireError(f"The token in {options.rendezvous.text} is not text: remove it.") from error
+        if secret == mine:
+            print(
+                f"holdfast launch: whoever can read {options.rendezvous.text} can run code on these hosts, since the "
+                "run secret is kept there; give every host HOLDFAST_TOKEN, or --token-file, to keep it elsewhere.",
+                file=sys.stderr,
+                flush=True,
+            )
+    path = directory / "secret"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(secret)
+    return path
+
+
+class _Signals:
+    """SIGTERM and SIGINT from now on: kept until there is somebody to tell."""
+
+    def __init__(self) -> None:
+        self._stop: Callable[[int], None] | None = None
+        self._early: list[int] = []
+
+    def __enter__(self) -> _Signals:
+        loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._handle, signum)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signum)
+
+    def connect(self, stop: Callable[[int], None]) -> None:
+        self._stop = stop
+
+    def _handle(self, signum: int) -> None:
+        if self._stop is not None:
+            self._stop(signum)
+        elif self._task is not None:
+            self._task.cancel()  # nothing runs yet

@@ -1,0 +1,130 @@
+"""`fit()` in a script that `holdfast launch` runs on several hosts: one of them leads, and all return the same result.
+
+Every host runs the script. Its `fit()` tells the launcher (`holdfast.launch`) that it could lead, and waits: until its
+host is elected, then this process is the driver, and takes over what another leader has begun; or until the leader's
+`fit()` has ended, whose result it then reads from storage. A leader that finds itself fenced waits again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from functools import cache
+
+from holdfast.control.history import RUN_FILE
+from holdfast.control.request import TrainOutcome, TrainRequest
+from holdfast.control.run import run_training
+from holdfast.control.run_control import STOPPED_BY_CLIENT
+from holdfast.core.commands import RunStatus
+from holdfast.engines.engine import EngineName
+from holdfast.errors import ConfigError, Fenced, NotFound, RunError
+from holdfast.rendezvous.launcher_messages import (
+    FitEnded,
+    FitEntered,
+    FitFenced,
+    FitResult,
+    LauncherConnection,
+    Lead,
+    Listening,
+    PublishedRun,
+)
+from holdfast.storage.locate import open_store
+from holdfast.wire.join_string import format_address, parse_join_string
+
+__all__ = ["fit_launched", "find_launcher"]
+
+_FENCES_MAX = 5
+_one_at_a_time = threading.Lock()
+_fits = 0
+"""How many times this process has called fit(): the same on every host, for all run the same script."""
+
+
+@cache
+def find_launcher() -> LauncherConnection | None:
+    """The launcher of this process; None if it was started by something else."""
+    return LauncherConnection.inherited(os.environ)
+
+
+def fit_launched(request: TrainRequest) -> tuple[TrainRequest, TrainOutcome]:
+    """Lead the run, or wait for whoever does: the request with the run that was led, and what came of it. A process
+    that no launcher started, such as a child of the script's, runs it by itself."""
+    global _fits
+    launcher = find_launcher()
+    if launcher is None:
+        return request, run_training(request)
+    if not _one_at_a_time.acquire(blocking=False):
+        raise ConfigError(
+            "Two fit() at a time in one script cannot be told apart on the other hosts of `holdfast launch`: call them "
+            "one after the other."
+        )
+    try:
+        _fits += 1
+        launcher.send(FitEntered(number=_fits))
+        fences = 0
+        while True:
+            answer = launcher.receive()
+            if not isinstance(answer, Lead):
+                return _follow(request, answer.result)
+            leading = _as_leader(request, answer, launcher)
+            try:
+                outcome = run_training(leading)
+            except Fenced:
+                fences += 1
+                if fences == _FENCES_MAX:
+                    raise  # by somebody who takes no part in the rendezvous
+                launcher.send(FitFenced())
+                continue
+            launcher.send(FitEnded(result=_result_for_all(leading, outcome)))
+            return leading, outcome
+    finally:
+        _one_at_a_time.release()
+
+
+def _follow(request: TrainRequest, result: FitResult) -> tuple[TrainRequest, TrainOutcome]:
+    """What the leader's outcome is here."""
+    request = _with_run(request, result.run)
+    store = open_store(request.storage_path, request.filesystem).sub(request.name)
+    try:
+        store.size(RUN_FILE)
+    except NotFound:
+        raise RunError(
+            f"The run {store.uri} has ended ({result.status}) on {result.run.host}, but this host does not see it "
+            "there, so fit() has no result here: use storage that all hosts share."
+        ) from None
+    status = RunStatus(result.status)
+    interrupted_by = result.why if status is RunStatus.INTERRUPTED else ""
+    return request, TrainOutcome(status=status, uri=store.uri, store=store, interrupted_by=interrupted_by)
+
+
+def _with_run(request: TrainRequest, run: PublishedRun | None) -> TrainRequest:
+    """The same run as the first leader's, which may have made up another name, or have another home directory."""
+    if run is None:
+        return request
+    storage_path = run.storage_path if request.filesystem is None else request.storage_path
+    return replace(request, storage_path=storage_path, name=run.name)
+
+
+def _as_leader(request: TrainRequest, order: Lead, launcher: LauncherConnection) -> TrainRequest:
+    request = _with_run(request, order.run)
+    run = PublishedRun(storage_path=request.storage_path, name=request.name)
+
+    def publish(join_string: str) -> None:
+        launcher.send(Listening(join=parse_join_string(join_string), run=run))
+
+    # Whoever led before is fenced, whether it has died or only lost the rendezvous.
+    request = replace(request, takeover=request.takeover or order.run is not None, on_listening=publish)
+    if request.local_mode:
+        return request
+    if request.listen is None:
+        request = replace(request, listen=format_address(order.address, 0))
+    return replace(request, engine=EngineName.JOIN)
+
+
+def _result_for_all(request: TrainRequest, outcome: TrainOutcome) -> FitResult | None:
+    """None if a signal stopped this host alone: another takes over."""
+    if outcome.status is RunStatus.INTERRUPTED and outcome.interrupted_by != STOPPED_BY_CLIENT:
+        return None
+    run = PublishedRun(storage_path=request.storage_path, name=request.name)
+    why = outcome.interrupted_by or (str(outcome.error) if outcome.error is not None else "")
+    return FitResult(run=run, status=outcome.status.value, why=why)
