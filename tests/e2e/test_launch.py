@@ -42,3 +42,45 @@ def test_another_host_takes_over_when_the_leader_dies_and_all_return_the_same(tm
     assert found[0] == found[1]
     assert found[0]["value"]["first"] >= before, "no committed step was lost"
     assert len(list((tmp_path / "storage").iterdir())) == 1, "both took part in one run, whose name was made up"
+
+
+def test_a_plain_script_runs_in_rounds_as_hosts_come_fail_and_go(tmp_path: Path) -> None:
+    def start(name: str) -> LaunchedHost:
+        options = ["--nproc-per-node", "2", "--max-restarts", "1"]
+        script = ["-m", "tests.faults.programs.plain_script", str(tmp_path)]
+        query = "min_workers=1&max_workers=2&last_call_timeout=0&ttl=3"
+        return LaunchedHost(name, tmp_path, f"file://{tmp_path}/rdzv?{query}", [*options, *script])
+
+    def place(name: str, local_rank: int) -> list[str]:
+        path = tmp_path / f"place_{name}_{local_rank}"
+        return path.read_text().split() if path.exists() else []
+
+    def both(restarts: int) -> bool:
+        """Two hosts are in a round with two workers each."""
+        ends = ["127.0.0.1", str(restarts)]
+        found = sorted(place(name, local_rank) for name in ("a", "b") for local_rank in (0, 1))
+        return found == [[str(rank), "4", str(rank % 2), str(rank // 2), *ends] for rank in range(4)]
+
+    with launched_hosts() as hosts:
+        hosts.append(start("a"))
+        processes.wait_until(lambda: place("a", 1) == ["1", "2", "1", "0", "127.0.0.1", "0"], "a runs alone")
+        hosts.append(start("b"))
+        processes.wait_until(lambda: both(0), "b has joined, which spends no restart")
+        (tmp_path / "fail").touch()
+        processes.wait_until(lambda: both(1), "all workers are started again after a failure")
+        hosts[0].kill_all()
+        processes.wait_until(lambda: place("b", 1) == ["1", "2", "1", "0", "127.0.0.1", "1"], "b goes on alone")
+        (tmp_path / "end").touch()
+        assert hosts[1].wait() == 0, hosts[1].errors
+    assert "b joined" in hosts[0].errors and "ended with code 7" in hosts[0].errors
+
+
+def test_a_script_is_fetched_from_a_store_and_its_failure_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "main.py").write_text("import sys; print('argument', sys.argv[1]); sys.exit(3)\n")
+    uri = f"file://{tmp_path}/rdzv?ttl=3&last_call_timeout=0"
+    with launched_hosts() as hosts:
+        hosts.append(LaunchedHost("a", tmp_path, uri, [f"file://{tmp_path}/bucket/main.py", "--epochs"]))
+        assert hosts[0].wait() == 3
+        assert hosts[0].output == "argument --epochs\n"
+        assert "The job has failed: a: the worker of local rank 0 ended with code 3." in hosts[0].errors

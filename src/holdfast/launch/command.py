@@ -1,6 +1,6 @@
 """What `holdfast launch` does: join the job, agree on the run secret, run this host's part, leave.
 
-A script that calls `fit()` is run by `fit.FitHost`.
+Both kinds of script are run by an object with `run` and `stop`: `fit.FitHost`, `workers.TorchrunHost`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.errors import ConfigError, WireError
+from holdfast.errors import WireError
 from holdfast.launch.fit import FitHost
 from holdfast.launch.job import Job
 from holdfast.launch.options import LaunchOptions
 from holdfast.launch.script import calls_holdfast, fetch_script
+from holdfast.launch.workers import TorchrunHost
 from holdfast.rendezvous.uri import open_rendezvous
 from holdfast.storage.run_secret import FILE_VARIABLE, SECRET_VARIABLE, make_secret, read_secret_file
 
@@ -51,11 +52,6 @@ async def _launch(options: LaunchOptions, directory: Path) -> int:
     if kind is None:
         script = options.script if options.is_module else str(path)
         kind = "fit" if calls_holdfast(script, is_module=options.is_module) else "torchrun"
-    if kind == "torchrun":
-        raise ConfigError(
-            f"{options.script} imports nothing of holdfast: plain scripts cannot be launched yet; use torchrun, or "
-            "--fit if a module that it imports calls fit()."
-        )
     with _Signals() as signals:
         rendezvous = await asyncio.to_thread(open_rendezvous, options.rendezvous)
         job = Job(rendezvous, options.rendezvous.ttl_s)
@@ -67,8 +63,12 @@ async def _launch(options: LaunchOptions, directory: Path) -> int:
                 file=sys.stderr,
                 flush=True,
             )
-            secret_file = await _agree_on_secret(options, job, directory)
-            host: _Host = FitHost(options, job, command, directory, secret_file)
+            host: _Host
+            if kind == "fit":
+                secret_file = await _agree_on_secret(options, job, directory)
+                host = FitHost(options, job, command, directory, secret_file)
+            else:
+                host = TorchrunHost(options, job, command)
             signals.connect(host.stop)
             return await host.run()
         finally:
