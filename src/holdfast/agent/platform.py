@@ -195,7 +195,7 @@ class Platform:
 
     def find_server(self, answer: StorageServed) -> ServedStorage:
         """Where this machine reaches the storage server: it listens where the controller does."""
-        host, _ = parse_address(self._connect_to, "The controller's address")
+        host, _ = parse_address(self._connected_to, "The controller's address")
         return ServedStorage(root=answer.root, host=host, port=answer.port, key=answer.key)
 
     def open_streamed(self, order: PrepareRun, served: ServedStorage) -> Store:

@@ -101,6 +101,7 @@ def launch(
         workers_per_host=workers,
         min_hosts=min_hosts,
         max_hosts=max_hosts,
+        has_bounds=nnodes is not None or uri.min_workers is not None or uri.max_workers is not None,
         max_restarts=max_restarts,
         join_timeout_s=join_timeout,
         token_file=token_file,

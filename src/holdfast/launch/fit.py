@@ -75,7 +75,9 @@ class FitHost:
         with theirs:
             self._script = await asyncio.create_subprocess_exec(
                 *self._command,
-                env=self._environment() | {LAUNCHER_VARIABLE: f"{os.getpid()}:{theirs.fileno()}"},
+                env={"HOLDFAST_ENGINE": "join"}
+                | self._environment()
+                | {LAUNCHER_VARIABLE: f"{os.getpid()}:{theirs.fileno()}"},
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # the terminal's Ctrl+C comes once, from here
                 preexec_fn=_die_with_launcher,
@@ -148,7 +150,7 @@ class FitHost:
             case el.SendLead(run):
                 state.is_waiting, state.is_leading = False, True
                 _say(f"{state.host} leads" + (f", after {run.host}." if run is not None else "."))
-                self._send(Lead(address=self._options.address, run=run))
+                self._send(self._lead_order(run))
                 return True
             case el.SendResult(result):
                 state.is_waiting = False
@@ -208,6 +210,16 @@ class FitHost:
     def _send(self, message: LauncherMessage) -> None:
         assert self._writer is not None
         self._writer.write(encode_line(message))
+
+    def _lead_order(self, run: PublishedRun | None) -> Lead:
+        options = self._options
+        each = options.workers_per_host
+        return Lead(
+            address=options.address,
+            run=run,
+            workers=(options.min_hosts * each, options.max_hosts * each) if options.has_bounds else None,
+            last_call_s=options.rendezvous.last_call_timeout_s,
+        )
 
     async def _publish_end(self, code: int) -> None:
         """What the others need before this host leaves: the result; and whether who comes later begins another job."""

@@ -29,6 +29,8 @@ class LaunchOptions:
     workers_per_host: int = 1
     min_hosts: int = 1
     max_hosts: int = 1
+    has_bounds: bool = False
+    """Whether the number of hosts was given: then it counts for `fit()`, too."""
     max_restarts: int = 0
     join_timeout_s: float = 600.0
     """How long too few hosts are waited for, where the script is a plain one."""

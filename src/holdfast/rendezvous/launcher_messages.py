@@ -89,6 +89,9 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """At which other hosts reach this one."""
     run: PublishedRun | None
     """What another leader has begun, and is to be taken over."""
+    workers: tuple[int, int] | None = None
+    """The fewest and the most workers, where the command says so rather than the script."""
+    last_call_s: float = 0.0
 
 
 class FitIsOver(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -116,6 +116,9 @@ def _as_leader(request: TrainRequest, order: Lead, launcher: LauncherConnection)
     request = replace(request, takeover=request.takeover or order.run is not None, on_listening=publish)
     if request.local_mode:
         return request
+    if order.workers is not None:
+        least, most = order.workers
+        request = replace(request, min_workers=least, max_workers=most, last_call_s=order.last_call_s)
     if request.listen is None:
         request = replace(request, listen=format_address(order.address, 0))
     return replace(request, engine=EngineName.JOIN)
