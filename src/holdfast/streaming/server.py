@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,13 @@ from holdfast.wire.tls import make_identity, server_context
 __all__ = ["Listening", "Settings", "StorageServer"]
 
 _CONNECTIONS_MAX = 1024
+_STRANGERS_MAX = 256
 _IDLE_S = 120.0
 """A connection that asks for nothing for so long is closed; clients dial again."""
 _STALL_S = 60.0
 """A client that sends, or takes, none of a file for so long is given up."""
+_PAUSE_S = 0.1
+"""After a connection that could not be accepted: too many files are open."""
 _BIND_TRIES = 20
 _log = logging.getLogger(__name__)
 _requests: msgspec.msgpack.Decoder[m.Request] = msgspec.msgpack.Decoder(m.Request)
@@ -79,6 +83,8 @@ class StorageServer:
         if any(self._encrypts(one) for one in self._listeners):
             identity = make_identity()
             self._tls, self._fingerprint = server_context(identity), identity.fingerprint
+        self._strangers: set[str] = set()
+        """Addresses of clients that were refused, and logged."""
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -104,32 +110,32 @@ class StorageServer:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connected, _ = listener.accept()
-            except OSError:
+                connected, address = listener.accept()
+                handle = connected.dup()  # for closing: TLS takes the first descriptor away
+            except OSError as error:
                 if self._closed:
                     return
-                _log.warning("A connection could not be accepted.", exc_info=True)
+                _log.warning("A connection could not be accepted: %s.", error)
+                time.sleep(_PAUSE_S)
                 continue
             with self._lock:
-                if self._closed or len(self._connections) >= _CONNECTIONS_MAX:
-                    connected.close()
-                    continue
-                self._connections.add(connected)
-            threading.Thread(target=self._serve, args=(connected,), name="storage", daemon=True).start()
+                is_refused = self._closed or len(self._connections) >= _CONNECTIONS_MAX
+                if not is_refused:
+                    self._connections.add(handle)
+            if is_refused:
+                handle.close()
+                connected.close()
+                continue
+            work = (connected, handle, str(address[0]))
+            threading.Thread(target=self._serve, args=work, name="storage", daemon=True).start()
 
-    def _serve(self, connected: socket.socket) -> None:
-        peer = str(connected.getpeername()[0]) if not self._closed else ""
-        # Closing needs a descriptor of its own: TLS takes the first one away.
-        handle = connected.dup()
-        with self._lock:
-            self._connections.discard(connected)
-            self._connections.add(handle)
+    def _serve(self, connected: socket.socket, handle: socket.socket, peer: str) -> None:
         connection: Connection | None = None
         try:
             tls = self._tls if self._encrypts(connected) else None
             connection = accept(connected, self._key, tls, self._fingerprint if tls else "")
             if connection is None:
-                _log.warning("A client at %s that does not know the key of this storage was refused.", peer)
+                self._warn_of_stranger(peer)
                 return
             while self._serve_one(connection):
                 pass
@@ -144,6 +150,14 @@ class StorageServer:
             connected.close()
             if connection is not None:
                 connection.close()
+
+    def _warn_of_stranger(self, peer: str) -> None:
+        """Once for each address."""
+        with self._lock:
+            if peer in self._strangers or len(self._strangers) >= _STRANGERS_MAX:
+                return
+            self._strangers.add(peer)
+        _log.warning("A client at %s that does not know the key of this storage was refused.", peer)
 
     def _serve_one(self, connection: Connection) -> bool:
         """Answer one request; False at the end of the connection."""
