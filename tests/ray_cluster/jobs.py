@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import train
-from holdfast.train import Checkpoint
+from holdfast.train import Checkpoint, collective
 
 __all__ = ["ancestors", "steps"]
 
@@ -33,7 +33,7 @@ def ancestors() -> dict[str, int]:
 
 
 def steps(config: dict[str, Any]) -> dict[str, Any]:
-    """Count to `steps`, with a checkpoint at each. At step `kill_at` rank 1 kills `kill`, once."""
+    """Count to `steps`, or until a file is there, with a checkpoint at each. At `kill_at` rank 1 kills `kill`, once."""
     rank = train.get_context().get_world_rank()
     first = 0
     if (checkpoint := train.get_checkpoint()) is not None:
@@ -46,6 +46,10 @@ def steps(config: dict[str, Any]) -> dict[str, Any]:
                 (Path(directory) / "step").write_text(str(step))
             given = Checkpoint.from_directory(directory) if rank == 0 else None
             train.report({"step": step, "at": time.time(), "resumed_from": first}, checkpoint=given)
+        if "until_file" in config:  # all ranks after the same step
+            time.sleep(0.02)
+            if collective.broadcast_from_rank_zero(Path(config["until_file"]).exists()):
+                break
         if "hold_at" in config and step == config["hold_at"]:
             _wait_for(Path(config["hold_file"]).parent, Path(config["hold_file"]).name)
     return {"node": os.environ["TEST_NODE"], "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "first": first}

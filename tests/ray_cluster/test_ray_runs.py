@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -56,6 +57,14 @@ def _wait_for_checkpoints(path: Path, count: int) -> None:
         return len(list((path / "run").glob("checkpoint_*/.manifest.json"))) >= count
 
     processes.wait_until(is_there, f"{count} checkpoints")
+
+
+def _wait_for_generations(path: Path, count: int) -> None:
+    def has_started() -> bool:
+        sleep(0.2)  # it reads the whole journal
+        return (path / "run" / "run.json").exists() and len(_records(path, r.GenerationStarted)) >= count
+
+    processes.wait_until(has_started, f"generation {count}", within_s=90)
 
 
 def _records(path: Path, kind: type) -> list[Any]:
@@ -181,6 +190,29 @@ def test_a_lost_node_is_replaced(cluster: RayCluster, tmp_path: Path) -> None:
     config = {"kill": "raylet", "kill_at": 3, "killed_file": str(killed)}
     result = _fit(tmp_path, config, num_workers=2, placement_strategy="STRICT_SPREAD")
     assert killed.exists() and (result.metrics or {})["resumed_from"] > 0
+
+
+def test_an_elastic_run_goes_on_without_a_lost_node_and_grows_with_an_added_one(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    import ray
+
+    most = int(ray.cluster_resources()["CPU"]) + 1
+    killed, enough = tmp_path / "killed", tmp_path / "enough"
+    kill = {"kill": "raylet", "kill_at": 3, "killed_file": str(killed)}
+    config = {"steps": 100_000, "until_file": str(enough), **kill}
+    with ThreadPoolExecutor(1) as threads:
+        scaling = {"num_workers": (1, most), "last_call_timeout": 1.0, "elastic_resize_monitor_interval_s": 0.5}
+        run = threads.submit(_fit, tmp_path, config, placement_strategy="SPREAD", **scaling)
+        try:
+            _wait_for_generations(tmp_path, 2)
+            cluster.add_node(num_cpus=1)
+            _wait_for_generations(tmp_path, 3)
+        finally:
+            enough.touch()
+        run.result(120)
+    sizes = [one.world_size for one in _records(tmp_path, r.GenerationStarted)]
+    assert sizes[1] < sizes[0] and sizes[-1] > sizes[1]
 
 
 def test_a_run_waits_for_a_node_that_is_added(cluster: RayCluster, tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ def test_each_gang_needs_a_group_and_workers_without_resources_need_none() -> No
     assert group_kinds(gangs) == {GroupKind(_CPU, 4): 2, GroupKind(_GPU, 1): 1}
 
 
+def test_workers_that_an_elastic_gang_can_do_without_come_one_by_one() -> None:
+    gang = Gang(run="a", workers=5, min_workers=2, resources={"CPU": 1.0})
+    assert group_kinds([gang]) == {GroupKind(_CPU, 2): 1, GroupKind(_CPU, 1): 3}
+
+
 @pytest.mark.parametrize(
     "reserved, missing",
     [

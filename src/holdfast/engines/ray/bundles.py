@@ -27,8 +27,15 @@ class GroupKind(NamedTuple):
 
 
 def group_kinds(gangs: Iterable[Gang]) -> Counter[GroupKind]:
-    """What these gangs need. Workers that take nothing (validation) go wherever an agent is."""
-    return Counter(GroupKind(tuple(sorted(gang.resources.items())), gang.workers) for gang in gangs if gang.resources)
+    """What these gangs would take: a group of those that each cannot do without, and one for each further worker of an
+    elastic gang, which come one by one. Workers that take nothing (validation) go wherever an agent is."""
+    found: Counter[GroupKind] = Counter()
+    for gang in gangs:
+        if gang.resources:
+            shape = tuple(sorted(gang.resources.items()))
+            found[GroupKind(shape, gang.needed)] += 1
+            found[GroupKind(shape, 1)] += gang.workers - gang.needed
+    return +found
 
 
 def missing_groups(wanted: Counter[GroupKind], reserved: Sequence[GroupKind]) -> list[GroupKind]:

@@ -155,14 +155,15 @@ def create_group(kind: GroupKind, options: RayOptions) -> PlacementGroup:
     )
 
 
-def group_nodes(group: PlacementGroup) -> dict[int, str] | None:
-    """The node of each bundle; None while some have none."""
+def group_nodes(group: PlacementGroup) -> tuple[bool, dict[int, str]]:
+    """Whether all bundles are placed, and the nodes of those that are."""
     from ray.util import placement_group_table
 
     table = placement_group_table(group)
-    if table.get("state") != "CREATED":
-        return None
-    return {int(index): str(node) for index, node in table["bundles_to_node_id"].items()}
+    placed = {int(index): str(node) for index, node in table.get("bundles_to_node_id", {}).items()}
+    is_placed = table.get("state") == "CREATED"
+    there = () if is_placed else {node.id for node in nodes()}  # the others are nowhere
+    return is_placed, {index: node for index, node in placed.items() if is_placed or node in there}
 
 
 def remove_group(group: PlacementGroup) -> None:

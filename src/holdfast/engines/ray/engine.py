@@ -174,14 +174,14 @@ class RayEngine:
             self._groups.append(group)
         pending = False
         for group in list(self._groups):
-            found = await self._call(cluster.group_nodes, group.handle)
-            pending = pending or found is None
+            is_placed, found = await self._call(cluster.group_nodes, group.handle)
+            pending = pending or not is_placed
             for bundle in group.bundles:
-                node = bundle.node if bundle.agent is not None else ""  # of those that have none, Ray looks for a node
-                if found is not None:
-                    node = found.get(bundle.index, "")
+                node = found.get(bundle.index, "")
                 if node != bundle.node:
                     bundle.node, bundle.placed_at = node, now
+                if bundle.agent is not None and bundle.agent.node != node:
+                    self._evict(bundle.agent, now)
         if self._may_start:
             free = [
                 bundle
@@ -238,13 +238,24 @@ class RayEngine:
         loop = asyncio.get_running_loop()
         asyncio.wrap_future(process.ended, loop=loop).add_done_callback(lambda ended: self._ended(agent, ended))
 
+    def _evict(self, agent: _Agent, now: float) -> None:
+        """Ray has taken bundles of the agent to another node, or looks for one: its node has died. Those that are left
+        may be on different nodes by now."""
+        if agent.abandoned_at is None:
+            agent.abandoned_at = now
+        for bundle in agent.bundles:
+            bundle.agent, bundle.retired = None, False
+        agent.bundles = []
+        self._executor.submit(cluster.kill_actor, agent.process.actor)
+
     def _ended(self, agent: _Agent, ended: asyncio.Future[str]) -> None:
         """The agent's process has ended, or Ray has lost its actor or its node."""
         del self._agents[agent.name]
         for bundle in agent.bundles:
             bundle.agent = None
             bundle.retired = bundle.retired and agent.draining  # who was only late can be used again
-        self._may_start = False
+        if agent.abandoned_at is None:  # or it was lost already, and others may have been asked for since
+            self._may_start = False
         error = ended.exception()
         if error is not None:
             self._executor.submit(cluster.kill_actor, agent.process.actor)
