@@ -90,6 +90,39 @@ def test_a_trial_is_stopped_at_the_report_that_decides_it(sandbox: Sandbox) -> N
     assert [(ends / str(x)).read_text() for x in (1, 2, 3, 4)] == ["5", "2", "2", "2"]
 
 
+def test_a_later_stop_condition_lets_trials_go_on_from_their_checkpoints(sandbox: Sandbox) -> None:
+    """Those that it would have let go on; nothing is done twice."""
+    calls = sandbox.root / "calls"
+
+    def climb(config: dict[str, Any]) -> None:
+        step = 0
+        if (checkpoint := tune.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as directory:
+                step = int(Path(directory, "step").read_text())
+        while step < config["most"]:
+            step += 1
+            with calls.open("a") as file:
+                file.write(f"{config['most']}:{step}\n")
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "step").write_text(str(step))
+                tune.report({"height": step}, checkpoint=tune.Checkpoint.from_directory(directory))
+
+    def run(height: int) -> list[int]:
+        found = make_tuner(
+            sandbox,
+            climb,
+            {"most": tune.grid_search([1, 9])},
+            max_concurrent_trials=1,
+            run={"stop": {"height": height}},
+        ).fit()
+        return [result.metrics["height"] for result in found if result.metrics]
+
+    assert run(2) == [1, 2]
+    assert run(4) == [1, 4]
+    assert run(3) == [1, 4]
+    assert calls.read_text().split() == ["1:1", "9:1", "9:2", "9:3", "9:4"]
+
+
 def test_a_failed_trial_is_told_of_and_can_be_tried_again(sandbox: Sandbox) -> None:
     good = sandbox.root / "good"
 

@@ -17,7 +17,13 @@ from holdfast.tune.trainable import BoundTrainable
 
 __all__ = ["ExperimentRequest", "ExperimentSettings"]
 
-_FAILURE_FIELDS = ("max_failures", "fail_fast", "progress_timeout_s")
+_FAILURE_FIELDS = (
+    "max_failures",
+    "fail_fast",
+    "progress_timeout_s",
+    "stop_on_repeated_error",
+    "max_preemption_failures",
+)
 _CHECKPOINT_FIELDS = (
     "num_to_keep",
     "checkpoint_score_attribute",

@@ -66,6 +66,8 @@ class TrialState(Trial):
     pins: tuple[str, ...] = ()
     """Its checkpoints that stay, each as often as somebody wants it to."""
     undecided: _Undecided | None = None
+    is_long_enough: bool = False
+    """What the stopper says of its last result."""
     told_iteration: int = 0
     """How far searcher, scheduler and stopper know its results: what is done again after a rollback is not told
     again."""
@@ -306,7 +308,8 @@ class ExperimentMachine:
         trial.told_iteration = result["training_iteration"]
         self._is_waiting = False
         searcher.on_trial_result(trial.trial_id, result)
-        if stopper is not None and stopper(trial.trial_id, result):
+        trial.is_long_enough = stopper is not None and stopper(trial.trial_id, result)
+        if trial.is_long_enough:
             self._decide(trial, "stopper")
         else:
             answer = scheduler.on_trial_result(self, trial, result)

@@ -115,7 +115,7 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
         setup = ExperimentSetup(
             store=store,
             machine=machine,
-            begin=[started, *_resets(request, machine, started.at)],
+            begin=[started, *_resets(request, machine, started.at, before, settings)],
             make_trial=TrialSetup(requests, store, place, request.name, _awaits_decisions(request)),
             storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
             observer=views.observer,
@@ -335,10 +335,21 @@ def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:
     return max(1, here // max(1, base.max_workers))
 
 
-def _resets(request: ExperimentRequest, machine: ExperimentMachine, at: float) -> list[r.Record]:
+def _resets(
+    request: ExperimentRequest,
+    machine: ExperimentMachine,
+    at: float,
+    before: ExperimentSettings | None,
+    now: ExperimentSettings,
+) -> list[r.Record]:
     """Trials that run again although they had come to an end, and those that do not go on although they had not."""
     records: list[r.Record] = []
+    is_stop_changed = before is not None and before.stop != now.stop
     for trial in machine.trials.values():
+        stopped = trial.stopped if trial.status == TrialState.TERMINATED else None
+        if is_stop_changed and stopped is not None and stopped.by == "stopper" and not trial.is_long_enough:
+            records.append(r.TrialReset(at=at, trial=trial.trial_id))
+            continue
         if trial.status == TrialState.ERROR and request.errored != "leave":
             records.append(r.TrialReset(at=at, trial=trial.trial_id, restart=request.errored == "restart"))
         elif not trial.is_finished() and not request.resume_unfinished:

@@ -1,5 +1,5 @@
-"""`python -m tests.faults.programs.tune_main STORAGE KILLS...`: an experiment whose trials kill their driver, each time
-that so many steps were made in all. Prints what came of the trials."""
+"""`python -m tests.faults.programs.tune_main STORAGE SEARCHER SCHEDULER CONCURRENT KILLS...`: an experiment whose
+trials kill their driver, each time that so many steps were made in all. Prints what came of the trials."""
 
 from __future__ import annotations
 
@@ -12,10 +12,52 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import tune
-from holdfast.tune.schedulers import AsyncHyperBandScheduler
+from holdfast.tune.experiment_request import ExperimentRequest
+from holdfast.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+from holdfast.tune.search import ConcurrencyLimiter, Repeater, Searcher
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
 
 _STEPS = 6
+_TIME = "training_iteration"
+_SEED = 5
+"""Of every experiment, so that schedulers draw the same."""
+
+
+def make_searcher(name: str) -> Searcher:
+    if name == "basic":
+        return BasicVariantGenerator(random_state=3)
+    from holdfast.tune.search.optuna import OptunaSearch
+
+    if name == "limited":
+        return ConcurrencyLimiter(OptunaSearch(seed=3), max_concurrent=1)
+    return Repeater(OptunaSearch(seed=3), repeat=2) if name == "repeated" else OptunaSearch(seed=3)
+
+
+def make_scheduler(name: str) -> TrialScheduler:
+    match name:
+        case "asha":
+            return AsyncHyperBandScheduler(max_t=_STEPS, grace_period=1, reduction_factor=2)
+        case "hyperband":
+            return HyperBandScheduler(max_t=_STEPS, reduction_factor=2)
+        case "median":
+            return MedianStoppingRule(time_attr=_TIME, grace_period=2, min_samples_required=2)
+        case "pbt" | "synchronous pbt":
+            return PopulationBasedTraining(
+                time_attr=_TIME,
+                perturbation_interval=2,
+                quantile_fraction=0.5,
+                hyperparam_mutations={"x": tune.uniform(1, 2)},
+                synch=name != "pbt",
+            )
+        case _:
+            return FIFOScheduler()
 
 
 def train(config: dict[str, Any]) -> None:
@@ -35,25 +77,29 @@ def train(config: dict[str, Any]) -> None:
             tune.report({"loss": loss}, checkpoint=tune.Checkpoint.from_directory(directory))
 
 
-def main(storage: str, kills: list[int]) -> list[Any]:
+def main(storage: str, searcher: str, scheduler: str, concurrent: int, kills: list[int]) -> list[Any]:
     os.environ["TUNE_MAIN_PID"] = str(os.getpid())
+    make_settings = ExperimentRequest.settings
+    ExperimentRequest.settings = lambda self, seed: make_settings(self, _SEED)  # type: ignore[method-assign]
     results = tune.Tuner(
         train,
         param_space={
             "x": tune.uniform(1, 2),
-            "y": tune.grid_search([0.5, 1.0, 2.0]),
+            "y": tune.grid_search([0.5, 1.0, 2.0]) if searcher == "basic" else tune.choice([0.5, 1.0, 2.0]),
             "log": f"{storage}.log",
             "kills": kills,
         },
         tune_config=tune.TuneConfig(
             metric="loss",
             mode="min",
-            num_samples=2,
-            max_concurrent_trials=1,
-            search_alg=BasicVariantGenerator(random_state=3),
-            scheduler=AsyncHyperBandScheduler(max_t=_STEPS, grace_period=1, reduction_factor=2),
+            num_samples=2 if searcher == "basic" else 6,
+            max_concurrent_trials=concurrent,
+            search_alg=make_searcher(searcher),
+            scheduler=make_scheduler(scheduler),
         ),
-        run_config=tune.RunConfig(name="tuning", storage_path=storage),
+        run_config=tune.RunConfig(
+            name="tuning", storage_path=storage, checkpoint_config=tune.CheckpointConfig(num_to_keep=1)
+        ),
     ).fit()
     return [
         [result.metrics["training_iteration"], result.metrics["loss"], result.config["x"], result.config["y"]]
@@ -63,4 +109,5 @@ def main(storage: str, kills: list[int]) -> list[Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], [int(one) for one in sys.argv[2:]])), flush=True)
+    storage, searcher, scheduler, concurrent, *kills = sys.argv[1:]
+    print(json.dumps(main(storage, searcher, scheduler, int(concurrent), list(map(int, kills)))), flush=True)
