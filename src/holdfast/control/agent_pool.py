@@ -31,6 +31,8 @@ __all__ = ["AgentPool"]
 
 _log = logging.getLogger(__name__)
 _SETTLE_S = 0.01
+_READMIT_S = 1.0
+"""How soon it is looked again whether an agent that was set aside has been left."""
 _LAST_WORD_S = 1.0
 """A dying process closes its connection before the kernel says that it is dead: on a busy machine, long before."""
 
@@ -67,6 +69,8 @@ class AgentPool:
         """Agents that the engine has begun to start and that have not joined, in that order."""
         self._draining: dict[str, _Drain] = {}
         """Agents that get nothing new."""
+        self._set_aside: dict[str, _Drain] = {}
+        """Hosts on which too much failed, until when."""
         self._leaving: set[str] = set()
         """Those of them that asked for it themselves, and end when nothing is left there."""
         self._engine: Engine = make_engine(endpoint, self._agent_changed)
@@ -167,7 +171,12 @@ class AgentPool:
         self.links[link.name] = link
         self._joined[link.name] = joined
         self._pending.pop(link.name, None)
-        self._follow(self._admission.agent_joined(link.name, _offer(joined)))
+        aside = self._set_aside.get(joined.host)
+        if aside is not None and aside.left_s:
+            self._draining[link.name] = _Drain(aside.why)
+            self._readmit_later(link)
+        else:
+            self._follow(self._admission.agent_joined(link.name, _offer(joined)))
         await self._receive(link)
 
     async def _receive(self, link: AgentLink) -> None:
@@ -284,6 +293,31 @@ class AgentPool:
             run.drain(agent, why, deadline_s)
             if self._admission.would_take_more(run.id):
                 self.request(run)
+
+    def set_aside(self, host: str, why: str, duration_s: float, run: RunAgents) -> None:
+        """Drain the agents of a host, and of this name later, for a time; not if the run has no room without them."""
+        others = [agent for agent in self.links if agent not in self._draining and self._joined[agent].host != host]
+        if capacity(run.gang, [_offer(self._joined[agent]) for agent in others]) < run.gang.workers:
+            return
+        self._set_aside[host] = _Drain(why, asyncio.get_running_loop().time() + duration_s)
+        for link in [link for link in self.links.values() if self._joined[link.name].host == host]:
+            self.drain(link.name, why)
+            self._readmit_later(link)
+
+    def _readmit_later(self, link: AgentLink) -> None:
+        left_s = self._set_aside[self._joined[link.name].host].left_s
+        asyncio.get_running_loop().call_later(max(left_s or 0.0, _READMIT_S), self._readmit, link)
+
+    def _readmit(self, link: AgentLink) -> None:
+        """The agent's host is set aside no longer: it gets workers again, once those have left that it had."""
+        aside, drain = self._set_aside.get(self._joined[link.name].host), self._draining.get(link.name)
+        if self.links.get(link.name) is not link or aside is None or drain is None or drain.why != aside.why:
+            return  # it is gone, or is drained for another reason
+        if aside.left_s or self._admission.holders(link.name):
+            self._readmit_later(link)
+            return
+        del self._draining[link.name]
+        self._follow(self._admission.agent_joined(link.name, _offer(self._joined[link.name])))
 
     def _let_leave(self, agent: str) -> None:
         """End an agent that is about to be taken away, if no run has anything there."""

@@ -385,6 +385,8 @@ class Controller:
             case c.RunValidation():
                 assert self._validation is not None
                 self._spawn(self._post_outcome(self._validation.run(command)))
+            case c.SetHostAside():
+                self._agents.set_aside(command)
             case c.FinishCallbacks(generation=generation):
                 self._spawn(self._finish_callbacks(generation))
             case c.EndRun(status=status):

@@ -126,6 +126,10 @@ class RunAgents:
         """Drain the agents of this name or on this host; gives a sentence, or "" if there is none."""
         return self._pool.drain_node(node, why, deadline_s, self)
 
+    def set_aside(self, command: c.SetHostAside) -> None:
+        """Take all runs off a host for a time, if this run has room without it."""
+        self._pool.set_aside(command.host, command.why, command.duration_s, self)
+
     def statuses(self, ranks: Mapping[str, tuple[int, ...]]) -> tuple[AgentStatus, ...]:
         """The agents that the run may get places on, each with its ranks there."""
         return tuple(msgspec.structs.replace(one, ranks=ranks.get(one.agent, ())) for one in self._pool.statuses())

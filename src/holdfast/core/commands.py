@@ -30,6 +30,7 @@ __all__ = [
     "RequestAgents",
     "RunStatus",
     "RunValidation",
+    "SetHostAside",
     "StartWorkers",
     "StopWorkers",
 ]
@@ -190,6 +191,14 @@ class FinishCallbacks(_Command, frozen=True, kw_only=True):
     generation: int
 
 
+class SetHostAside(_Command, frozen=True, kw_only=True):
+    """Drain the agents of this host for a time, if others have room for the whole run."""
+
+    host: str
+    why: str
+    duration_s: float
+
+
 class EndRun(_Command, frozen=True, kw_only=True):
     """Shut the agents down and let `fit()` return."""
 
@@ -209,5 +218,6 @@ Command = (
     | DeleteCheckpoint
     | RunValidation
     | FinishCallbacks
+    | SetHostAside
     | EndRun
 )

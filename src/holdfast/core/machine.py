@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import pending_checkpoints, placement, planned_change, preemption, removal, validation
+from holdfast.core import pending_checkpoints, placement, planned_change, preemption, quarantine, removal, validation
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import may_be_deterministic, root_cause
@@ -345,6 +345,8 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
     bug_at = None
     if counted and cause is not None and may_be_deterministic(cause):
         bug_at = generation.base_iteration + generation.counts[cause.rank]
+    if counted:
+        quarantine.count_failure(state, generation, now, out)
     pending_checkpoints.complete_without_dead(state, generation, now, out)
     out.record(
         r.GenerationEnded(

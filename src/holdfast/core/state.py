@@ -456,6 +456,8 @@ class State:
     failed_requests: int = 0
     may_grow_since: float | None = None
     """Since when there has been room for a larger generation than the one that there is."""
+    host_failures: dict[str, list[float]] = field(default_factory=dict)
+    """When generations failed lately because of each host."""
     generation: Generation | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
     validating: tuple[str, str] | None = None

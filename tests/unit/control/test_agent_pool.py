@@ -468,3 +468,50 @@ def test_what_a_run_waits_for_is_told_from_the_first_request_to_its_places() -> 
         await channel.close()
 
     _run(test)
+
+
+def test_a_host_is_set_aside_for_a_time_if_the_run_has_room_without_it() -> None:
+    async def join(controller: _Controller, address: str, name: str) -> ResumableChannel[ControllerMessage]:
+        channel = ResumableChannel[ControllerMessage](name, str(next(_incarnations)))
+        await channel.join(await connect(address, _SECRET, Hello(agent=name)))
+        channel.send_nowait(e.AgentJoined(agent=name, host=f"host-{name}", slots=2, address="127.0.0.1"))
+        while name not in controller.pool.links:
+            await asyncio.sleep(0.01)
+        return channel
+
+    async def test(controller: _Controller, address: str) -> None:
+        pool, run = controller.pool, controller.run
+        first = await join(controller, address, "a")
+        pool.set_aside("host-a", "it fails", 0.0, run)
+        assert [one.phase for one in pool.statuses()] == [AgentPhase.JOINED], "there is no other"
+        second = await join(controller, address, "b")
+        pool.set_aside("host-a", "it fails", 0.0, run)
+        assert [(one.phase, one.why) for one in pool.statuses()] == [
+            (AgentPhase.DRAINING, "it fails"),
+            (AgentPhase.JOINED, ""),
+        ]
+        drained = e.AgentDraining(agent="a", why="it fails")
+        assert drained in controller.events and set(run.links) == {"a", "b"}
+        first.send_nowait(RunClosed(), "run-1")
+        while pool.statuses()[0].phase is not AgentPhase.JOINED:
+            await asyncio.sleep(0.01)
+        await first.close()
+        await second.close()
+
+    _run(test)
+
+
+def test_an_agent_that_joins_from_a_host_that_is_set_aside_gets_no_workers() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        controller.pool.set_aside("h", "it fails", 600.0, controller.enter("small", [], workers=0))
+        channel = await controller.open(address)
+        channel.send_nowait(e.AgentJoined(agent=controller.agent, host="h", slots=4, address="127.0.0.1"))
+        while not controller.pool.links:
+            await asyncio.sleep(0.01)
+        assert [one.phase for one in controller.pool.statuses()] == [AgentPhase.DRAINING]
+        assert not controller.run.links
+        await channel.close()
+        await controller.served.get()
+        assert not controller.pool.statuses()
+
+    _run(test)

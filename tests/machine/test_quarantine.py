@@ -1,0 +1,55 @@
+"""A host on which workers fail again and again is set aside; the training function's own errors are no host's fault."""
+
+from __future__ import annotations
+
+from tests.machine.rig import Rig, died, exited, two_nodes
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core import records as r
+from holdfast.core.quarantine import WITHIN_S
+
+
+def _fail(rig: Rig, failure: r.WorkerFailure, at: float) -> list[c.SetHostAside]:
+    """The generation fails so, and the next one starts."""
+    assert rig.state.generation is not None
+    number = rig.state.generation.number
+    commands = list(rig.feed(exited(failure, number), at).commands)
+    for agent in ("a", "b"):
+        commands += rig.feed(e.WorkersStopped(generation=number, agent=agent), at).commands
+    while rig.state.generation is None:
+        assert rig.deadline is not None
+        at = rig.deadline
+        rig.feed(e.TimePassed(), at)
+    for agent in ("a", "b"):
+        rig.feed(e.WorkersStarted(generation=number + 1, agent=agent), at)
+    return [one for one in commands if isinstance(one, c.SetHostAside)]
+
+
+def _rig() -> Rig:
+    return two_nodes(max_failures=-1, backoff_base_s=0.1, backoff_max_s=0.1)
+
+
+def test_a_host_is_set_aside_after_three_failures_and_then_counted_anew() -> None:
+    rig, killed = _rig(), died(1, agent="b", signal=9)
+    assert [_fail(rig, killed, at) for at in (10.0, 20.0)] == [[], []]
+    (aside,) = _fail(rig, killed, 30.0)
+    assert (aside.host, aside.duration_s) == ("host-b", 1800.0)
+    assert aside.why == "3 failures on its host within 10 min; set aside for 30 min"
+    assert _fail(rig, killed, 40.0) == []
+
+
+def test_failures_long_ago_and_on_other_hosts_do_not_count() -> None:
+    rig, killed = _rig(), died(1, agent="b", signal=9)
+    assert _fail(rig, killed, 10.0) == []
+    assert _fail(rig, died(0, agent="a", signal=9), 20.0) == []
+    assert _fail(rig, killed, 30.0) == []
+    assert _fail(rig, killed, 10.0 + WITHIN_S) == []
+    assert len(_fail(rig, killed, 20.0 + WITHIN_S)) == 1
+
+
+def test_exceptions_of_the_function_are_no_hosts_fault() -> None:
+    rig = _rig()
+    for n in range(5):
+        raised = died(1, "raised", agent="b", error_type="ValueError", error=f"bad batch {n}")
+        assert _fail(rig, raised, 10.0 * (n + 1)) == []
