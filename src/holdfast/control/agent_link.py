@@ -39,6 +39,18 @@ class Preparation:
         """The same; None: it goes in pieces."""
         return encode_body(self.function) if len(self.function.function) <= FUNCTION_PIECE_BYTES else None
 
+    @cached_property
+    def encoded_code(self) -> tuple[msgspec.Raw, ...] | None:
+        """The same of the working directory, which is announced first."""
+        if self.code is None or len(self.code.archive) > FUNCTION_PIECE_BYTES:
+            return None
+        piece = m.CodePiece(hash=self.code.hash, data=self.code.archive)
+        return encode_body(_announce(self.code)), encode_body(piece)
+
+
+def _announce(code: PackedDirectory) -> m.PrepareCode:
+    return m.PrepareCode(hash=code.hash, size_bytes=len(code.archive), root=code.root)
+
 
 class AgentLink:
     """An agent that has sent `AgentJoined` and is not lost, whether or not it is connected just now."""
@@ -66,8 +78,12 @@ class AgentLink:
         """Prepare the agent for a run; code and a function that it has already are not sent again. None: all is sent
         already, otherwise by this task."""
         function, code = preparation.function, preparation.code
-        if self._was_sent(None if code is None else code.hash):
-            if not self._was_sent(function.key) and preparation.encoded_function is not None:
+        if code is not None and code.hash not in self._sent and preparation.encoded_code is not None:
+            self._sent[code.hash] = None
+            for message in preparation.encoded_code:
+                self.send(message)
+        if code is None or self._was_sent(code.hash):
+            if function.key not in self._sent and preparation.encoded_function is not None:
                 self._sent[function.key] = None
                 self.send(preparation.encoded_function)
             if self._was_sent(function.key):
@@ -75,10 +91,10 @@ class AgentLink:
                 return None
         return asyncio.get_running_loop().create_task(self._prepare(run, preparation))
 
-    def _was_sent(self, key: str | None) -> bool:
-        """Whether it was sent as a whole, or there is nothing to send."""
-        if key is None or key not in self._sent:
-            return key is None
+    def _was_sent(self, key: str) -> bool:
+        """Whether it was sent as a whole."""
+        if key not in self._sent:
+            return False
         task = self._sent[key]
         return task is None or (task.done() and not task.cancelled() and task.exception() is None)
 
@@ -96,8 +112,7 @@ class AgentLink:
             await asyncio.shield(task)
 
     async def _send_code(self, code: PackedDirectory) -> None:
-        order = m.PrepareCode(hash=code.hash, size_bytes=len(code.archive), root=code.root)
-        await self.channel.send(order)
+        await self.channel.send(_announce(code))
         for start in range(0, len(code.archive), FUNCTION_PIECE_BYTES):
             piece = code.archive[start : start + FUNCTION_PIECE_BYTES]
             await self.channel.send(m.CodePiece(hash=code.hash, data=piece))

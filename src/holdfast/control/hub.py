@@ -92,6 +92,7 @@ class Hub:
         self._shared: dict[EngineName | RayOptions, AgentPool] = {}
         self._listeners: dict[str, Listener] = {}
         """Besides the one on loopback, by the address that was asked for."""
+        self._serves_other_machines = False
         self._storage_servers = StorageServers(self._listening_hosts)
         self._opening = asyncio.Lock()
         self._pinging: asyncio.Task[None] | None = None
@@ -124,6 +125,7 @@ class Hub:
                 ) from error
             listener.on_client = self.api.serve
             self._listeners[address] = listener
+            self._serves_other_machines |= not is_loopback_name(host)
 
     @property
     def join_strings(self) -> list[str]:
@@ -139,11 +141,6 @@ class Hub:
         hosts = [parse_address(address, "ScalingConfig(listen)")[0] for address in self._listeners]
         everywhere = [host for host in hosts if host in _ANY_ADDRESS]
         return everywhere or list(dict.fromkeys(["127.0.0.1", *hosts]))
-
-    @property
-    def _serves_other_machines(self) -> bool:
-        hosts = (parse_address(address, "ScalingConfig(listen)")[0] for address in self._listeners)
-        return not all(map(is_loopback_name, hosts))
 
     def enter(
         self,

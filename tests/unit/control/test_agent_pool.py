@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from holdfast.control.agent_link import FUNCTION_PIECE_BYTES, AgentLink, Prepara
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.publisher import Publisher
 from holdfast.control.run_agents import RunAgents
+from holdfast.control.working_dir import PackedDirectory
 from holdfast.core import events as e
 from holdfast.core.admission import Gang
 from holdfast.core.agent_phase import AgentPhase
@@ -313,13 +314,21 @@ def test_a_run_that_ends_while_its_function_is_sent_does_not_keep_it_from_others
     asyncio.run(test())
 
 
-def test_a_small_function_is_sent_at_once_and_once() -> None:
+def test_a_small_function_and_working_directory_are_sent_at_once_and_once() -> None:
     channel = _SlowChannel()
     link = AgentLink(cast(ResumableChannel[AgentMessage], channel))
-    assert link.prepare("run-1", _PREPARATION) is None
-    assert link.prepare("run-2", _PREPARATION) is None
-    function, run = _PREPARATION.encoded_function, _PREPARATION.encoded_run
-    assert channel.messages == [("", function), ("run-1", run), ("run-2", run)]
+    code = PackedDirectory(hash="h", archive=b"archive", root="/root")
+    preparation = Preparation(_PREPARATION.function, _PREPARATION.run, code)
+    assert link.prepare("run-1", preparation) is None
+    assert link.prepare("run-2", preparation) is None
+    sent = [(run, msgspec.msgpack.decode(cast(msgspec.Raw, message))) for run, message in cast(Any, channel.messages)]
+    assert [(run, message["type"]) for run, message in sent] == [
+        ("", "PrepareCode"),
+        ("", "CodePiece"),
+        ("", "PrepareFunction"),
+        ("run-1", "PrepareRun"),
+        ("run-2", "PrepareRun"),
+    ]
 
 
 def test_an_agent_joins_under_its_authenticated_name_only() -> None:
