@@ -30,6 +30,8 @@ from holdfast.checkpoint.upload import upload_part as upload_part
 from holdfast.core.checkpoint_types import Draft as Draft
 from holdfast.core.checkpoint_types import FileEntry
 from holdfast.errors import ConfigError, Fenced, OutOfSpace, StorageError, Unavailable
+from holdfast.storage.failures import translated
+from holdfast.storage.keys import check_key
 from holdfast.storage.store import OnBytes, Store
 
 __all__ = ["abandon", "commit", "commit_directory"]
@@ -73,6 +75,7 @@ def commit(
     reservation = read_reservation(store, draft.name)
     if reservation is None or reservation.token != draft.token:
         raise Fenced(f"{store.uri}: the reservation of {draft.name} was cleared away by somebody who took us for dead.")
+    _make_directories(store, manifest)
     for _ in range(_ATTEMPTS):
         if _create_manifest(store, draft, encode(manifest)):
             break
@@ -84,6 +87,16 @@ def commit(
     if read_fences(store).may_void(draft.epoch, draft.index):
         raise Fenced(f"{store.uri}: a newer controller took the run over before {draft.name} was committed.")
     return manifest
+
+
+def _make_directories(store: Store, manifest: Manifest) -> None:
+    """Make the empty directories where the storage has such things: a node that streams its files could not."""
+    if store.local_root is None:
+        return
+    for path in manifest.directories:
+        stored = store.local_root / manifest.name / check_key(path)
+        with translated(stored):
+            stored.mkdir(parents=True, exist_ok=True)
 
 
 def abandon(store: Store, draft: Draft) -> None:

@@ -14,10 +14,16 @@ import msgspec
 import pytest
 from tests.mounts import tmpfs
 
+from holdfast.checkpoint.commit import commit
+from holdfast.checkpoint.reserve import reserve
+from holdfast.checkpoint.restore import fetch
+from holdfast.checkpoint.upload import upload_part
+from holdfast.checkpoint.verify import verify
 from holdfast.core.failure_kind import FailureKind
 from holdfast.errors import AccessDenied, NotFound, OutOfSpace, Unavailable
 from holdfast.storage.durability import volatile
 from holdfast.storage.locate import open_store
+from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import InMemory
 from holdfast.streaming import messages as m
 from holdfast.streaming.client import StreamedStore, open_streamed, use_streamed
@@ -160,6 +166,21 @@ def test_modes_of_files_are_kept(store: StreamedStore, tmp_path: Path) -> None:
     source.chmod(0o750)
     store.upload("script", source)
     assert (tmp_path / "run" / "script").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_part_that_streams_is_committed_by_the_head_with_its_empty_directories(
+    store: StreamedStore, tmp_path: Path
+) -> None:
+    source, head = tmp_path / "source", PosixStore(tmp_path / "run")
+    (source / "deep" / "empty").mkdir(parents=True)
+    (source / "weights").write_bytes(_BIG)
+    draft = reserve(head)
+    files = upload_part(store, draft, source, rank=0, parent_files=None)
+    assert (tmp_path / "run" / draft.name / "weights").read_bytes() == _BIG
+    commit(head, draft, files)
+    assert (tmp_path / "run" / draft.name / "deep" / "empty").is_dir()
+    assert fetch(store, draft.name, tmp_path / "target").joinpath("deep", "empty").is_dir()
+    assert not verify(head, deep=True).damaged
 
 
 def test_the_digest_of_an_upload_is_of_what_arrived(store: StreamedStore, tmp_path: Path) -> None:
