@@ -80,7 +80,7 @@ def drain(run: str, node: str, deadline: float | None) -> None:
     """Take RUN, and other runs of its driver, off NODE: an agent's name or a host's, as `holdfast status` shows them.
 
     The node gets no new workers. Those that run there go on from the next checkpoint elsewhere, if other agents have
-    room for them, and otherwise stay where they are.
+    room for them, and otherwise stay where they are, or until shortly before --deadline.
     """
     request = cm.DrainNode(node=node, deadline_s=deadline)
     print_line(ask(_running(find_run_or_name(run)), request, cm.Done).text)
