@@ -71,8 +71,9 @@ def test_importing_the_api_is_nearly_free(tmp_path: Path) -> None:
 def test_public_names_resolve() -> None:
     import holdfast.train as train
     import holdfast.train.torch as train_torch
+    from holdfast import air, tune
 
-    for module in (train, train_torch):
+    for module in (train, train_torch, tune, air):
         for name in module.__all__:
             assert getattr(module, name) is not None
         assert set(module.__all__) <= set(dir(module))
