@@ -15,7 +15,7 @@ RAY := .venv-ray
 # The tests start thousands of processes: none of them should compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-as-user sim \
+.PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-ray-cluster test-as-user sim \
 	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-stream bench-ray bench-tune counts clean
 
 help:
@@ -74,9 +74,13 @@ test-hosts: $(VENV)/.dev
 test-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python $(PYTEST) tests/frameworks -m "frameworks and not slow" $(OR_NONE)
 
-## test-ray      our public names against those of an installed ray, and runs on Ray clusters of three nodes, in .venv-ray
+## test-ray      our public names against those of an installed ray, in .venv-ray
 test-ray: $(RAY)/.installed
-	$(RAY)/bin/python -m pytest tests/compat tests/ray_cluster -m "ray and not slow" $(OR_NONE)
+	$(RAY)/bin/python -m pytest tests/compat -m "ray and not slow" $(OR_NONE)
+
+## test-ray-cluster  the Ray engine on Ray clusters of three nodes, in .venv-ray
+test-ray-cluster: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/ray_cluster -m "ray and not slow" $(OR_NONE)
 
 ## test-as-user  the same in a fresh clone, as an ordinary user with a home directory of 60 characters (needs root)
 test-as-user:
