@@ -202,6 +202,15 @@ def test_a_deadline_that_has_all_but_passed_stops_the_workers_at_once() -> None:
     assert stops(rig.feed(e.AgentDraining(agent="b", why="spot", deadline_s=0.5), 10.0))
 
 
+def test_ranks_that_have_all_finished_are_left_alone() -> None:
+    rig = drained_by(25.0, spare=False)
+    rig.feed(report(0, 1, part=True), 11.0)
+    rig.feed(report(1, 1), 11.0)
+    for rank in (0, 1):
+        rig.feed(e.WorkerFinished(generation=1, rank=rank), 12.0)
+    assert rig.feed(e.TimePassed(), 30.0) == NOTHING  # the last checkpoint is on its way
+
+
 # ---------------------------------------------------------------- another size
 
 
@@ -235,6 +244,21 @@ def test_all_agents_that_join_within_the_settling_time_make_one_change() -> None
     (start,) = (one for one in decided.commands if isinstance(one, c.StartWorkers))
     assert (start.world_size, start.iteration) == (3, 1)
     assert rig.state.durable.failures == 0
+
+
+def test_the_settling_time_begins_anew_with_each_generation() -> None:
+    rig = elastic("a")
+    rig.feed(joined("b"), 10.0)
+    rig.feed(e.AgentPrepared(agent="b"), 10.0)
+    rig.feed(joined("c"), 39.0)
+    rig.feed(e.TimePassed(), 40.0)
+    rig.feed(report(0, 1, part=True, held=True), 41.0)
+    rig.feed(checkpoint_of(1, stored(0, 1)), 41.0)
+    rig.feed(e.WorkersStopped(generation=1, agent="a"), 42.0)
+    rig.feed(e.AgentPrepared(agent="c"), 43.0)
+    for agent in ("a", "b"):
+        rig.feed(e.WorkersStarted(generation=2, agent=agent), 44.0)
+    assert rig.deadline == 73.0
 
 
 def test_an_agent_that_leaves_within_the_settling_time_makes_no_change() -> None:

@@ -89,6 +89,8 @@ class Checkers:
         """Those that retention has removed."""
         self._visible: list[StoredManifest] = []
         """What counted as committed after the last write."""
+        self._grown_at: dict[Guest, float] = {}
+        """When each controller last ended a generation in order to grow, by its own clock."""
         self._commanded: set[tuple[str, int, int, str]] = set()
         """(driver's address, generation, rank, agent) of the workers that controllers of this run asked for."""
 
@@ -221,7 +223,30 @@ class Checkers:
         for record in decided.records:
             if isinstance(record, r.CheckpointDeleted) and record.name in {one.name for one in self.run.visible()}:
                 self.fail(f"{record.name} is written down as deleted, and is there")
+        for record in decided.records:
+            if isinstance(record, r.GenerationEnded) and record.planned:
+                self._changed(guest, record, folded)
+            elif isinstance(record, r.GenerationStarted):
+                spec = self.scenario.spec
+                if not spec.workers_min <= record.world_size <= spec.workers_max:
+                    self.fail(f"a world of {record.world_size} is not within {spec.workers_min} to {spec.workers_max}")
         self._gave_up(decided)
+
+    def _changed(self, guest: Guest, ended: r.GenerationEnded, folded: Durable) -> None:
+        """A planned change loses no step, but at a deadline, and does not follow another that made the world larger."""
+        if ended.counted:
+            self.fail(f"a planned change was counted as a failure: {ended.why}")
+        if not ended.why.endswith("its time is up") and self.scenario.never_loses_planned:
+            newest = folded.resume_point()
+            kept = newest.iteration if newest is not None else 0
+            if kept != ended.iteration:
+                self.fail(f"a planned change at iteration {ended.iteration} goes on from {kept}: {ended.why}")
+        if ended.why.startswith("there is room"):
+            settle_s = self.scenario.spec.resize_settle_s
+            before = self._grown_at.get(guest, ended.at - settle_s)
+            if ended.at < before + settle_s:
+                self.fail(f"the run grew twice within {settle_s} s, at {before} and {ended.at}")
+            self._grown_at[guest] = ended.at
 
     def _gave_up(self, decided: Step) -> None:
         """Only what a rank did not hold in full is given up with its generation, or what lacks reports of rank 0."""
@@ -294,7 +319,11 @@ class Checkers:
 
     def sent(self, node: Node, message: AgentMessage) -> None:
         """An agent sends this to its controller."""
-        if isinstance(message, UploadFailed) and "gave this agent no checkpoint" in message.error:
+        guest = self.sim.guest_at(node.endpoint.address, self._owner)
+        awaited = (
+            isinstance(message, UploadFailed) and guest.controller is not None and guest.controller.awaits(message)
+        )
+        if isinstance(message, UploadFailed) and awaited and "gave this agent no checkpoint" in message.error:
             self.fail(f"{node.name} does not hold a part that a worker gave it: {message.error}")
         if isinstance(message, e.WorkersStopped):
             own = [worker for worker in node.workers if worker.run is self._owner]
@@ -353,6 +382,8 @@ class Checkers:
         starts = [one for one in records if isinstance(one, r.GenerationStarted)]
         if self.scenario.poison or self.scenario.spec.progress_timeout_s is not None:
             return  # it may have failed by itself, or was slow
+        if self.scenario.spec.workers_min < self.scenario.spec.workers_max:
+            return  # it may have grown
         if not self._owner.disturbed and not troubled and len(starts) != 1:
             self.fail(f"no fault struck the run, and it needed {len(starts)} generations")
 

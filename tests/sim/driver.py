@@ -41,7 +41,7 @@ from holdfast.journal.writer import Journal
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 from holdfast.wire.channel import CheckHello, OnAgent
-from holdfast.wire.messages import LogLine, PrepareFunction, PrepareRun
+from holdfast.wire.messages import LogLine, PrepareFunction, PrepareRun, UploadFailed
 
 if TYPE_CHECKING:
     from tests.sim.run import Run
@@ -210,6 +210,14 @@ class WatchedController(Controller):
     def agents(self) -> Collection[str]:
         """Those on which it has places."""
         return self._agents.links.keys()
+
+    def awaits(self, message: UploadFailed) -> bool:
+        """Whether the answer to an upload counts: of a checkpoint that was given up it does not."""
+        return message.ticket in self._state.pending
+
+    def drain(self, agent: str, deadline_s: float | None) -> None:
+        """`holdfast drain`."""
+        self._agents.drain_node(agent, "drill", deadline_s)
 
     @property
     def journal_lost(self) -> bool:

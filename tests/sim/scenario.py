@@ -47,6 +47,8 @@ MOMENTS = (
 """When it hurts most: a fault may wait for the n-th of these instead of a time. "request" is any request of a driver's
 to storage, "write" one that writes; it has "surveyed" the checkpoints right before it reserves one, and looks at the
 journal's end ("positioned") right before it settles its floor."""
+_MEMBERSHIP = 0.2
+"""The share of seeds in which agents are drained, and runs grow and shrink."""
 _SHARED = 0.16
 """The share of seeds with several runs."""
 _RECONNECTING = 0.25
@@ -126,8 +128,16 @@ class Scenario:
     agents_come_back: bool = False
     """Agents connect again when their connection breaks, and outlive their driver."""
 
+    asks: bool = False
+    """The function calls `should_checkpoint` before each report, and reports a checkpoint whenever that says so."""
+
     whole_parts: bool = False
     """Each rank's part is all that a checkpoint needs, and its report says so."""
+
+    @property
+    def never_loses_planned(self) -> bool:
+        """Whether a planned change loses no step, whatever the ranks do: rank 0 gives a part, or all of them wait."""
+        return self.asks or self.lockstep or self.checkpoint_ranks != "last"
 
     def dir_name(self, iteration: int) -> str | None:
         """The name that the user gives the checkpoint of this iteration."""
@@ -145,10 +155,42 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"runs {seed}")
     if chance.random() < _SHARED:
         _share(scenario, seed, chance)
+    chance = random.Random(f"membership {seed}")
+    if chance.random() < _MEMBERSHIP:
+        _change_membership(scenario, chance)
     chance = random.Random(f"session {seed}")
     if chance.random() < _RECONNECTING:
         _break_links(scenario, chance)
     return scenario
+
+
+def _change_membership(scenario: Scenario, chance: random.Random) -> None:
+    """Drain agents, and let runs have fewer workers than they would take; half of the time nothing else happens."""
+    if chance.random() < 0.5:
+        scenario.faults, scenario.poison, scenario.refusals, scenario.repeats = [], {}, 0.0, 0.0
+        scenario.storage_trouble = scenario.storage_fatal = 0.0
+    for run in [scenario, *scenario.others]:
+        workers = run.spec.workers_max
+        run.spec = msgspec.structs.replace(
+            run.spec,
+            workers_min=chance.randint(1, workers),
+            resize_settle_s=chance.choice([0.5, 2.0]),
+            last_call_s=chance.choice([0.0, 1.0]),
+        )
+        run.asks = chance.random() < 0.4
+        if run.asks:
+            run.names_in_turn = False  # two checkpoints in a row may be due at any iterations
+        run.iterations = max(run.iterations, 12)
+        run.slots_per_node = chance.randint(1, workers)
+    for _ in range(chance.randint(1, 4)):
+        kind = chance.choice(["drain", "drain", "preempt", "kill_node"])
+        if chance.random() < 0.4:
+            scenario.faults.append(Fault(chance.uniform(0.0, scenario.quiet_at), kind))
+        else:
+            moment = chance.choice(["started", "part", "reserved", "uploaded", "created", "lost"])
+            scenario.faults.append(
+                Fault(chance.uniform(0.0, scenario.quiet_at / 2), kind, moment, chance.randint(1, 4))
+            )
 
 
 def _break_links(scenario: Scenario, chance: random.Random) -> None:

@@ -338,6 +338,24 @@ class Simulation:
         if (node := self._some_node()) is not None:
             node.process.kill()
 
+    def _drain(self) -> None:
+        self._drain_some_node(None)
+
+    def _preempt(self) -> None:
+        """A node that says when it will be gone, and is."""
+        self._drain_some_node(self.random.choice([0.5, 3.0, 10.0]))
+
+    def _drain_some_node(self, deadline_s: float | None) -> None:
+        node = self._some_node()
+        if node is None:
+            return
+        for driver in self.drivers:
+            controllers = [guest.controller for guest in driver.guests.values() if guest.controller is not None]
+            if driver.process.is_running and any(node.name in one.agents for one in controllers):
+                driver.process.call(controllers[0].drain, node.name, deadline_s)
+                if deadline_s is not None:
+                    self._after(deadline_s, node.process.kill)
+
     def _cut_link(self) -> None:
         if (node := self._some_node()) is not None:
             if node.comes_back:

@@ -42,7 +42,7 @@ from holdfast.control.remover import Remover
 from holdfast.control.run_agents import RunAgents
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import machine, pending_checkpoints, placement, removal
+from holdfast.core import machine, pending_checkpoints, placement, planned_change, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
 from holdfast.core.admission import Admission, Grant
@@ -75,6 +75,37 @@ def form_while_a_checkpoint_is_pending(patch: Patch) -> None:
             machine._end_or_start(state, now, out)
 
     patch.setattr(machine, "_advance", advance)
+
+
+def change_the_group_at_any_commit(patch: Patch) -> None:
+    def gather(state: State, generation: Generation, change: Any, now: float, out: machine.Output) -> None:
+        newest = state.durable.resume_point()
+        if newest is not None and newest.generation == generation.number:
+            generation.stop_reason = states.StopReason(change.kind, change.why, now)
+
+    patch.setattr(planned_change, "_gather", gather)
+
+
+def grow_without_a_settling_time(patch: Patch) -> None:
+    def watch(state: State, generation: Generation, now: float) -> None:
+        is_larger = planned_change._largest(state) > generation.world_size
+        state.may_grow_since = now - state.spec.resize_settle_s if is_larger else None
+
+    patch.setattr(planned_change, "_watch_growth", watch)
+
+
+def let_no_rank_go_on(patch: Patch) -> None:
+    send = planned_change._send
+
+    def stay(generation: Generation, number: int | None, now: float, out: machine.Output) -> None:
+        if not number:
+            send(generation, number, now, out)
+
+    patch.setattr(planned_change, "_send", stay)
+
+
+def start_with_fewer_workers_than_are_needed(patch: Patch) -> None:
+    patch.setattr(State, "workers_min", property(lambda self: 1))
 
 
 def count_no_failure(patch: Patch) -> None:
@@ -677,6 +708,10 @@ def _is_taken_over_twice(scenario: Scenario) -> bool:
     return sum(fault.kind in ("overtake", "take_over") for fault in scenario.faults) > 1
 
 
+def _changes(scenario: Scenario) -> bool:
+    return _has(scenario, "drain", "preempt")
+
+
 def _shares(scenario: Scenario) -> bool:
     return bool(scenario.others)
 
@@ -740,6 +775,10 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     end_with_the_controller: lambda one: _has(one, "kill_driver"),
     record_a_part_that_failed: lambda one: one.storage_trouble > 0,
     give_the_snapshot_of_another_checkpoint: lambda one: one.spec.max_failures != 0,
+    change_the_group_at_any_commit: _changes,
+    grow_without_a_settling_time: _changes,
+    let_no_rank_go_on: _changes,
+    start_with_fewer_workers_than_are_needed: _changes,
     lose_the_last_reports_of_the_dead: _always,
     carry_out_the_command_for_another_run: _shares,
     stop_the_workers_of_another_run: _shares,
@@ -758,6 +797,10 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
 
 
 _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
+    change_the_group_at_any_commit: [9],
+    grow_without_a_settling_time: [1043],
+    let_no_rank_go_on: [341],
+    start_with_fewer_workers_than_are_needed: [9],
     form_while_a_checkpoint_is_pending: [9],
     count_no_failure: [7],
     take_reports_of_any_generation: [4],

@@ -21,7 +21,7 @@ from holdfast.core.commands import AnnounceCheckpoint, HoldReports
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.records import WorkerFailure
 from holdfast.errors import CheckpointError
-from holdfast.wire.messages import ToWorker, WorkerMessage, WorkerReport
+from holdfast.wire.messages import Collect, Collected, CollectiveKind, ToWorker, WorkerMessage, WorkerReport
 from holdfast.worker.job import Assignment
 from holdfast.worker.snapshot_buffer import HEADER_BYTES
 from holdfast.worker.stdio import WorkerFds
@@ -131,6 +131,9 @@ class Worker:
         self.hold: int | None = None
         self.held = False
         """Whether it stays in its last report."""
+        self.asked = self.stays = self.is_due = False
+        """Of `should_checkpoint`: it was asked before the next report, and what was answered."""
+        self.asks = 0
         self.state = bytearray()
         connection.worker = self
 
@@ -167,8 +170,11 @@ class Worker:
             scenario.poison[iteration] -= 1
             self.fail(self._failure(f"raised ValueError: step {iteration}", "ValueError"))
             return
+        if scenario.asks and not self.asked:
+            self._ask()
+            return
         gives_part = scenario.gives_part(self.rank, self.fabric.world_size)
-        part = iteration % scenario.checkpoint_every == 0 and gives_part
+        part = (self.is_due or iteration % scenario.checkpoint_every == 0) and gives_part
         if part and self.unsettled is not None:
             self.blocked = True
             self.connection.arrive(e.WorkerWaited(generation=self.generation, rank=self.rank, waiting=True))
@@ -186,7 +192,8 @@ class Worker:
         name = self.scenario.dir_name(iteration) if self.rank == 0 else None
         at = self.node.sim.loop.time()
         if self.hold is not None:
-            self.held = part if self.hold == 0 else self.number >= self.hold
+            self.held = self.stays or (part if self.hold == 0 else self.number >= self.hold)
+        self.asked = self.stays = False
         report = Report(
             number=self.number,
             at=at,
@@ -222,7 +229,29 @@ class Worker:
             os.close(fd)
         return Snapshot(buffer=path, seal=seal, files=placed)
 
+    def _ask(self) -> None:
+        if self.asks > self.number:
+            return  # it waits for the answer
+        self.asks = self.number + 1
+        self.connection.arrive(
+            Collect(
+                generation=self.generation,
+                rank=self.rank,
+                sequence=self.asks,
+                kind=CollectiveKind.CHECKPOINT_INTERVAL,
+                data=self.asks,
+            )
+        )
+
     def receive(self, message: ToWorker) -> None:
+        if isinstance(message, Collected) and self.alive:
+            if message.generation == self.generation and message.sequence == self.asks and not self.asked:
+                self.is_due, _, self.stays = message.data
+                self.asked = True
+                if self.stays:
+                    self.hold = self.hold or 0
+                self.advance()
+            return
         if isinstance(message, HoldReports) and self.alive:
             self.hold = message.number
             if self.held and (self.hold is None or self.hold > self.number):

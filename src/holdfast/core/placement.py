@@ -54,7 +54,7 @@ def start_generation(state: State, now: float, out: Output) -> None:
         return
     if _is_last_call(state, now):
         return
-    state.agents_wanted_since = state.enough_since = None
+    state.agents_wanted_since = state.enough_since = state.may_grow_since = None
     _want_more_agents(state, out)
     places = place(state)
     first = state.agents[places[0].agent]

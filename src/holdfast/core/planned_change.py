@@ -63,6 +63,8 @@ def deadlines(state: State, generation: Generation) -> list[float]:
         return []
     if state.stop is not None:
         return [state.stop_at]
+    if len(generation.finished) == generation.world_size:
+        return []
     times = []
     for agent in _leaving(state, generation):
         asked = generation.change is not None and generation.change.kind is StopKind.DRAIN
