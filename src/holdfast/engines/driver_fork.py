@@ -72,6 +72,7 @@ class ForkedAgent:
         """Wait for its end; the exit code, or the negative signal."""
         if self._code is None:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._connection.close()  # nobody has started it
             # The kernel counts the thread that forked it as its parent, whose end it would have been told.
             self._parent_may_end.release()
             _ending.append(self._parent_thread)

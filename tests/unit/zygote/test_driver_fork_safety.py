@@ -80,6 +80,17 @@ def test_only_modules_that_are_not_installed_are_forgotten(tmp_path: Path) -> No
     assert _run(tmp_path, text) == [["made_up", "mine", "mine.part"]]
 
 
+def test_an_agent_that_nobody_starts_leaves_no_socket_open(tmp_path: Path) -> None:
+    text = """
+        from holdfast.engines.driver_fork import forked_agent
+
+        with forked_agent({}) as agent:
+            assert agent is not None
+        print(json.dumps(agent._connection.fileno()))
+    """
+    assert _run(tmp_path, text) == [-1]
+
+
 def test_settings_of_torch_and_its_devices_keep_a_driver_from_being_forked(tmp_path: Path) -> None:
     text = """
         import logging, torch
