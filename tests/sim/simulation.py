@@ -350,7 +350,8 @@ class Simulation:
         if node is None:
             return
         for driver in self.drivers:
-            controllers = [guest.controller for guest in driver.guests.values() if guest.controller is not None]
+            found = [guest.controller for guest in driver.guests.values()]
+            controllers = [one for one in found if one is not None]
             if driver.process.is_running and any(node.name in one.agents for one in controllers):
                 driver.process.call(controllers[0].drain, node.name, deadline_s)
                 if deadline_s is not None:
