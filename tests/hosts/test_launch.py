@@ -1,0 +1,107 @@
+"""`holdfast launch` over a network, with a real etcd: hosts are network namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.etcd_server import EtcdServer
+from tests.faults.programs import processes
+from tests.faults.programs.launched import LaunchedHost, launched_hosts
+from tests.hosts.namespaces import Host, network
+
+from holdfast.train import Result
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+
+
+class _Cluster:
+    """etcd on a host of its own, and three others."""
+
+    def __init__(self, directory: Path, first: Host, hosts: list[Host], started: list[LaunchedHost]) -> None:
+        self.directory = directory
+        self._on_first = ["ip", "netns", "exec", first.namespace]
+        self.etcd = EtcdServer(directory / "etcd", host=first.address)
+        self.start_etcd()
+        self.started = started
+        self._hosts = dict(zip("abc", hosts, strict=True))
+
+    def start_etcd(self) -> None:
+        self.etcd.start(self._on_first)
+
+    def start(self, name: str, *script: str) -> LaunchedHost:
+        host = self._hosts[name]
+        query = "min_workers=1&max_workers=3&last_call_timeout=1&ttl=5"
+        uri = f"etcd://{self.etcd.address}/images?{query}"
+        made = LaunchedHost(
+            name,
+            self.directory,
+            uri,
+            script,
+            address=host.address,
+            prefix=["ip", "netns", "exec", host.namespace],
+            environment={"OMP_NUM_THREADS": "1"},
+        )
+        self.started.append(made)
+        return made
+
+    def wait_for_step(self, more: int, run: str = "images") -> int:
+        """Until so many reports more have been stored; the newest step."""
+
+        def count() -> int:
+            found = list((self.directory / "storage").glob(f"{run}/result.json"))
+            return len(found[0].read_text().splitlines()) if found else 0
+
+        before = count()
+        processes.wait_until(lambda: count() >= before + more, "training goes on", 120)
+        return count()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[_Cluster]:
+    with network(4) as (first, *others), launched_hosts() as started:
+        made = _Cluster(tmp_path, first, others, started)
+        try:
+            yield made
+        finally:
+            made.etcd.kill()
+
+
+def test_training_goes_on_without_etcd_and_another_host_takes_over_when_it_is_back(cluster: _Cluster) -> None:
+    script = ["-m", "tests.faults.programs.launched", str(cluster.directory), "1"]
+    hosts = [cluster.start(name, *script) for name in "ab"]
+    cluster.wait_for_step(3, "*")
+    cluster.etcd.kill()
+    cluster.wait_for_step(5, "*")
+    cluster.start_etcd()
+    (leader,) = (host for host in hosts if host.leads)
+    (other,) = (host for host in hosts if host is not leader)
+    leader.kill_all()
+    processes.wait_until(lambda: other.leads, "another leads", 120)
+    cluster.wait_for_step(3, "*")
+    added = cluster.start("c", *script)
+    processes.wait_until(lambda: "has joined job 1" in added.errors, "a host is added")
+    (cluster.directory / "end").touch()
+    assert other.result() == added.result()
+
+
+def test_the_walkthrough_kills_a_node_and_adds_a_node(cluster: _Cluster) -> None:
+    script = ["examples/launch/images.py", "--storage", str(cluster.directory / "storage")]
+    script += ["--epochs", "12", "--samples", "128", "--pause-s", "0.05"]
+    hosts = [cluster.start(name, *script) for name in "ab"]
+    cluster.wait_for_step(4)
+    (leader,) = (host for host in hosts if host.leads)
+    (other,) = (host for host in hosts if host is not leader)
+    leader.kill_all()
+    processes.wait_until(lambda: other.leads, "another leads", 60)
+    cluster.wait_for_step(4)
+    added = cluster.start("c", *script)
+    assert [host.wait(240) for host in (other, added)] == [0, 0], other.errors + added.errors
+    results = [host.output.splitlines()[-1] for host in (other, added)]
+    assert results[0] == results[1] and results[0].startswith("RESULT")
+    result = Result.from_path(cluster.directory / "storage" / "images")
+    assert result.metrics is not None and result.metrics["step"] == 12 * 4
+    frame = result.metrics_dataframe
+    assert frame is not None
+    assert list(frame["step"]) == list(range(1, 12 * 4 + 1)), "every step counts once"
