@@ -67,7 +67,7 @@ class RunControl:
                 )
             case cm.SetWorkers():
                 return cm.Refused(
-                    reason="The number of workers of a run cannot change while it runs: stop it, set "
+                    reason="The bounds of a run's workers cannot change while it runs: stop it, set "
                     "ScalingConfig(num_workers), and run the same script again."
                 )
             case cm.GetJoinString():
