@@ -11,10 +11,11 @@ from holdfast.core.backoff import backoff_s
 
 
 def fail(rig: Rig, now: float, cause: str = "was killed by SIGKILL") -> list[c.Command]:
-    """Kill the present generation; what its end leads to at once."""
+    """Kill the present generation; what its end leads to at once, but for what becomes of its host."""
     generation = rig.state.durable.generation
     rig.feed(exited(died(0, cause), generation), now)
-    return rig.feed(e.WorkersStopped(generation=generation, agent="a"), now).commands
+    commands = rig.feed(e.WorkersStopped(generation=generation, agent="a"), now).commands
+    return [one for one in commands if not isinstance(one, c.SetHostAside)]
 
 
 def has_started(commands: list[c.Command]) -> bool:

@@ -78,7 +78,7 @@ def test_an_unlimited_failure_budget_is_never_spent() -> None:
     for generation in range(1, 30):
         rig.feed(exited(died(0), generation), float(10 * generation))
         decided = rig.feed(e.WorkersStopped(generation=generation, agent="a"), 10.0 * generation + 1)
-        assert decided.commands == [start(generation + 1)]
+        assert decided.commands[-1] == start(generation + 1)
     assert rig.state.durable.failures == 29
 
 

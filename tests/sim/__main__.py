@@ -20,9 +20,10 @@ def run_seeds(seeds: Iterable[int]) -> Counter[str]:
         simulation = Simulation(seed)
         try:
             endings[simulation.run()] += 1
-        except AssertionError as error:
+        except Exception as error:
+            what = error if isinstance(error, AssertionError) else repr(error)
             raise AssertionError(
-                f"Seed {seed}: {error}\nReplay it with: python -m tests.sim --seed {seed} --trace"
+                f"Seed {seed}: {what}\nReplay it with: python -m tests.sim --seed {seed} --trace"
             ) from error
     return endings
 

@@ -23,10 +23,9 @@ def make_private_directory(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700)
     except FileNotFoundError:
-        if directory.parent.exists():
-            raise  # a filesystem where nothing can be made, such as /proc, whose own mode must stay
-        make_private_directory(directory.parent)
-        directory.mkdir(mode=0o700, exist_ok=True)
+        if not directory.parent.exists():  # or nothing can be made there, as in /proc, whose own mode must stay
+            make_private_directory(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)  # somebody else may have made either
     except FileExistsError:
         found = directory.stat()
         if not stat.S_ISDIR(found.st_mode):

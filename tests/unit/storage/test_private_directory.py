@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,3 +21,17 @@ def test_a_filesystem_where_nothing_can_be_made_keeps_its_mode() -> None:
     with pytest.raises(OSError):
         make_private_directory(Path("/proc/no/home/here"))
     assert Path("/proc").stat().st_mode == mode
+
+
+def test_a_parent_that_somebody_else_makes_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, mkdir = tmp_path / "a" / "b", Path.mkdir
+
+    def mkdir_beside_another(path: Path, *arguments: Any, **options: Any) -> None:
+        try:
+            mkdir(path, *arguments, **options)
+        except FileNotFoundError:
+            mkdir(directory.parent)
+            raise
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_beside_another)
+    assert make_private_directory(directory).is_dir()
