@@ -31,6 +31,7 @@ def test_an_strace_log_is_counted() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_run_is_counted(tmp_path: Path) -> None:
     bench = _Bench(Path(__file__).parents[2], tmp_path)
     assert bench.timed("commits", 1)["CPU ms"] > 0

@@ -8,6 +8,7 @@ import pytest
 from bench import store, timing
 
 
+@pytest.mark.slow
 def test_every_comparison_is_printed_and_cleaned_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # At this size fixed costs decide, so whether aims are met says nothing.
     assert store.main(["--size", "2MiB", "--rounds", "1", "--dir", str(tmp_path)]) in (0, 1)
