@@ -11,7 +11,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec import UNSET, UnsetType
@@ -26,6 +25,7 @@ from holdfast.core.checkpoint_types import Draft, FileEntry
 from holdfast.errors import AlreadyExists, CheckpointError, ConfigError, Damaged, DuplicateFile, NotFound
 from holdfast.runtime import current
 from holdfast.storage.failures import translated
+from holdfast.storage.files import set_mode
 from holdfast.storage.hashing import digest_file, digest_memory, new_hasher, sample_memory, size_of
 from holdfast.storage.store import Digest, InMemory, OnBytes, Source, Store
 
@@ -244,9 +244,8 @@ class _PartUpload:
     def _set_mode(self, key: str, mode: int | UnsetType) -> None:
         """Give a stored file the permissions of the user's file, where the storage has any: it is read in place."""
         root = self._store.local_root
-        if root is not None and not isinstance(mode, UnsetType) and _mode_of(root / key) != mode:
-            with suppress(PermissionError, NotImplementedError):  # some mounts have one mode for all files
-                (root / key).chmod(mode)
+        if root is not None and not isinstance(mode, UnsetType):
+            set_mode(root / key, mode)
 
     def _copied(self, key: str, digest: Digest, mode: int | UnsetType) -> bool:
         """Whether the parent had the same bytes and they are under `key` now."""

@@ -29,6 +29,7 @@ __all__ = [
     "mount_of",
     "preallocate",
     "reflink",
+    "set_mode",
     "write_all",
 ]
 
@@ -101,6 +102,13 @@ def has_shared_locks(directory: Path) -> bool:
     """Whether a `flock` there excludes every process that can open the file. On a local disk it does; on network and
     FUSE file systems it may hold on one machine only, even if it succeeds."""
     return mount_kind(directory) in _LOCAL_MOUNTS
+
+
+def set_mode(path: Path, mode: int) -> None:
+    """Give a file these permission bits, where its filesystem lets us: some mounts have one mode for all files."""
+    if path.stat().st_mode & 0o777 != mode:
+        with suppress(PermissionError, NotImplementedError):
+            path.chmod(mode)
 
 
 def reflink(source: int, target: int) -> bool:

@@ -28,6 +28,7 @@ from holdfast.errors import AccessDenied, HoldfastError, StorageError, Unavailab
 from holdfast.linux.process import name_process
 from holdfast.printable import printable
 from holdfast.storage.failures import translated
+from holdfast.storage.files import set_mode
 from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Incoming
 from holdfast.streaming import messages as m
@@ -225,9 +226,8 @@ class StorageServer:
         digest = self._view(request.durable).receive(key, Incoming(readinto, request.size_bytes, mode))
         if request.mode is not None:
             path = self._root / key
-            with suppress(PermissionError, NotImplementedError), translated(path):
-                if path.stat().st_mode & 0o777 != mode:
-                    path.chmod(mode)
+            with translated(path):
+                set_mode(path, mode)
         return digest
 
     def _send(self, connection: Connection, request: m.Read) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -166,6 +167,20 @@ def test_modes_of_files_are_kept(store: StreamedStore, tmp_path: Path) -> None:
     source.chmod(0o750)
     store.upload("script", source)
     assert (tmp_path / "run" / "script").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_file_is_stored_on_a_mount_that_has_one_mode_for_all_files(
+    store: StreamedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    source = tmp_path / "script"
+    source.write_text("#!/bin/sh")
+    source.chmod(0o777)  # more than the umask lets a new file have
+    monkeypatch.setattr(Path, "chmod", refuse)
+    store.upload("script", source)
+    assert (tmp_path / "run" / "script").read_text() == "#!/bin/sh"
 
 
 def test_a_part_that_streams_is_committed_by_the_head_with_its_empty_directories(
