@@ -16,7 +16,7 @@ RAY := .venv-ray
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-ray-cluster test-as-user sim \
-	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-stream bench-ray bench-tune counts clean
+	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-stream bench-elastic bench-ray bench-tune counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -37,6 +37,7 @@ $(VENV)/.bench: $(VENV)/.dev
 	@touch $@
 
 # Environments on top of .venv: they see its packages (torch is large) and add their own, which `make test` does not have.
+comma := ,
 define overlay
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
@@ -46,10 +47,10 @@ define overlay
 endef
 
 $(FRAMEWORKS)/.installed: $(VENV)/.dev
-	$(call overlay,$(FRAMEWORKS),-e '.[frameworks,bench]')
+	$(call overlay,$(FRAMEWORKS),-e '.[frameworks$(comma)bench]')
 
 $(RAY)/.installed: $(VENV)/.dev
-	$(call overlay,$(RAY),-e '.[bench,ray]')
+	$(call overlay,$(RAY),-e '.[bench$(comma)ray]')
 
 ## demo          train on 2 workers, kill one, watch it recover
 demo: $(VENV)/.base
@@ -131,6 +132,10 @@ bench-tune: $(VENV)/.bench
 ## bench-stream  files that stream to the driver's machine against TLS streams and direct writes, as ratios
 bench-stream: $(VENV)/.dev
 	$(BIN)/python -m bench.stream
+
+## bench-elastic  hosts that are killed, join and get a notice, against torchrun and Ray Train, as ratios
+bench-elastic: $(RAY)/.installed
+	$(RAY)/bin/python -m bench.elastic
 
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev

@@ -14,6 +14,14 @@ from typing import Any
 import pytest
 
 _HEAD = "127.0.0.2"
+_REPOSITORY = Path(__file__).parents[2]
+
+
+def python_path() -> str:
+    """For drivers in processes of their own."""
+    import holdfast
+
+    return os.pathsep.join([str(_REPOSITORY), str(Path(holdfast.__file__).parents[1])])
 
 
 class RayCluster:

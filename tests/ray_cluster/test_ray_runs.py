@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.faults.programs import processes
-from tests.ray_cluster.conftest import RayCluster
+from tests.ray_cluster.conftest import RayCluster, python_path
 from tests.ray_cluster.jobs import steps
 
 from holdfast import tune
@@ -27,7 +27,6 @@ from holdfast.storage.locate import open_store
 from holdfast.train import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
-_REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +126,7 @@ def test_a_killed_driver_leaves_nothing_and_its_run_is_continued(cluster: RayClu
         _fit(Path({str(tmp_path)!r}), json.loads({json.dumps(config)!r}), num_workers=2)
         """
     )
-    with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": _python_path()}) as driver:
+    with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": python_path()}) as driver:
         try:
             _wait_for_checkpoints(tmp_path, 2)
         finally:
@@ -136,12 +135,6 @@ def test_a_killed_driver_leaves_nothing_and_its_run_is_continued(cluster: RayClu
     hold.touch()
     result = _fit(tmp_path, config, num_workers=2)
     assert result.return_value["first"] == 2 and (result.metrics or {})["step"] == 5
-
-
-def _python_path() -> str:
-    import holdfast
-
-    return os.pathsep.join([str(_REPOSITORY), str(Path(holdfast.__file__).parents[1])])
 
 
 @pytest.mark.parametrize(

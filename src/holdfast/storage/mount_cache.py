@@ -36,7 +36,8 @@ class MountCache(NamedTuple):
 def find_mount_cache(directory: Path) -> MountCache | None:
     """The cache of the FUSE mount that holds this directory; None where it is no such mount."""
     mount = mount_of(directory)
-    if mount is None or not mount.kind.startswith("fuse."):
+    # Without a dot where a container storage driver has mounted it, as that of gcsfuse does.
+    if mount is None or mount.kind.partition(".")[0] != "fuse":
         return None
     if given := os.environ.get(_VARIABLE, "").strip():
         try:

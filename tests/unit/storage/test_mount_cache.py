@@ -26,6 +26,15 @@ def test_the_mount_cache_time_can_be_configured(tmp_path: Path, monkeypatch: pyt
         find_mount_cache(tmp_path)
 
 
+def test_a_mount_of_a_container_storage_driver_has_no_program_in_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount_cache, "mount_of", lambda _: Mount("fuse", "/mnt"))
+    assert find_mount_cache(tmp_path) == MountCache("fuse", None)
+    monkeypatch.setattr(mount_cache, "mount_of", lambda _: Mount("fuseblk", "/mnt"))  # a local disk
+    assert find_mount_cache(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5m", 300.0), ("1ms", 0.001), ("90", 90.0), ("-1", None), ("5m0s", None), ("1.5s", 1.5)]
 )
