@@ -1,9 +1,10 @@
 """`make bench-tune`: trivial trials, two at a time, against Ray Tune and Optuna; the cost of a trial in small and large
 experiments; and how long an experiment of many trials takes to be read back.
 
-Each experiment runs in a process of its own, in the same run of this program. Ray Tune is asked for few trials only. It
-is found in this environment, or in the one whose interpreter BENCH_RAY_PYTHON names; a peer that is not there is left
-out. Optuna runs its trials in threads of the driver, so its trials cost no process.
+Each aim is printed as met or MISSED. Each experiment runs in a process of its own, in the same run of this program. Ray
+Tune is asked for few trials only. It is found in this environment, or in the one whose interpreter BENCH_RAY_PYTHON
+names; a peer that is not there is left out. Optuna runs its trials in threads of the driver, so its trials cost no
+process.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from holdfast.core import records as r
 from holdfast.journal.writer import Journal
 from holdfast.storage.posix.store import PosixStore
 
-__all__ = ["main", "measure", "restore_s", "write_experiment"]
+__all__ = ["Aims", "main", "measure", "restore_s", "write_experiment"]
 
 _DRIVER = Path(__file__).with_name("drivers") / "trials.py"
 _OURS = "holdfast"
+_WITH_TORCH = "holdfast, torch"
 _PEERS = {"Optuna, sqlite": "optuna", "Optuna, journal": "optuna", "Ray Tune": "ray"}
 _RAY_LIMIT = 200
 _DEADLINE_S = 3600.0
@@ -45,6 +47,7 @@ def measure(system: str, trials: int, directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return {
         "trials a second": trials / found["elapsed_s"],
+        "after the first": (trials - 1) / max(1e-9, found["elapsed_s"] - found["first_s"]),
         "first result, s": found["first_s"],
         "driver CPU a trial, ms": 1000 * found["driver_cpu_s"] / trials,
         "children's CPU a trial, ms": 1000 * found["children_cpu_s"] / trials,
@@ -130,27 +133,74 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, nargs="*", default=[50, 200, 2000], help="of the comparison")
     parser.add_argument("--cost", type=int, nargs="*", default=[100, 1000, 10_000], help="of ours alone")
+    parser.add_argument("--torch", type=int, nargs="*", default=[200], help="of ours with torch imported")
     parser.add_argument("--restore", type=int, nargs="*", default=[1000, 10_000])
     options = parser.parse_args(arguments)
+    aims = Aims()
     peers = [system for system in _PEERS if _is_there(system)]
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", flush=True)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as root:
         for trials in options.trials:
             ours = measure(_OURS, trials, Path(root, f"ours-{trials}"))
             _show(_OURS, trials, ours)
+            if trials == max(options.trials):
+                aims.at_least(50, ours["trials a second"], f"trials a second of {trials}")
             for peer in peers:
                 if peer == "Ray Tune" and trials > _RAY_LIMIT:
                     continue
                 theirs = measure(peer, trials, Path(root, f"{peer}-{trials}"))
-                _show(peer, trials, theirs, ours["trials a second"] / theirs["trials a second"])
-        for trials in options.cost:
-            _show(f"{_OURS}, cost", trials, measure(_OURS, trials, Path(root, f"cost-{trials}")))
+                ratio = ours["trials a second"] / theirs["trials a second"]
+                _show(peer, trials, theirs, ratio)
+                if peer == "Ray Tune" and trials == max(one for one in options.trials if one <= _RAY_LIMIT):
+                    aims.at_least(75, ratio, f"times as fast as Ray Tune with {trials} trials")
+                elif peer == "Optuna, sqlite" and trials == max(options.trials):
+                    aims.at_least(2.5, ratio, f"times as fast as Optuna with sqlite with {trials} trials")
+        for trials in options.torch:
+            figures = measure(_WITH_TORCH, trials, Path(root, f"torch-{trials}"))
+            _show(_WITH_TORCH, trials, figures)
+            aims.at_least(30, figures["after the first"], f"trials a second of {trials} with torch, after the first")
+        costs: dict[int, dict[str, Any]] = {}
+        for trials in sorted(options.cost):
+            costs[trials] = measure(_OURS, trials, Path(root, f"cost-{trials}"))
+            _show(f"{_OURS}, cost", trials, costs[trials])
+        _judge_costs(aims, costs)
         for trials in options.restore:
             place = Path(root, f"restore-{trials}")
             write_experiment(place, trials)
             elapsed_s, cpu_s = restore_s(place)
             print(f"restore of {trials:>6} trials: {elapsed_s:.2f} s, {cpu_s:.2f} s of CPU", flush=True)
+            if trials == max(options.restore):
+                aims.at_most(2.0, elapsed_s, f"seconds to restore {trials} trials")
     print(f"load {os.getloadavg()[0]:.1f}")
+    print("\n".join(aims.lines))
+
+
+class Aims:
+    """What was aimed at, and whether it was met."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def at_least(self, aim: float, found: float, what: str) -> None:
+        self._add(found >= aim, f"{found:.3g} {what} (aim: at least {aim:g})")
+
+    def at_most(self, aim: float, found: float, what: str) -> None:
+        self._add(found <= aim, f"{found:.3g} {what} (aim: at most {aim:g})")
+
+    def _add(self, is_met: bool, text: str) -> None:
+        self.lines.append(f"{'met   ' if is_met else 'MISSED'} {text}")
+
+
+def _judge_costs(aims: Aims, costs: dict[int, dict[str, Any]]) -> None:
+    """By time, not CPU: the start, which small experiments pay for with few trials, is left out of it."""
+    if not costs:
+        return
+    small, large = min(costs), max(costs)
+    aims.at_most(2.0, costs[large]["fsyncs a trial"], f"fsyncs a trial of {large}")
+    aims.at_most(1500, costs[large]["state a trial, bytes"], f"bytes of journal a trial of {large}")
+    if small < large:
+        ratio = costs[small]["after the first"] / costs[large]["after the first"]
+        aims.at_most(1.2, ratio, f"times the time of a trial of {small} for one of {large}")
 
 
 def _show(system: str, trials: int, figures: dict[str, Any], ratio: float | None = None) -> None:

@@ -69,6 +69,23 @@ def _holdfast(trials: int, directory: Path, mark: Path) -> None:
     ).fit()
 
 
+def _holdfast_torch(trials: int, directory: Path, mark: Path) -> None:
+    import torch
+
+    from holdfast import tune
+
+    def trial(config: dict[str, Any]) -> None:
+        tune.report({"y": float(torch.tensor(config["x"]) * 2)})
+        _note(config["mark"])
+
+    tune.Tuner(
+        trial,
+        param_space={"x": tune.uniform(0, 1), "mark": str(mark)},
+        tune_config=tune.TuneConfig(num_samples=trials, max_concurrent_trials=2),
+        run_config=tune.RunConfig(name="trials", storage_path=str(directory)),
+    ).fit()
+
+
 def _ray(trials: int, directory: Path, mark: Path) -> None:
     import ray
     from ray import tune
@@ -114,6 +131,7 @@ def _optuna_journal(trials: int, directory: Path, mark: Path) -> None:
 
 _SYSTEMS = {
     "holdfast": _holdfast,
+    "holdfast, torch": _holdfast_torch,
     "Ray Tune": _ray,
     "Optuna, sqlite": _optuna_sqlite,
     "Optuna, journal": _optuna_journal,
@@ -123,7 +141,7 @@ _SYSTEMS = {
 def _state_bytes(system: str, directory: Path) -> int:
     """What the experiment's own state takes, without the trials' directories."""
     top = directory / "trials"
-    if system == "holdfast":
+    if system.startswith("holdfast"):
         found = [*(top / "journal").glob("*")]
     elif system == "Ray Tune":
         found = [path for path in top.iterdir() if path.is_file()]

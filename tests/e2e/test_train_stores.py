@@ -19,7 +19,8 @@ from holdfast.storage.uri import join
 from holdfast.train import Result
 
 _STEPS = 12
-_KILLED = {"steps": _STEPS, "every": 3, "faults": {"1:1:4": "kill", "2:0:8": "raise"}}
+_KILLED = {"prints": True, "steps": _STEPS, "every": 3, "faults": {"1:1:4": "kill", "2:0:8": "raise"}}
+_HELD = {"prints": True, "steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
 
 
 def _check(result: Result, filesystem: object | None, path: str, logs_of: int = 1) -> None:
@@ -64,8 +65,7 @@ def test_a_run_on_s3_waits_for_an_outage_to_end(
     with proxy_to(moto.endpoint) as (endpoint, proxy):
         near = servers.Server("s3", endpoint, moto.environment, moto.make_bucket)
         uri = near.uri(near.new_bucket(), "runs")
-        config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
-        driver = sandbox.start_driver(config, storage=uri)
+        driver = sandbox.start_driver(_HELD, storage=uri)
         driver.expect("CheckpointCommitted", iteration=6)
         proxy.cut()
         sandbox.open_gate()
@@ -103,8 +103,7 @@ def test_a_run_on_s3_goes_on_with_new_credentials_when_the_old_ones_have_expired
     bucket = moto.new_bucket()
     renew("first")
     moto.request("PUT", f"/_only_key/{bucket}/first")
-    config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
-    driver = sandbox.start_driver(config, storage=moto.uri(bucket, "runs"))
+    driver = sandbox.start_driver(_HELD, storage=moto.uri(bucket, "runs"))
     driver.expect("CheckpointCommitted", iteration=6)
     moto.request("PUT", f"/_only_key/{bucket}/second")
     sandbox.open_gate()
@@ -127,7 +126,7 @@ def test_a_driver_that_is_killed_during_an_upload_to_s3_resumes_from_that_checkp
         near = servers.Server("s3", endpoint, server.environment, server.make_bucket)
         uri = near.uri(near.new_bucket(), "runs")
         proxy.hold(b"checkpoint_000001/rank_1.json")
-        config: dict[str, Any] = {"steps": _STEPS, "every": 3}
+        config: dict[str, Any] = {"prints": True, "steps": _STEPS, "every": 3}
         first = sandbox.start_driver(config, storage=uri)
         assert proxy.held.wait(60)
         agents = first.agents()
@@ -153,15 +152,14 @@ def test_a_driver_that_is_cut_off_from_s3_and_overtaken_leaves_the_result_files_
     with proxy_to(moto.endpoint) as (endpoint, proxy):
         near = servers.Server("s3", endpoint, moto.environment, moto.make_bucket)
         bucket = near.new_bucket()
-        config: dict[str, Any] = {"steps": _STEPS, "every": 3, "faults": {"1:0:7": "hold", "1:1:7": "hold"}}
-        first = sandbox.start_driver(config, storage=near.uri(bucket, "runs"))
+        first = sandbox.start_driver(_HELD, storage=near.uri(bucket, "runs"))
         first.expect("CheckpointCommitted", iteration=6)
         first.expect_step(6)
         proxy.cut()
         sandbox.open_gate()
         assert proxy.refused.wait(60)
         uri = moto.uri(bucket, "runs")
-        second = sandbox.start_driver(config, storage=uri, run={"takeover": True})
+        second = sandbox.start_driver(_HELD, storage=uri, run={"takeover": True})
         second.value()
         run = open_store(join(uri, "run"))
         names = [entry.key for entry in run.list() if "/" not in entry.key]

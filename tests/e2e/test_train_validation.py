@@ -68,6 +68,7 @@ def test_a_validation_that_was_not_finished_is_run_by_the_next_driver(sandbox: S
     began, may_end = sandbox.root / "began", sandbox.root / "may-end"
 
     def score(checkpoint: Checkpoint) -> dict[str, Any]:
+        print("begins")  # so that it has a log file
         began.touch()
         while not may_end.exists():
             time.sleep(0.005)

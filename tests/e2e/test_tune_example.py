@@ -23,6 +23,5 @@ def test_the_example_compares_three_ways_to_search(sandbox: Sandbox) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = dict(re.findall(r"^(\w+): (\d+) epochs, lowest loss \d", done.stdout, re.M))
-    assert list(found) == ["random", "asha", "pbt"] and found["random"] == "6"
-    assert found["pbt"] in ("5", "6"), "one that is cloned at its last report may have nothing left to do"
+    assert list(found) == ["random", "asha", "pbt"] and found["random"] == found["pbt"] == "6"
     assert plot.read_bytes().startswith(b"\x89PNG")

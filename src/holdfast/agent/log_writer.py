@@ -16,6 +16,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
+from holdfast.storage.private_directory import make_private_directory
+
 __all__ = ["LogFile", "LogWriter", "ThreadedHandler"]
 
 _BACKLOG_MAX_BYTES = 8 * 1024 * 1024
@@ -25,25 +27,31 @@ _OnError = Callable[[OSError], None]
 
 
 class LogFile:
-    """One file. Made at once; every method is called from the event loop and returns at once."""
+    """One file. Made when the first line is written; every method is called from the event loop and returns at once."""
 
     def __init__(self, writer: LogWriter, path: Path, on_error: _OnError) -> None:
         self._writer = writer
         self._path = path
         self._on_error = on_error
         self._file: FileIO | None = None
-        writer._put(self._open, 0)
+        self._is_used = False
 
     def write(self, block: bytes) -> None:
+        if not self._is_used:
+            self._is_used = True
+            self._writer._put(self._open, 0)
         self._writer._put(lambda: self._append(block), len(block))
 
     def close(self) -> None:
-        self._writer._put(self._close, 0)
+        if self._is_used:
+            self._writer._put(self._close, 0)
 
     # The rest runs in the writer's thread.
 
     def _open(self) -> None:
         try:
+            if not self._path.parent.exists():
+                make_private_directory(self._path.parent)
             self._file = FileIO(str(self._path), "ab")
         except OSError as error:
             self._fail(error)
@@ -74,6 +82,11 @@ class LogWriter:
         self._backlog_bytes = 0
         self._waiting: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any log file."""
+        return self._thread is not None
 
     @property
     def is_behind(self) -> bool:

@@ -23,7 +23,7 @@ from holdfast.agent.spawner import Spawners
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.agent.worker_process import WorkerProcess
 from holdfast.agent.zygote_client import ForkedZygote, Zygotes
-from holdfast.linux.memory import oom_kills
+from holdfast.linux.memory import OomKills
 from holdfast.linux.process import change_death_signal, live_without_parent
 from holdfast.linux.resources import cpu_count, memory_bytes, visible_gpus
 from holdfast.runtime import current
@@ -109,6 +109,7 @@ class Platform:
         self._connected_to = ""
         """Where the present channel was opened; "" before."""
         self._secret = secret
+        self._oom_kills = OomKills()
         self.stays = stays
         self.advertise = advertise
         self._resources = dict(resources or {})
@@ -218,7 +219,7 @@ class Platform:
 
     def oom_kills(self) -> int:
         """How many processes the kernel has killed for want of memory so far."""
-        return oom_kills()
+        return self._oom_kills.count()
 
     def sweep_cache(self) -> None:
         """Remove what is too much or too old in the node's cache of checkpoints, in a thread."""

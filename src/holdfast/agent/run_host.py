@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import shutil
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,7 +249,7 @@ class RunHost:
             return
         await self._workers.stop(dump_stacks)
         self._storage.generation_ended(self._directory.staging(self._workers.number))
-        self._spawn(asyncio.to_thread(shutil.rmtree, self._directory.temporary(self._workers.number), True))
+        self._spawn(asyncio.to_thread(self._directory.remove_temporary, self._workers.number))
         self._workers = None
 
     # ------------------------------------------------------------------ calls of the spawner (`spawner.Parent`)

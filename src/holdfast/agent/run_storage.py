@@ -98,8 +98,10 @@ class RunStorage:
             self._executor.submit(self._mirror.sync_artifacts)
 
     def generation_ended(self, staging: Path) -> None:
-        self.parts.remove_unreported(staging)
-        self._executor.submit(self._sync)
+        if staging.is_dir():
+            self.parts.remove_unreported(staging)
+        if self._has_files:
+            self._executor.submit(self._sync)
 
     async def sync_artifacts_periodically(self) -> None:
         """Store artifacts every `sync_period_s`, until another `PrepareRun` comes."""
@@ -111,14 +113,14 @@ class RunStorage:
 
     async def sync_logs(self) -> None:
         """Store the logs while they are still written."""
-        if self._mirror is not None:
+        if self._mirror is not None and self.log_writer.is_used:
             work = functools.partial(self._mirror.sync_logs, still_written=True)
             await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def close(self, flush_s: float) -> None:
         """Take up to `flush_s` to store what is left of logs and artifacts, then close everything."""
         self.parts.abandon()
-        if flush_s > 0 and self._mirror is not None:
+        if flush_s > 0 and self._has_files:
             with suppress(TimeoutError):
                 async with asyncio.timeout(flush_s):
                     await asyncio.get_running_loop().run_in_executor(self._executor, self._sync)
@@ -126,6 +128,11 @@ class RunStorage:
         self.log_writer.close()
         if self._is_streamed and self._store is not None:
             self._store.close()
+
+    @property
+    def _has_files(self) -> bool:
+        """Whether there may be logs or artifacts to store. Most trials print nothing, and need no thread for that."""
+        return self.log_writer.is_used or (self._order is not None and self._order.sync_artifacts)
 
     def _sync(self) -> None:
         self.log_writer.wait_written(_LOGS_TIMEOUT_S)

@@ -47,8 +47,9 @@ class SessionDir:
         sweep_dead(agents)
         sweep_work_dirs(agents.parent / "work")
         remove_dangling_links()
-        self._work_dirs = WorkDirs()
-        name = agent if has_shared_locks(agents) else f"{agent}@{machine_id()}"
+        shared_locks = has_shared_locks(agents)
+        self.work_dirs = WorkDirs(removes_empty=shared_locks)
+        name = agent if shared_locks else f"{agent}@{machine_id()}"
         self.path = agents / name
         self.lock_path = agents / f"{name}{_LOCK}"
         lock = _lock_file(self.lock_path)
@@ -73,20 +74,16 @@ class SessionDir:
     def renew_times(self) -> None:
         """Renew the times of the link, the lock and work directories: systemd-tmpfiles removes what lies in /tmp unused
         for days, and other machines what lies in a shared cache unused for a week, or a month."""
-        self._work_dirs.renew_times()
+        self.work_dirs.renew_times()
         with suppress(OSError):
             os.utime(self._lock)
         if self.temp_link is not None:
             with suppress(OSError):
                 os.utime(self.temp_link, follow_symlinks=False)
 
-    def make_work_dir(self, path: Path) -> None:
-        """Make the directory that workers of a run work in. It stays: artifacts are stored from there."""
-        self._work_dirs.use(path)
-
     def remove(self) -> None:
         """Remove the directory, then its lock: a directory without a lock is nobody's."""
-        self._work_dirs.close()
+        self.work_dirs.close()
         if self.temp_link is not None:
             self.temp_link.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
@@ -101,37 +98,62 @@ class RunDirectory:
         """`number` is a short name for the run."""
         self.session = session
         self.path = session.path / "runs" / run
-        self._temp_name = f"tmp/{number}"
+        self._number = number
+        self._temporary: dict[int, Path] = {}
+        """The workers' TMPDIR of each generation that has one."""
+        self._work_dir: Path | None = None
 
     def staging(self, generation: int) -> Path:
-        return self._made(self.path, "staging", f"generation_{generation:06d}")
+        """Made by the first worker that has something for it."""
+        return self.path / "staging" / f"generation_{generation:06d}"
 
     def temporary(self, generation: int) -> Path:
         """The workers' TMPDIR: what a killed one leaves in it goes with its generation."""
-        path = self._made(self.session.path, self._temp_name, f"{generation}")
+        self._temporary[generation] = path = self._made(self.session.path, "tmp", f"{self._number}-{generation}")
         link = self.session.temp_link
-        return path if link is None else link / path.relative_to(self.session.path / "tmp")
+        return path if link is None else link / path.name
+
+    def remove_temporary(self, generation: int) -> None:
+        """Its workers are gone. May take a while if they have left much."""
+        if (path := self._temporary.pop(generation, None)) is not None:
+            _remove(path)
 
     @property
     def logs(self) -> Path:
         return self.path / "logs"
 
     def log_file(self, generation: int, rank: int) -> Path:
-        return self._made(self.logs, f"generation_{generation:06d}") / f"rank_{rank}.log"
+        return self.logs / f"generation_{generation:06d}" / f"rank_{rank}.log"
 
     def error_file(self, generation: int, rank: int) -> Path:
-        return self._made(self.path, "errors", f"generation_{generation:06d}") / f"rank_{rank}.json"
+        return self._made(self.path) / f"error_{generation:06d}_{rank}.json"
 
     def make_work_dir(self, path: Path) -> None:
         """Make the directory that workers work in."""
-        self.session.make_work_dir(path)
+        if path != self._work_dir:
+            self._release_work_dir()
+            self.session.work_dirs.use(path)
+            self._work_dir = path
 
     def remove(self) -> None:
-        for path in (self.path, self.session.path / self._temp_name):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in (self.path, *self._temporary.values()):
+            _remove(path)
+        self._release_work_dir()
+
+    def _release_work_dir(self) -> None:
+        if self._work_dir is not None:
+            self.session.work_dirs.release(self._work_dir)
+            self._work_dir = None
 
     def _made(self, root: Path, *parts: str) -> Path:
         return make_private_directory(root.joinpath(*parts))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.rmdir()  # most are empty
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep_dead(agents: Path) -> list[str]:

@@ -1,9 +1,9 @@
 """The directories that workers run in: `<cache>/work/<run>-<digest>`, one for each run, kept between its drivers.
 
 What a function writes with a relative path lies there, so a directory outlives its run: people look for their files
-after it. It goes when no agent has used it for 30 days. An agent that uses one holds a shared lock on it, which the
-kernel releases with the agent, and renews its time: where machines share the cache, locks may hold on one of them only.
-`session_dir` owns the agent's other directories.
+after it. An empty one goes with its run, any other when no agent has used it for 30 days. An agent that uses one holds
+a shared lock on it, which the kernel releases with the agent, and renews its time: where machines share the cache,
+locks may hold on one of them only. `session_dir` owns the agent's other directories.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,11 +28,15 @@ _REMOVING = ".removing"
 class WorkDirs:
     """The work directories of one agent's runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, removes_empty: bool) -> None:
+        """`removes_empty`: the locks exclude whoever else may use a directory."""
+        self._removes_empty = removes_empty
         self._fds: dict[Path, int] = {}
+        self._users: Counter[Path] = Counter()
 
     def use(self, path: Path) -> None:
-        """Make the directory, if it is not there, and keep it from being removed."""
+        """Make the directory, if it is not there, and keep it from being removed until it is released."""
+        self._users[path] += 1
         while path not in self._fds:
             make_private_directory(path)
             with suppress(FileNotFoundError):  # removed just then
@@ -43,6 +48,19 @@ class WorkDirs:
                     self._fds[path] = fd
                 else:
                     os.close(fd)
+
+    def release(self, path: Path) -> None:
+        """A run does not use it any more. One in which nobody has left a file goes: an experiment has thousands."""
+        self._users[path] -= 1
+        if self._users[path]:
+            return
+        del self._users[path]
+        fd = self._fds.pop(path)
+        with suppress(OSError):  # somebody else uses it, or there is something in it
+            if self._removes_empty:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.rmdir()
+        os.close(fd)
 
     def renew_times(self) -> None:
         for fd in self._fds.values():

@@ -8,6 +8,8 @@ reported stay (`parts`).
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,7 +93,9 @@ class WorkerGroup:
 
     def worker_died(self, rank: int, status: int, *, killed: bool) -> None:
         worker = self._workers[rank]
-        ended = worker.ended(status, out_of_memory=self._platform.oom_kills() > self._oom_kills)
+        is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        out_of_memory = is_killed and self._platform.oom_kills() > self._oom_kills
+        ended = worker.ended(status, out_of_memory=out_of_memory)
         self.flush()
         if killed:
             return

@@ -42,6 +42,10 @@ class Publisher:
         self._held: list[Record] = []
         self.recent_logs = RecentLogs()
 
+    @property
+    def has_observers(self) -> bool:
+        return bool(self._threads)
+
     def hold(self, records: Sequence[Record]) -> None:
         self._held.extend(records)
 

@@ -113,7 +113,9 @@ def find_working_dir(given: str | None) -> Path | None:
 
 def _is_installed(file: str) -> bool:
     """Whether a file belongs to a package or a command, rather than to the user."""
-    places = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib", "scripts"))
+    if any(part in ("site-packages", "dist-packages") for part in Path(file).parts):
+        return True  # of this environment, of the user, or of another one that this is layered on
+    places = map(sysconfig.get_path, ("stdlib", "platstdlib", "scripts"))
     return any(file.startswith(os.path.realpath(place) + os.sep) for place in places)
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_bytes", "oom_kills"]
+__all__ = ["OomKills", "available_bytes"]
 
 _ROOT = Path("/")
 
@@ -46,15 +46,18 @@ def available_bytes(root: Path = _ROOT) -> int:
     return max(0, free)
 
 
-def oom_kills(root: Path = _ROOT) -> int:
-    """The number of OOM kills in this control group, or on this machine where groups do not count them. The counter
-    rises before the process gets its signal."""
-    for group in _memory_groups(root):
-        name = "memory.events" if group.version == 2 else "memory.oom_control"
-        count = _fields(group.path / name).get("oom_kill")
-        if count is not None:
-            return count
-    return _fields(root / "proc/vmstat").get("oom_kill", 0)
+class OomKills:
+    """The number of OOM kills in the control group that this process is in when this is made, or on this machine where
+    groups do not count them. The counter rises before the process gets its signal."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        names = {1: "memory.oom_control", 2: "memory.events"}
+        files = [group.path / names[group.version] for group in _memory_groups(root)]
+        counting = (file for file in files if "oom_kill" in _fields(file))
+        self._file = next(counting, root / "proc/vmstat")
+
+    def count(self) -> int:
+        return _fields(self._file).get("oom_kill", 0)
 
 
 def _meminfo_available_bytes(root: Path) -> int:

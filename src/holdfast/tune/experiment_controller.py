@@ -34,6 +34,7 @@ from holdfast.storage.store import Store
 from holdfast.tune.experiment_observer import ExperimentObserver
 from holdfast.tune.machine import ExperimentMachine, TrialState
 from holdfast.tune.objective import require_metric
+from holdfast.tune.trial_files import TrialFiles
 
 __all__ = ["ExperimentController", "ExperimentSetup", "MakeTrial"]
 
@@ -56,9 +57,10 @@ class ExperimentSetup:
     begin: Sequence[r.Record]
     """What is recorded first."""
     make_trial: MakeTrial
+    observers: Sequence[ExperimentObserver | TrialFiles]
+    """Whom to show each record once it is durable."""
     storage_patience_s: float = 300.0
     time_budget_s: float | None = None
-    observer: ExperimentObserver | None = None
     metric: str | None = None
     """Which each trial's first report must have."""
 
@@ -85,12 +87,10 @@ class ExperimentController:
         self._stop: e.StopRequested | None = None
         self._error: BaseException | None = None
         self._unsaved: deque[Line] = deque()
-        """What the observer is not to see before it is durable."""
-        self._publisher: Publisher | None = None
-        if setup.observer is not None:
-            # It passes on whatever it is given: lines, since the journal has records of many runs.
-            self._publisher = Publisher([cast("Any", setup.observer)], cast("Any", self._read_back))
-            commit.on_saved = self._publish
+        """What observers are not to see before it is durable."""
+        # It passes on whatever it is given: lines, since the journal has records of many runs.
+        self._publisher = Publisher(cast("Any", setup.observers), cast("Any", self._read_back))
+        commit.on_saved = self._publish
 
     @property
     def interrupted_by(self) -> str:
@@ -136,9 +136,8 @@ class ExperimentController:
             for task in side:
                 task.cancel()
             await asyncio.gather(*side, return_exceptions=True)
-            if self._publisher is not None:
-                self._publish()
-                await self._blocking.run(self._publisher.close)
+            self._publish()
+            await self._blocking.run(self._publisher.close)
             await self._blocking.finished()
 
     async def _end(self) -> RunStatus:
@@ -260,13 +259,11 @@ class ExperimentController:
                     controller.post(e.StopRequested(why=f"stopped by the {by}"))
 
     def _show(self, run: str, records: Sequence[r.Record]) -> None:
-        """These were appended just now: the observer gets them once they are durable."""
-        if self._publisher is not None:
-            first = self._commit.journal.appended - len(records) + 1
-            self._unsaved += [Line(n, run, 0, record) for n, record in enumerate(records, first)]
+        """These were appended just now: observers get them once they are durable."""
+        first = self._commit.journal.appended - len(records) + 1
+        self._unsaved += [Line(n, run, 0, record) for n, record in enumerate(records, first)]
 
     def _publish(self) -> None:
-        assert self._publisher is not None
         durable: list[Any] = []
         while self._unsaved and self._unsaved[0].n <= self._commit.journal.saved:
             durable.append(self._unsaved.popleft())

@@ -364,7 +364,10 @@ class ExperimentMachine:
         trial.config = self._decode_config(record.config) if config is None else config
         donor = self.trials[record.donor]
         if (stored := donor.summary.durable.checkpoints.get(record.checkpoint)) is not None:
-            trial.told_iteration = stored.iteration
+            # Its result comes with the checkpoint: one that has nothing left to do is as far as its donor was then.
+            point = donor.summary.curve.at(stored.iteration)
+            row = Row(stored.iteration, point.at, stored.metrics, 0.0, point.total_s)
+            trial.told_iteration, trial.last_result = stored.iteration, make_result(trial, row)
         self._set_source(
             trial,
             CloneSource(record.donor, donor.directory, record.checkpoint, f"{trial.trial_id} {record.at!r}"),

@@ -60,8 +60,10 @@ from holdfast.tune.search.variant_generator import Space
 from holdfast.tune.serialization import from_json
 from holdfast.tune.stopper.resolve import make_stopper
 from holdfast.tune.trainable import BoundTrainable, ClassTrial, Trainable, trainable_name
+from holdfast.tune.trial_files import TrialFiles
 from holdfast.tune.trial_names import TrialNames
 from holdfast.tune.trial_setup import FunctionRequests, TrainerRequests, TrialRequests, TrialSetup
+from holdfast.views.files.sinks import can_append
 
 __all__ = [
     "ExperimentOutcome",
@@ -112,13 +114,16 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
         )
         place = join(request.storage_path, request.name)
         views = ExperimentViews(request, requests.base, machine, store, place)
+        files = TrialFiles()
         setup = ExperimentSetup(
             store=store,
             machine=machine,
             begin=[started, *_resets(request, machine, started.at, before, settings)],
-            make_trial=TrialSetup(requests, store, place, request.name, _awaits_decisions(request)),
+            make_trial=TrialSetup(
+                requests, store, place, request.name, _awaits_decisions(request), files, can_append(store)
+            ),
             storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
-            observer=views.observer,
+            observers=[views.observer, files],
             metric=_required_metric(request.tune_config),
             time_budget_s=request.tune_config.time_budget_s,  # type: ignore[arg-type]  # seconds by now
         )

@@ -30,6 +30,7 @@ from holdfast.storage.uri import join
 from holdfast.train.request import build_request, plain_json
 from holdfast.train.trainer import DataParallelTrainer
 from holdfast.tune.machine import CloneSource, TrialState
+from holdfast.tune.trial_files import TrialFiles
 from holdfast.views.files.results import ResultFiles
 
 __all__ = ["FunctionRequests", "TrainerRequests", "TrialRequests", "TrialSetup"]
@@ -55,7 +56,8 @@ class FunctionRequests:
 
     def __init__(self, trainer: DataParallelTrainer) -> None:
         words = RequestWords("The trainable", "tune.with_resources")
-        self.base = build_request(trainer, True, None, (), words)
+        # Nearly every trial calls tune.report, whose import is large: once in the zygote, not in each worker.
+        self.base = build_request(trainer, True, None, ("holdfast.tune.functions",), words)
         self._preparation = make_preparation(self.base)
 
     def make(self, trial: TrialState) -> tuple[TrainRequest, Preparation]:
@@ -106,6 +108,9 @@ class TrialSetup:
     """The experiment's name."""
     awaits_decisions: bool
     """Whether anybody may stop a trial because of what it reports."""
+    files: TrialFiles
+    appends: bool
+    """What `can_append` says of the store."""
 
     def __call__(self, trial: TrialState, lease: GuestLease, owner: RunOwner) -> ControllerSetup:
         request, preparation = self.requests.make(trial)
@@ -131,8 +136,9 @@ class TrialSetup:
             epoch=lease.epoch,
             params=masked("", plain_json(trial.config)),
             fenced=lease.is_fenced,
+            appends=self.appends,
         )
-        return make_guest_setup(
+        setup = make_guest_setup(
             request,
             replace(preparation, run=run),
             store,
@@ -140,9 +146,10 @@ class TrialSetup:
             trial.summary,
             lease,
             owner,
-            [files],
             restart=trial.restart,
         )
+        self.files.expect(trial.trial_id, files)
+        return setup
 
     def _link(self, trial: TrialState, source: CloneSource, lease: GuestLease) -> None:
         """Make the donor's checkpoint the trial's newest; what a crash left of that is found by its token."""

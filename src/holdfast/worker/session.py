@@ -27,6 +27,7 @@ from holdfast.checkpoint.layout import check_name
 from holdfast.core.checkpoint_types import ExistingPart, Part, Report, Snapshot, StagedPart, Validation, ValidationTask
 from holdfast.core.records import Preemption
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
+from holdfast.storage.private_directory import make_private_directory
 from holdfast.storage.uri import join
 from holdfast.wire.messages import CollectiveKind, Note, WorkerMessage, WorkerReport
 from holdfast.worker.agent_connection import AgentConnection
@@ -354,7 +355,7 @@ class Session:
 
     def _staging_target(self) -> Path:
         here = self.assignment
-        return Path(here.staging_dir) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
+        return make_private_directory(Path(here.staging_dir)) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
 
     def _make_report(
         self,

@@ -32,9 +32,12 @@ def steps(config: dict[str, Any]) -> State:
     `config["faults"]` maps "generation:rank:step" (generation may be *) to what goes wrong before that step, see
     `fail`. `config["announce"]` names a datagram socket that is told of every step. With `config["settled"]` nothing
     goes wrong before the checkpoints that this rank has reported are committed: ranks do not keep step by themselves.
+    With `config["prints"]` each worker prints a line first.
     """
     rank = train.get_context().get_world_rank()
     state = _restored(rank)
+    if config.get("prints"):
+        print(f"begins at step {state['step']}")
     send = announce(config)
     for step in range(state["step"], config["steps"]):
         if send is not None:

@@ -65,8 +65,9 @@ def test_a_write_error_is_reported_on_the_event_loop(tmp_path: Path) -> None:
     async def test() -> None:
         writer = LogWriter()
         failed: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
-        LogFile(writer, tmp_path / "nowhere" / "log", failed.set_result)
-        assert (await failed).errno == errno.ENOENT
+        (tmp_path / "file").touch()
+        LogFile(writer, tmp_path / "file" / "log", failed.set_result).write(b"x")
+        assert (await failed).errno == errno.ENOTDIR
         full: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
         file = LogFile(writer, Path("/dev/full"), full.set_result)
         file.write(b"x")

@@ -39,13 +39,15 @@ def test_session_directories_of_other_machines_are_not_removed(machines: Machine
     """Process ids repeat between machines, and so do the names of their agents."""
     machines.become("first")
     theirs = SessionDir("local-4242-0", tmp_path)
-    (theirs.run("r").staging(1) / "weights").write_text("not uploaded yet")
+    staging = theirs.run("r").staging(1)
+    staging.mkdir(parents=True)
+    (staging / "weights").write_text("not uploaded yet")
     machines.unsee_lock(theirs)
     machines.become("second")
     mine = SessionDir("local-4242-0", tmp_path)
     assert mine.path != theirs.path
     assert sweep_dead(tmp_path / "agents") == []
-    assert (theirs.run("r").staging(1) / "weights").read_text() == "not uploaded yet"
+    assert (staging / "weights").read_text() == "not uploaded yet"
     mine.remove()
     theirs.remove()
     assert list((tmp_path / "agents").iterdir()) == []
@@ -86,7 +88,7 @@ def test_session_directories_are_private(tmp_path: Path, umask: int) -> None:
     try:
         session = SessionDir("a1", tmp_path / "cache")
         run = session.run("r")
-        made = [run.staging(1), run.temporary(1), run.log_file(1, 0).parent, run.error_file(1, 0).parent]
+        made = [run.temporary(1), run.error_file(1, 0).parent]
         folders = [tmp_path / "cache", *(path for path in (tmp_path / "cache").rglob("*") if path.is_dir())]
         assert len(folders) >= len(made) + 2
         assert {str(path): oct(path.stat().st_mode & 0o777) for path in folders if path.stat().st_mode & 0o077} == {}

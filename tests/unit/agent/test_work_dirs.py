@@ -15,7 +15,7 @@ from holdfast.agent.work_dirs import UNUSED_S, WorkDirs, sweep_work_dirs
 
 @pytest.fixture
 def used() -> Iterator[WorkDirs]:
-    dirs = WorkDirs()
+    dirs = WorkDirs(removes_empty=True)
     yield dirs
     dirs.close()
 
@@ -82,7 +82,7 @@ def test_an_agent_sweeps_when_it_starts_and_keeps_its_own(tmp_path: Path) -> Non
     own = _make(tmp_path / "work", "own-2", 0.0)
     first = SessionDir("first", tmp_path)
     assert not old.exists()
-    first.make_work_dir(own)
+    first.work_dirs.use(own)
     _age(own, UNUSED_S * 2)
     second = SessionDir("second", tmp_path)
     assert own.exists()
@@ -90,3 +90,31 @@ def test_an_agent_sweeps_when_it_starts_and_keeps_its_own(tmp_path: Path) -> Non
     second.remove()
     SessionDir("third", tmp_path).remove()
     assert not own.exists()
+
+
+def test_an_empty_work_directory_goes_with_its_last_run_and_another_stays(tmp_path: Path) -> None:
+    dirs = WorkDirs(removes_empty=True)
+    empty, used = tmp_path / "empty-1", tmp_path / "used-1"
+    for path in (empty, empty, used):
+        dirs.use(path)
+    (used / "file").touch()
+    dirs.release(empty)
+    assert empty.is_dir()
+    dirs.release(empty)
+    dirs.release(used)
+    assert not empty.exists()
+    assert (used / "file").exists()
+    dirs.close()
+
+
+def test_an_empty_work_directory_stays_while_another_agent_uses_it(tmp_path: Path) -> None:
+    path = tmp_path / "run-1"
+    one, other = WorkDirs(removes_empty=True), WorkDirs(removes_empty=True)
+    unsure = WorkDirs(removes_empty=False)
+    for dirs in (one, other, unsure):
+        dirs.use(path)
+    one.release(path)
+    assert path.is_dir()
+    other.release(path)
+    unsure.release(path)
+    assert path.is_dir()

@@ -113,6 +113,8 @@ def test_which_directory_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "__file__", pytest.__file__)
     assert find_working_dir(None) == tmp_path, "a command runs the user's code"
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "other" / "site-packages" / "command" / "__main__.py"))
+    assert find_working_dir(None) == tmp_path, "a command of an environment that this one is layered on"
     monkeypatch.delattr(main, "__file__")
     assert find_working_dir(None) == tmp_path
 

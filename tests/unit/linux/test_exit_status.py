@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from holdfast.linux.exit_status import exit_status_of
-from holdfast.linux.memory import oom_kills
+from holdfast.linux.memory import OomKills
 
 
 def test_descriptions_of_exit_statuses() -> None:
@@ -24,8 +24,8 @@ def test_only_sigkill_may_mean_out_of_memory() -> None:
 
 
 def test_an_ordinary_kill_does_not_count_as_out_of_memory() -> None:
-    before = oom_kills()
+    before = OomKills().count()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process.kill()
     process.communicate()
-    assert oom_kills() == before
+    assert OomKills().count() == before

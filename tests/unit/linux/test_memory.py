@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.linux.memory import available_bytes, oom_kills
+from holdfast.linux.memory import OomKills, available_bytes
 
 _GIB = 1 << 30
 _MOUNT_V1 = "36 32 0:32 {root} /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
@@ -50,7 +50,7 @@ class _Machine:
 def test_without_control_groups_the_machines_memory_counts(tmp_path: Path) -> None:
     machine = _Machine(tmp_path, "", "")
     assert available_bytes(machine.root) == 32 * _GIB
-    assert oom_kills(machine.root) == 7
+    assert OomKills(machine.root).count() == 7
 
 
 def test_v2_the_limits_of_all_groups_above_count(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_v2_in_a_container_whose_root_is_its_own_group(tmp_path: Path) -> None:
     machine = _Machine(tmp_path, "0::/\n", _MOUNT_V2.format(root="/"))
     machine.v2("", str(2 * _GIB), _GIB // 2, oom=4)
     assert available_bytes(machine.root) == 3 * _GIB // 2
-    assert oom_kills(machine.root) == 4
+    assert OomKills(machine.root).count() == 4
 
 
 @pytest.mark.parametrize("seen_as", ["/docker/abc", "/docker/abc/job"])
@@ -91,7 +91,7 @@ def test_v1_the_limits_of_all_groups_above_count(tmp_path: Path) -> None:
     machine.v1("slurm/job", 16 * _GIB, 4 * _GIB)
     machine.v1("slurm/job/step", _UNLIMITED_V1, _GIB, oom=2)
     assert available_bytes(machine.root) == 12 * _GIB
-    assert oom_kills(machine.root) == 2
+    assert OomKills(machine.root).count() == 2
 
 
 def test_v1_a_limit_above_what_is_mounted_is_known_from_the_statistics(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_both_versions_mounted_as_on_older_distributions(tmp_path: Path) -> None
     machine.v1("user", 5 * _GIB, _GIB, oom=1)
     machine.write("sys/fs/cgroup/unified/user/cgroup.procs", "")
     assert available_bytes(machine.root) == 4 * _GIB
-    assert oom_kills(machine.root) == 1
+    assert OomKills(machine.root).count() == 1
 
 
 def test_usage_above_the_limit_leaves_zero(tmp_path: Path) -> None:
@@ -122,4 +122,4 @@ def test_a_control_group_that_is_not_mounted_is_no_error(tmp_path: Path) -> None
 
 def test_available_memory_of_this_machine() -> None:
     assert 0 < available_bytes() < 1 << 50
-    assert oom_kills() >= 0
+    assert OomKills().count() >= 0

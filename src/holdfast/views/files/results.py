@@ -30,7 +30,7 @@ from holdfast.storage.durability import volatile
 from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 from holdfast.views.files.rows import CsvTable, json_line
-from holdfast.views.files.sinks import MirrorSink, SavedFile, Sink, open_sinks
+from holdfast.views.files.sinks import MirrorSink, SavedFile, Sink, can_append, open_sinks
 from holdfast.views.files.small_files import error_text, params_text
 from holdfast.views.files.tfevents import scalars_event, session_event, version_event
 from holdfast.wire.messages import LogLine
@@ -81,13 +81,15 @@ class ResultFiles:
         params: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
         fenced: Callable[[], bool] = lambda: False,
+        appends: bool | None = None,
     ) -> None:
         """`journal` is read for what earlier epochs wrote. `fenced` says whether these files are another controller's
-        by now, or might be."""
+        by now, or might be. `appends` is what `can_append` says of the store, if that is known."""
         self._store = store
         self._journal = journal
         self._epoch, self._lease = epoch, lease
         self._fenced = fenced
+        self._appends = appends
         self._clock = clock
         self._queue: deque[r.Record] = deque()
         self._lock = threading.Lock()
@@ -204,7 +206,9 @@ class ResultFiles:
     def _open(self, started: r.ControllerStarted) -> _Sinks:
         """Go on in the files that are there if they are as they were left; otherwise make them again."""
         events = f"events.out.tfevents.{int(started.at):010d}.{started.host}.{started.epoch:06d}"
-        sinks = _Sinks(*open_sinks(self._store, (events, "progress.csv", "result.json"), self._fenced))
+        appends = can_append(self._store) if self._appends is None else self._appends
+        keys = (events, "progress.csv", "result.json")
+        sinks = _Sinks(*open_sinks(self._store, keys, self._fenced, appends=appends))
         try:
             sinks.events.start_over()
             sinks.events.append(version_event(started.at))
@@ -215,8 +219,6 @@ class ResultFiles:
                 sinks.progress.append(self._table.header())
                 sinks.events.append(session_event(started.at, 0))
             self._replay(sinks)
-            for sink in sinks:
-                sink.install()
         except BaseException:
             for sink in sinks:
                 sink.close()
@@ -253,9 +255,10 @@ class ResultFiles:
 
     def _replay(self, sinks: _Sinks) -> None:
         """Apply what earlier epochs wrote to the journal and the files do not have."""
+        if self._journal is None:
+            return
         now = float("-inf")
-        records = self._journal.read(self._mark) if self._journal is not None else ()
-        for count, (mark, line) in enumerate(records, start=1):
+        for count, (mark, line) in enumerate(self._journal.read(self._mark), start=1):
             if mark.epoch >= self._epoch:
                 break
             now = max(now, line.record.at)

@@ -30,7 +30,7 @@ from holdfast.storage.posix.atomic_file import AtomicFile, link_open_file
 from holdfast.storage.retry import without_retries
 from holdfast.storage.store import Store
 
-__all__ = ["FileSink", "MirrorSink", "Rewrite", "SavedFile", "Sink", "open_sinks"]
+__all__ = ["FileSink", "MirrorSink", "Rewrite", "SavedFile", "Sink", "can_append", "open_sinks"]
 
 _BLOCK_BYTES = 1 << 20
 _TAIL_BYTES = 4096
@@ -55,6 +55,8 @@ class _OwnFile:
         self._key = key
         self._fd = -1
         self._queue: deque[bytes | int | Rewrite] = deque()
+        self._is_empty = False
+        """Nothing was written since `start_over`."""
 
     @property
     def pending(self) -> bool:
@@ -71,12 +73,18 @@ class _OwnFile:
 
     def rewrite(self, change: Rewrite) -> None:
         """Put other lines in the place of those that are there."""
-        self._queue.append(change)
+        queued = [one for one in self._queue if isinstance(one, bytes)]
+        if self._is_empty and len(queued) == len(self._queue):
+            lines = b"".join(queued).splitlines(keepends=True)
+            self._queue = deque([b"".join(change(iter(lines)))])
+        else:
+            self._queue.append(change)
 
     def start_over(self) -> None:
         """Begin with an empty file."""
         self._queue.clear()
         self._exchange(self._make())
+        self._is_empty = True
 
     def saved(self) -> SavedFile:
         """What is there at present."""
@@ -87,6 +95,7 @@ class _OwnFile:
         """Do all that is queued; a `StorageError` leaves the rest for the next call."""
         while self._queue:
             todo = self._queue[0]
+            self._is_empty = False
             with translated(self._key):
                 if isinstance(todo, bytes):
                     self._append(todo)
@@ -164,7 +173,7 @@ class _OwnFile:
 
 
 class FileSink(_OwnFile):
-    """A plain file. Until `install` it has no name, or a temporary's; afterwards its name is watched."""
+    """A plain file. Until the first `sync` it has no name, or a temporary's; afterwards its name is watched."""
 
     def __init__(self, path: Path, fenced: Callable[[], bool]) -> None:
         super().__init__(str(path))
@@ -183,10 +192,16 @@ class FileSink(_OwnFile):
         except NotFound:
             return False
 
-    def install(self) -> None:
-        """Let the file be seen under its name; `Fenced` if that is another controller's by now."""
-        if not self._waits:
-            return
+    def sync(self) -> None:
+        """Write what is queued, and let the file be seen under its name; `Fenced` if that is another controller's by
+        now."""
+        self.write()
+        if self._waits:
+            self._install()
+        else:
+            self._keep_name()
+
+    def _install(self) -> None:
         if self._fenced():
             raise Fenced(f"{self._path} is another controller's by now.")
         with translated(self._key):
@@ -195,12 +210,6 @@ class FileSink(_OwnFile):
             assert self._temporary is not None
             self._temporary.replace(self._path)
         self._temporary, self._waits, self._installed = None, False, True
-
-    def sync(self) -> None:
-        self.write()
-        if self._installed:
-            self.install()
-            self._keep_name()
 
     def close(self) -> None:
         super().close()
@@ -216,7 +225,7 @@ class FileSink(_OwnFile):
                 there = None
             if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
                 self._change(lambda lines: lines)
-                self.install()
+                self._install()
 
     def _change(self, change: Rewrite) -> None:
         try:
@@ -282,10 +291,8 @@ class MirrorSink(_OwnFile):
                     self._sent = saved
                 return True
 
-    def install(self) -> None:
-        """Nothing is seen before it is uploaded."""
-
     def sync(self) -> None:
+        """Write what is queued; nothing is seen before it is uploaded."""
         self.write()
 
     @property
@@ -331,9 +338,15 @@ class MirrorSink(_OwnFile):
 Sink = FileSink | MirrorSink
 
 
-def open_sinks(store: Store, keys: Sequence[str], fenced: Callable[[], bool]) -> list[Sink]:
-    """One for each key, of the right kind for this store."""
+def can_append(store: Store) -> bool:
+    """Whether files of this store, and of those below it, can be written line by line."""
     root = store.local_root
-    if root is None or mount_kind(root).startswith("fuse"):
+    return root is not None and not mount_kind(root).startswith("fuse")
+
+
+def open_sinks(store: Store, keys: Sequence[str], fenced: Callable[[], bool], *, appends: bool) -> list[Sink]:
+    """One for each key, of the right kind for this store; `appends` is what `can_append` says of it."""
+    root = store.local_root
+    if root is None or not appends:
         return [MirrorSink(store, key, fenced) for key in keys]
     return [FileSink(root / key, fenced) for key in keys]
