@@ -85,7 +85,7 @@ class _Harness(AgentHarness):
         self._known: ResumableChannel[AgentMessage] | None = None
 
     def options(self) -> list[str]:
-        return []
+        return ["--drain-deadline", "0.2"]  # nobody here answers the announcement of a drain
 
     async def listen(self, port: int = 0) -> int:
         return await self.proxy.open(await super().listen(port))

@@ -68,3 +68,16 @@ def test_a_driver_that_is_killed_and_started_again_finds_its_agents(hosts: Hosts
     hosts.end()
     hosts.result(again)
     assert [agent.wait(60) for agent in agents] == [0, 0]
+
+
+def test_a_host_whose_processes_are_killed_is_lost_long_before_the_silence_limit(hosts: Hosts) -> None:
+    hosts.environment["HOLDFAST_AGENT_SILENCE_S"] = "200"  # more than the test may take
+    hosts.start_agent(hosts.first, "a")
+    hosts.start_agent(hosts.second, "b")
+    driver = hosts.start_driver("work", max_failures=-1)
+    _wait_for_steps(hosts, 5)
+    hosts.second.kill_all()
+    hosts.start_agent(hosts.second, "c")
+    processes.wait_until(lambda: sum(_starts(hosts)) == 4, "both ranks start again")
+    hosts.end()
+    hosts.result(driver)

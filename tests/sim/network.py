@@ -86,6 +86,7 @@ class _End:
         self._early: list[bytes] = []
         """What arrived before anybody received."""
         self._closed = False
+        self.is_closed_by_peer = False
         self._is_lost = False
         """The channel of this side was told that the connection is over."""
         self._arrives_at = 0.0
@@ -149,6 +150,7 @@ class _End:
             self._loop.call_later(hold_s, self._arrive, at, data, context=self._connection.sim.network)
             return
         if not data:
+            peer.is_closed_by_peer = True
             peer.lose()
         elif peer._receiver is None:
             peer._early.append(data)

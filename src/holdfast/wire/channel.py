@@ -109,6 +109,11 @@ class Channel(Generic[_In]):
         """This side's address on the connection: one at which the peer's network can reach this machine."""
         return self._transport.local_host
 
+    @property
+    def is_closed_by_peer(self) -> bool:
+        """Whether the connection is over because the peer, or the kernel after the peer's death, has closed it."""
+        return self._transport.is_closed_by_peer
+
     # ------------------------------------------------------------ sending
 
     def send_nowait(self, message: Any, run: str = "") -> None:

@@ -46,6 +46,8 @@ class ResumableChannel(Generic[_In]):
         self.agent = agent
         self.incarnation = incarnation
         self.comes_back = comes_back
+        self.is_closed_by_peer = False
+        """Whether the last connection was closed by the peer, or by the peer's kernel after its death."""
         self._stamp = Stamp(agent)
         self._channel: Channel[_In] | None = None
         self._closed = False
@@ -193,6 +195,7 @@ class ResumableChannel(Generic[_In]):
             if channel is not self._channel:
                 return None
             if envelope is None:
+                self.is_closed_by_peer = channel.is_closed_by_peer
                 channel.abort()
                 self._channel = None
                 return None

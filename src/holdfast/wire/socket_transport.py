@@ -49,6 +49,9 @@ class Transport(Protocol):
     peer_host: str
     peer: str
     """The peer's address, for people."""
+    is_closed_by_peer: bool
+    """The peer's kernel has closed the connection, so its machine is up and the network between works. False where this
+    side closed it, or packets were lost for too long."""
 
     @property
     def local_host(self) -> str:
@@ -90,6 +93,7 @@ class SocketTransport:
         self._socket: socket.socket | None = connected
         self._fd = connected.fileno()  # the event loop looks sockets up by their text, which costs two system calls
         self.peer_host, self.peer = str(address[0]), f"{address[0]}:{address[1]}"
+        self.is_closed_by_peer = False
         self._receiver: Receiver | None = None
         self._reading = False
         self._closing = False
@@ -171,9 +175,12 @@ class SocketTransport:
             data = self._socket.recv(_BLOCK_BYTES)
         except _WOULD_BLOCK:
             return
-        except OSError:
-            data = b""
+        except OSError as error:
+            self.is_closed_by_peer = isinstance(error, ConnectionResetError | ssl.SSLEOFError)
+            self._end()
+            return
         if not data:
+            self.is_closed_by_peer = True
             self._end()
             return
         self._receiver.data_received(data)
