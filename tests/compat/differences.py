@@ -42,6 +42,7 @@ OURS = {
     "train.RunConfig(resume)": "what to do with a run of this name that is there already",
     "train.RunConfig(takeover)": "fences another driver that holds the run",
     "train.ScalingConfig(engine)": "what starts agents",
+    "train.ScalingConfig(spares)": "agents that are prepared and idle, for the place of one that is lost",
     "train.ScalingConfig(last_call_timeout)": "how long an elastic run waits for more workers before it starts",
     "train.ScalingConfig(listen)": "where agents of other machines are accepted",
     "train.SyncConfig(sync_on_checkpoint)": "older name of `sync_artifacts_on_checkpoint`",

@@ -1,4 +1,4 @@
-"""`holdfast status`, `logs`, `stop` and `join` on drivers that run, and on runs that nobody runs any more."""
+"""`holdfast status`, `logs`, `stop`, `scale` and `join` on drivers that run, and on runs that nobody runs any more."""
 
 from __future__ import annotations
 
@@ -81,6 +81,9 @@ def test_status_logs_and_stop_of_one_of_two_runs(
         assert capsys.readouterr().out == ""
         assert main(["join", "a"]) == 0
         assert capsys.readouterr().out.startswith("holdfast://127.0.0.1:")
+
+        assert main(["scale", "a", "1:2"]) != 0
+        assert "has a fixed number of workers, 1: set ScalingConfig(num_workers=" in capsys.readouterr().err
 
         following = pool.submit(main, ["logs", "b", "-f"])
         assert main(["stop", "a"]) == 0
@@ -225,3 +228,29 @@ def _iteration(run: str, capsys: pytest.CaptureFixture[str]) -> int:
     """How far the run is; 0 while there is no driver to ask."""
     capsys.readouterr()
     return 0 if main(["status", run, "--json"]) else int(json.loads(capsys.readouterr().out).get("iteration", 0))
+
+
+def _hold_first(config: dict[str, Any]) -> str:
+    return _hold(config) if train.get_context().get_world_rank() == 0 else ""
+
+
+def test_bounds_are_refused_that_this_machine_can_never_hold(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for end in ("here", "go"):
+        os.mkfifo(sandbox.root / f"a.{end}")
+    trainer = train.DataParallelTrainer(
+        _hold_first,
+        train_loop_config={"root": str(sandbox.root)},
+        scaling_config=train.ScalingConfig(num_workers=(1, 2), resources_per_worker={"CPU": 0.01}),
+        run_config=train.RunConfig(name="a", storage_path=sandbox.storage, verbose=0),
+    )
+    with _threads(sandbox, "a") as pool:
+        running = pool.submit(trainer.fit)
+        (sandbox.root / "a.here").read_text()
+        assert main(["scale", str(sandbox.storage / "a"), "1000000"]) != 0
+        told = capsys.readouterr().err
+        assert "The run cannot have 1000000 workers: this machine has room for " in told
+        _let_go(sandbox, "a")
+        assert running.result(60).return_value == "go"
+    assert not [one for one in sandbox.records("a") if isinstance(one, r.BoundsChanged)]

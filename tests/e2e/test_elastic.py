@@ -16,6 +16,7 @@ from tests.faults.programs.processes import wait_until
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
+from holdfast.cli.main import main
 from holdfast.core import records as r
 from holdfast.errors import NotFound
 from holdfast.storage.run_secret import open_secret
@@ -74,18 +75,13 @@ def _runs(sandbox: Sandbox, world_size: int) -> bool:
     )
 
 
-def test_a_run_grows_and_shrinks_without_losing_a_step_or_a_sample(
-    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_secret()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")  # what is sent to agents, so it is a small one
-    port, enough = free_port(), sandbox.root / "enough"
-    trainer = train.DataParallelTrainer(
+def _trainer(sandbox: Sandbox, port: int, bounds: tuple[int, int]) -> train.DataParallelTrainer:
+    """Trains until the file `enough` is there."""
+    return train.DataParallelTrainer(
         consume,
-        train_loop_config={"enough": str(enough)},
+        train_loop_config={"enough": str(sandbox.root / "enough")},
         scaling_config=ScalingConfig(
-            num_workers=(1, 2),
+            num_workers=bounds,
             engine="join",
             listen=f"127.0.0.1:{port}",
             elastic_resize_monitor_interval_s=0.1,
@@ -94,6 +90,25 @@ def test_a_run_grows_and_shrinks_without_losing_a_step_or_a_sample(
         run_config=RunConfig(name="run", storage_path=sandbox.storage, verbose=0),
         datasets={"train": list(range(SIZE))},
     )
+
+
+def _check_ledger(found: train.Result) -> None:
+    """Every sample was seen once in each epoch."""
+    assert found.checkpoint is not None
+    with found.checkpoint.as_directory() as directory:
+        parts = [json.loads(path.read_text()) for path in Path(directory).glob("rank_*.json")]
+    ledger = Counter((epoch, one) for part in parts for epoch, one in part["seen"])
+    assert ledger == Counter((epoch, one) for epoch in range(found.return_value) for one in range(SIZE))
+
+
+def test_a_run_grows_and_shrinks_without_losing_a_step_or_a_sample(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_secret()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # what is sent to agents, so it is a small one
+    port, enough = free_port(), sandbox.root / "enough"
+    trainer = _trainer(sandbox, port, (1, 2))
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor())
         stack.callback(enough.touch)
@@ -111,8 +126,48 @@ def test_a_run_grows_and_shrinks_without_losing_a_step_or_a_sample(
     assert [(one.planned, one.counted) for one in ends] == [(True, False)] * 2
     assert [one.iteration for one in ends] == [one.iteration for one in starts[1:]], "no step is lost"
     assert [one.why for one in ends] == ["there is room for 2 workers", "agent a is being drained: SIGTERM"]
-    assert found.checkpoint is not None
-    with found.checkpoint.as_directory() as directory:
-        parts = [json.loads(path.read_text()) for path in Path(directory).glob("rank_*.json")]
-    ledger = Counter((epoch, one) for part in parts for epoch, one in part["seen"])
-    assert ledger == Counter((epoch, one) for epoch in range(found.return_value) for one in range(SIZE))
+    _check_ledger(found)
+
+
+def test_bounds_that_are_changed_while_a_run_goes_on_resize_it_without_losing_a_step_or_a_sample(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_secret()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    port, enough, run = free_port(), sandbox.root / "enough", str(sandbox.storage / "run")
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor())
+        stack.callback(enough.touch)
+        result = threads.submit(_trainer(sandbox, port, (1, 2)).fit)
+        for agent in ("a", "b"):
+            stack.enter_context(joined_agent(port, agent, "--slots", "2"))
+        wait_until(lambda: _runs(sandbox, 2), "two workers run")
+        capsys.readouterr()
+        assert main(["scale", run, "3:4"]) == 0
+        told = "Run run may have 3 to 4 workers from now on: it has 2, and gets the others as soon as there is room"
+        assert told in capsys.readouterr().out
+        wait_until(lambda: _runs(sandbox, 4), "four workers run")
+        assert main(["scale", run, "1"]) == 0
+        assert "may have 1 worker from now on: it has 4, and gives up the others" in capsys.readouterr().out
+        wait_until(lambda: _runs(sandbox, 1), "one worker runs")
+        assert main(["status", run]) == 0
+        assert "1 of 1\n" in capsys.readouterr().out
+        for bad in ("0", "3:2", "two"):
+            assert main(["scale", run, bad]) != 0
+            assert "WORKERS" in capsys.readouterr().err
+        enough.touch()
+        found = result.result(60)
+    starts, ends = _records(sandbox, r.GenerationStarted), _records(sandbox, r.GenerationEnded)
+    assert starts[-1].world_size == 1 and 4 in [one.world_size for one in starts]
+    assert all(one.planned and not one.counted for one in ends)
+    assert [one.iteration for one in ends] == [one.iteration for one in starts[1:]], "no step is lost"
+    assert [one.why for one in ends[-2:]] == ["there is room for 4 workers", "1 worker at most may run now"]
+    bounds = _records(sandbox, r.BoundsChanged)
+    assert [(one.workers_min, one.workers_max, one.why) for one in bounds] == [
+        (3, 4, "holdfast scale"),
+        (1, 1, "holdfast scale"),
+    ]
+    _check_ledger(found)
+    assert main(["scale", run, "2"]) == 3
+    assert "Nothing runs in" in capsys.readouterr().err

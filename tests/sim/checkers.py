@@ -89,6 +89,8 @@ class Checkers:
         """Those that retention has removed."""
         self._visible: list[StoredManifest] = []
         """What counted as committed after the last write."""
+        self._bounds: dict[Guest, tuple[int, int]] = {}
+        """How many workers each controller's generations may have, as its records say."""
         self._grown_at: dict[Guest, float] = {}
         """When each controller last ended a generation in order to grow, by its own clock."""
         self._commanded: set[tuple[str, int, int, str]] = set()
@@ -226,11 +228,24 @@ class Checkers:
         for record in decided.records:
             if isinstance(record, r.GenerationEnded) and record.planned:
                 self._changed(guest, record, folded)
+            elif isinstance(record, r.BoundsChanged):
+                self._bounds[guest] = record.workers_min, record.workers_max
+                self._grown_at.pop(guest, None)  # who asks for more need not wait
             elif isinstance(record, r.GenerationStarted):
                 spec = self.scenario.spec
-                if not spec.workers_min <= record.world_size <= spec.workers_max:
-                    self.fail(f"a world of {record.world_size} is not within {spec.workers_min} to {spec.workers_max}")
+                fewest, most = self._bounds.get(guest, (spec.workers_min, spec.workers_max))
+                if not fewest <= record.world_size <= most:
+                    self.fail(f"a world of {record.world_size} is not within {fewest} to {most}")
+        if isinstance(event, e.ControllerBegan) and self.is_newest(guest):
+            self._keeps_bounds(guest)
         self._gave_up(decided)
+
+    def _keeps_bounds(self, guest: Guest) -> None:
+        """A controller has begun: the bounds that were set last hold."""
+        found = [one for one in self.run.records() if isinstance(one, r.BoundsChanged)]
+        wanted = (found[-1].workers_min, found[-1].workers_max) if found else None
+        if self._bounds.get(guest) != wanted:
+            self.fail(f"the bounds are {self._bounds.get(guest)} and were set to {wanted}")
 
     def _changed(self, guest: Guest, ended: r.GenerationEnded, folded: Durable) -> None:
         """A planned change loses no step, but at a deadline, and does not follow another that made the world larger."""

@@ -184,6 +184,7 @@ class Guest:
             workers=scenario.spec.workers_max,
             min_workers=scenario.spec.workers_min,
             workers_per_agent=scenario.slots_per_node,
+            spares=scenario.spec.spares,
         )
         plan.make_publisher = partial(_SimulatedPublisher, self.process)
         assert plan.fold_writer is not None
@@ -255,6 +256,10 @@ class _SimulatedPublisher(Publisher):
         assert isinstance(self._fold_writer, FoldWriter)
         self._released: list[r.Record] = []
         self._task = process.spawn(self._work())
+
+    @property
+    def has_observers(self) -> bool:
+        return True
 
     def release(self) -> None:
         self._released += self._held

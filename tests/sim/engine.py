@@ -36,7 +36,9 @@ class SimulatedEngine:
     def want(self, gangs: Sequence[Gang]) -> None:
         scenario = self._sim.scenario
         slots = scenario.agent_slots or 100
-        counts = [-(-gang.workers // min(gang.workers_per_agent or gang.workers, slots)) for gang in gangs]
+        counts = [
+            -(-gang.workers // min(gang.workers_per_agent or gang.workers, slots)) + gang.spares for gang in gangs
+        ]
         count = max(counts, default=0) if scenario.runs_take_turns or not scenario.others else sum(counts)
         while len(self._coming) < count:
             self._start(f"node-{self._driver.process.pid}-{next(self._numbers)}")

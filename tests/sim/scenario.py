@@ -49,6 +49,8 @@ to storage, "write" one that writes; it has "surveyed" the checkpoints right bef
 journal's end ("positioned") right before it settles its floor."""
 _MEMBERSHIP = 0.2
 """The share of seeds in which agents are drained, and runs grow and shrink."""
+_SCALED = 0.1
+"""The share of seeds in which users change the bounds of runs, and runs keep spare agents."""
 _SHARED = 0.16
 """The share of seeds with several runs."""
 _RECONNECTING = 0.25
@@ -128,6 +130,9 @@ class Scenario:
     agents_come_back: bool = False
     """Agents connect again when their connection breaks, and outlive their driver."""
 
+    grace_s: float = 0.0
+    """How long a stop waits for a last checkpoint."""
+
     asks: bool = False
     """The function calls `should_checkpoint` before each report, and reports a checkpoint whenever that says so."""
 
@@ -158,6 +163,9 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"membership {seed}")
     if chance.random() < _MEMBERSHIP:
         _change_membership(scenario, chance)
+    chance = random.Random(f"bounds {seed}")
+    if chance.random() < _SCALED:
+        _change_bounds(scenario, chance)
     chance = random.Random(f"session {seed}")
     if chance.random() < _RECONNECTING:
         _break_links(scenario, chance)
@@ -188,6 +196,34 @@ def _change_membership(scenario: Scenario, chance: random.Random) -> None:
             scenario.faults.append(Fault(chance.uniform(0.0, scenario.quiet_at), kind))
         else:
             moment = chance.choice(["started", "part", "reserved", "uploaded", "created", "lost"])
+            scenario.faults.append(
+                Fault(chance.uniform(0.0, scenario.quiet_at / 2), kind, moment, chance.randint(1, 4))
+            )
+
+
+def _change_bounds(scenario: Scenario, chance: random.Random) -> None:
+    """Let runs be elastic and keep spares, and users ask for other bounds; half of the time nothing else happens."""
+    if chance.random() < 0.5:
+        scenario.faults, scenario.poison, scenario.refusals, scenario.repeats = [], {}, 0.0, 0.0
+        scenario.storage_trouble = scenario.storage_fatal = 0.0
+    scenario.grace_s = chance.choice([0.0, 2.0])
+    for run in [scenario, *scenario.others]:
+        run.spec = msgspec.structs.replace(
+            run.spec,
+            workers_min=1,
+            workers_max=max(2, run.spec.workers_max),
+            spares=chance.choice([0, 0, 1]),
+            resize_settle_s=chance.choice([0.5, 2.0]),
+        )
+        run.iterations = max(run.iterations, 15)
+        run.asks = chance.random() < 0.4
+        run.names_in_turn = run.names_in_turn and not run.asks
+    kinds = ["scale"] * chance.randint(1, 4) + chance.choices(["kill_node", "drain", "kill_driver", "stop"], k=2)
+    for kind in kinds:
+        if chance.random() < 0.5:
+            scenario.faults.append(Fault(chance.uniform(0.0, scenario.quiet_at), kind))
+        else:
+            moment = chance.choice(["started", "part", "reserved", "created", "lost"])
             scenario.faults.append(
                 Fault(chance.uniform(0.0, scenario.quiet_at / 2), kind, moment, chance.randint(1, 4))
             )

@@ -27,7 +27,7 @@ from tests.sim.worker import Fabric, Worker
 
 from holdfast.checkpoint import removal
 from holdfast.checkpoint.known_files import process_wide
-from holdfast.core.events import StopRequested
+from holdfast.core.events import BoundsRequested, StopRequested
 from holdfast.core.records import Record
 from holdfast.engines.engine import ControllerEndpoint
 from holdfast.errors import AccessDenied, HoldfastError, StorageError, Unavailable
@@ -410,10 +410,20 @@ class Simulation:
         self._request_stop(force=True)
 
     def _request_stop(self, *, force: bool) -> None:
+        asked = StopRequested(why="Ctrl+C", force=force, grace_s=self.scenario.grace_s)
         if (driver := self._some_driver()) is not None:
             for guest in driver.guests.values():
                 if guest.controller is not None:
-                    driver.process.call(guest.controller.post, StopRequested(why="Ctrl+C", force=force))
+                    driver.process.call(guest.controller.post, asked)
+
+    def _scale(self) -> None:
+        """`holdfast scale`, of all runs of a driver."""
+        most = self.random.randint(1, 4)
+        asked = BoundsRequested(workers_min=self.random.randint(1, most), workers_max=most, why="holdfast scale")
+        if (driver := self._some_driver()) is not None:
+            for guest in driver.guests.values():
+                if guest.controller is not None:
+                    driver.process.call(guest.controller.post, asked)
 
     def _outage(self) -> None:
         self.outage_until = self.loop.time() + self.random.uniform(0.5, 2.5) * self.scenario.outage_s

@@ -40,9 +40,9 @@ from holdfast.control.loop import Controller
 from holdfast.control.persister import Persister
 from holdfast.control.remover import Remover
 from holdfast.control.run_agents import RunAgents
+from holdfast.core import bounds, machine, pending_checkpoints, placement, planned_change, removal
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import machine, pending_checkpoints, placement, planned_change, removal
 from holdfast.core import records as r
 from holdfast.core import state as states
 from holdfast.core.admission import Admission, Grant
@@ -106,6 +106,26 @@ def let_no_rank_go_on(patch: Patch) -> None:
 
 def start_with_fewer_workers_than_are_needed(patch: Patch) -> None:
     patch.setattr(State, "workers_min", property(lambda self: 1))
+
+
+def forget_the_bounds_that_were_set(patch: Patch) -> None:
+    patch.setattr(bounds, "restore", lambda state, now, out: None)
+
+
+def start_with_more_workers_than_are_wanted(patch: Patch) -> None:
+    patch.setattr(State, "workers_max", property(lambda self: self.spec.workers_max))
+
+
+def give_places_back_that_are_in_use(patch: Patch) -> None:
+    def release(state: State, now: float, out: machine.Output) -> None:
+        left = state.workers_max
+        for agent in list(state.agents.values()):
+            if left <= 0:
+                state.remove_agent(agent.name)
+                out.do(c.ReleasePlaces(agent=agent.name, keep=0, held=agent.slots))
+            left -= agent.slots
+
+    patch.setattr(placement, "release_surplus", release)
 
 
 def count_no_failure(patch: Patch) -> None:
@@ -712,6 +732,10 @@ def _changes(scenario: Scenario) -> bool:
     return _has(scenario, "drain", "preempt")
 
 
+def _scales(scenario: Scenario) -> bool:
+    return _has(scenario, "scale")
+
+
 def _shares(scenario: Scenario) -> bool:
     return bool(scenario.others)
 
@@ -779,6 +803,9 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     grow_without_a_settling_time: _changes,
     let_no_rank_go_on: _changes,
     start_with_fewer_workers_than_are_needed: _changes,
+    forget_the_bounds_that_were_set: lambda one: _scales(one) and _has(one, "kill_driver", "take_over", "stop"),
+    start_with_more_workers_than_are_wanted: _scales,
+    give_places_back_that_are_in_use: _scales,
     lose_the_last_reports_of_the_dead: _always,
     carry_out_the_command_for_another_run: _shares,
     stop_the_workers_of_another_run: _shares,
@@ -801,6 +828,9 @@ _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     grow_without_a_settling_time: [1043],
     let_no_rank_go_on: [341],
     start_with_fewer_workers_than_are_needed: [9],
+    forget_the_bounds_that_were_set: [51],
+    start_with_more_workers_than_are_wanted: [69],
+    give_places_back_that_are_in_use: [31],
     form_while_a_checkpoint_is_pending: [9],
     count_no_failure: [7],
     take_reports_of_any_generation: [4],

@@ -127,17 +127,25 @@ class Agent:
 
     def drain(self, why: str, deadline_s: float) -> None:
         """End within `deadline_s`, as soon as the runs have gone elsewhere: the controller is told, and sends
-        `Shutdown` when nothing of them is left here. With no controller to tell, end at once. Of two deadlines the
-        earlier one counts."""
+        `Shutdown` when nothing of them is left here. With no controller to tell, and no run, end at once. Of two
+        deadlines the earlier one counts."""
         if not self._is_serving:
             self.shut_down()
             return
         self._is_draining = True
+        if self._is_cut_off:
+            self.shut_down()
+            return
         stop_s = min(_STOP_S, deadline_s / 5)
         _log.warning("%s: it ends when its runs have gone elsewhere, in %g s at the latest.", why, deadline_s)
         # For the controller it ends a little earlier, so that it is the one who stops the workers.
         self._send(AgentDraining(agent=self._id, why=why, deadline_s=deadline_s - stop_s))
         asyncio.get_running_loop().call_later(deadline_s - stop_s / 2, self.shut_down, stop_s / 2)
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether there is nothing to wait for: no run is here, and no controller can send one or end the drain."""
+        return not self._runs and (self._channel is None or not self._channel.is_connected)
 
     def dial_again(self) -> None:
         """Another driver may have taken over: do not wait until the one before is found silent."""
@@ -302,6 +310,8 @@ class Agent:
             while (envelope := await channel.recv()) is not None:
                 self._heard = True
                 self._handle(envelope.run, envelope.message)
+            if self._is_draining and self._is_cut_off:
+                self.shut_down()
             if not channel.comes_back or self._is_leaving or not await self._resume(channel):
                 break
             self._heard = True

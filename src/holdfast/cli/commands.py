@@ -106,6 +106,7 @@ _COMMANDS = {
     "logs": LazyCommand("holdfast.cli.logs:logs", "Show what a run's workers print."),
     "stop": LazyCommand("holdfast.cli.control:stop", "Stop a run, as Ctrl+C in its terminal does."),
     "drain": LazyCommand("holdfast.cli.control:drain", "Take a driver's runs off a node."),
+    "scale": LazyCommand("holdfast.cli.control:scale", "Change how many workers a run may have."),
     "join": LazyCommand("holdfast.cli.control:join", "Print what an agent needs in order to join a run."),
 }
 

@@ -1,4 +1,4 @@
-"""`holdfast status`, `stop`, `drain` and `join`: ask the driver that runs a run.
+"""`holdfast status`, `stop`, `drain`, `scale` and `join`: ask the driver that runs a run.
 
 They find it by the run's lease (`control.client`). `status` and `stop` make sense without one, too, and then tell what
 the run's directory knows.
@@ -18,11 +18,12 @@ from holdfast.control.client import DriverAddress, ask, find_driver
 from holdfast.control.history import History, read_history
 from holdfast.core import records as r
 from holdfast.errors import NotFound, WireError
+from holdfast.launch.options import parse_range
 from holdfast.storage.store import Store
 from holdfast.views.formatting import count_text, metrics_text, ranks_brief, running_time
 from holdfast.wire import control_messages as cm
 
-__all__ = ["drain", "join", "status", "stop"]
+__all__ = ["drain", "join", "scale", "status", "stop"]
 
 _POLL_S = 0.1
 
@@ -86,6 +87,21 @@ def drain(run: str, node: str, deadline: float | None) -> None:
     print_line(ask(_running(find_run_or_name(run)), request, cm.Done).text)
 
 
+@click.command(short_help="Change how many workers a run may have.")
+@click.argument("run", metavar="RUN")
+@click.argument("workers", metavar="WORKERS")
+def scale(run: str, workers: str) -> None:
+    """Change how many workers RUN may have: WORKERS is MIN:MAX, such as 2:6, or one number for both.
+
+    RUN must have been started with ScalingConfig(num_workers=(min, max)). It grows when there is room, and shrinks,
+    at a checkpoint, so that no step is lost. The bounds hold when its script is started again, until that asks for
+    another number of workers.
+    """
+    workers_min, workers_max = parse_range(workers, "WORKERS")
+    request = cm.SetWorkers(workers_min=workers_min, workers_max=workers_max)
+    print_line(ask(_running(find_run_or_name(run)), request, cm.Done).text)
+
+
 @click.command(short_help="Print what an agent needs in order to join a run.")
 @click.argument("run", metavar="RUN")
 def join(run: str) -> None:
@@ -129,7 +145,8 @@ def _budget(most: int) -> str:
 
 
 def _phase(agent: cm.AgentStatus) -> str:
-    notes = [agent.why] if agent.why else []
+    notes = ["spare"] if agent.spare else []
+    notes += [agent.why] if agent.why else []
     if agent.left_s is not None:
         notes.append(f"{agent.left_s:.0f} s left")
     return f"{agent.phase} ({', '.join(notes)})" if notes else str(agent.phase)

@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli import exit_codes
 from holdfast.errors import ConfigError
-from holdfast.launch.options import LaunchOptions, parse_node_range
+from holdfast.launch.options import LaunchOptions, parse_range
 from holdfast.linux.network import outward_address
 from holdfast.rendezvous.uri import RendezvousUri, parse_rendezvous_uri
 from holdfast.wire.join_string import is_loopback_name
@@ -119,7 +119,7 @@ def _host_range(uri: RendezvousUri, nnodes: str | None) -> tuple[int, int]:
             raise ConfigError(
                 "--nnodes and the URI's min_workers and max_workers say the same thing: give one of them."
             )
-        return parse_node_range(nnodes)
+        return parse_range(nnodes)
     least = uri.min_workers or 1
     return least, uri.max_workers or max(least, 1)
 

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _SETTLE_S = 0.01
 _READMIT_S = 1.0
 """How soon it is looked again whether an agent that was set aside has been left."""
+_REDIAL_LOOKS = 10
 _LAST_WORD_S = 1.0
 """A dying process closes its connection before the kernel says that it is dead: on a busy machine, long before."""
 
@@ -73,6 +74,8 @@ class AgentPool:
         """Hosts on which too much failed, until when."""
         self._leaving: set[str] = set()
         """Those of them that asked for it themselves, and end when nothing is left there."""
+        self._stood_still_at = -float("inf")
+        """When this process last found that it had not run for a while."""
         self._engine: Engine = make_engine(endpoint, self._agent_changed)
 
     # ------------------------------------------------------------ runs
@@ -89,6 +92,18 @@ class AgentPool:
                 self._engine.want(self._admission.gangs)
             except OSError as error:
                 run.unavailable(str(error))
+
+    def resize(self, run: RunAgents) -> None:
+        """The run's gang has another size."""
+        self._follow(self._admission.resize(run.gang))
+
+    def give_back(self, run: RunAgents, agent: str, count: int) -> None:
+        """The run keeps all but its last `count` places on the agent."""
+        self._follow(self._admission.give_back(run.id, agent, count))
+
+    def leave_agent(self, run: RunAgents, agent: str) -> None:
+        """The run is about to release all its places on the agent."""
+        self._follow(self._admission.leave(run.id, agent))
 
     def withdraw(self, run: RunAgents) -> None:
         """The run is over; what it holds is its own until it is released."""
@@ -136,6 +151,7 @@ class AgentPool:
             await refuse(channel, why)
         elif link is not None and opening.received is not None:
             link.unanswered_pings = 0
+            link.connections += 1
             link.channel.accept(channel, opening, self._silence_s)
             await self._receive(link)
         else:
@@ -171,6 +187,8 @@ class AgentPool:
         self.links[link.name] = link
         self._joined[link.name] = joined
         self._pending.pop(link.name, None)
+        if self.is_closed:
+            link.send(m.Shutdown(flush_s=0.0))  # it was being started when the last run ended
         aside = self._set_aside.get(joined.host)
         if aside is not None and aside.left_s:
             self._draining[link.name] = _Drain(aside.why)
@@ -185,6 +203,9 @@ class AgentPool:
         try:
             while (envelope := await link.channel.recv()) is not None and _is_of(link.name, envelope.message):
                 link.unanswered_pings = 0
+                if isinstance(envelope.message, m.Pong):
+                    link.answered()
+                    continue
                 if isinstance(envelope.message, m.Leave):
                     self.lose(link, "it ended")
                     return
@@ -197,6 +218,8 @@ class AgentPool:
                     run.receive(link.name, envelope.message)
             if envelope is None and link.channel.comes_back:
                 is_over = False  # another connection has come already, or comes while pings are waited for
+                if link.channel.is_closed_by_peer and (redial_s := link.redial_s()) is not None:
+                    self._expect_back(link, link.connections, redial_s / _REDIAL_LOOKS, _REDIAL_LOOKS)
                 return
             with suppress(TimeoutError):  # where the engine knows how it died, it says so soon
                 async with asyncio.timeout(_LAST_WORD_S):
@@ -204,6 +227,17 @@ class AgentPool:
         finally:
             if is_over:
                 self.lose(link, "its connection closed")
+
+    def _expect_back(self, link: AgentLink, connections: int, pause_s: float, looks: int) -> None:
+        """Lose an agent whose machine has closed its connection, and that does not connect again although the network
+        works: its process is dead. Many short pauses, so that a busy event loop does not count as a long one."""
+        loop = asyncio.get_running_loop()
+        if link.gone.is_set() or link.connections != connections:
+            return
+        if looks:
+            loop.call_later(pause_s, self._expect_back, link, connections, pause_s, looks - 1)
+        elif loop.time() - self._stood_still_at > self._silence_s:
+            self.lose(link, "its process ended: the connection was closed, and it did not connect again")
 
     def lose(self, link: AgentLink, why: str) -> None:
         """End an agent's channel. The agent is lost with it, unless another of its name has taken its place."""
@@ -341,6 +375,7 @@ class AgentPool:
 
     def forgive(self) -> None:
         """Forget unanswered pings, since this process itself stood still and could not read the answers."""
+        self._stood_still_at = asyncio.get_running_loop().time()
         for link in self.links.values():
             link.unanswered_pings = 0
 

@@ -36,6 +36,7 @@ from holdfast.core.admission import Gang
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.machine import Step, deadline, step
 from holdfast.core.records import AgentAdded, GenerationRunning, Record
+from holdfast.core.resources import Offer
 from holdfast.core.state import State
 from holdfast.engines.engine import EngineName, MakeEngine
 from holdfast.engines.ray.options import RayOptions
@@ -91,6 +92,8 @@ class ControllerSetup:
     """For a run that needs an engine of its own: local mode."""
     engine: EngineName | RayOptions = EngineName.LOCAL
     """Whose agents the run uses otherwise."""
+    known_offers: Callable[[], Sequence[Offer]] | None = None
+    """What the run's agents can ever offer; None: others may join."""
     prepare_validation: PrepareValidation | None = None
     """What an agent is sent that validates a checkpoint, where there is a function for that."""
     make_publisher: Callable[[Sequence[Observer], ReadBack], Publisher] = Publisher
@@ -181,6 +184,7 @@ class Controller:
             self._publisher.recent_logs,
             self.post,
             hub.join_strings[0],
+            plan.known_offers,
         )
         """For control clients."""
         self._loop = asyncio.get_running_loop()
@@ -385,6 +389,10 @@ class Controller:
             case c.RunValidation():
                 assert self._validation is not None
                 self._spawn(self._post_outcome(self._validation.run(command)))
+            case c.ChangeBounds(workers_min=workers_min, workers_max=workers_max):
+                self._agents.change_bounds(workers_min, workers_max)
+            case c.ReleasePlaces():
+                self._agents.release_places(command)
             case c.SetHostAside():
                 self._agents.set_aside(command)
             case c.FinishCallbacks(generation=generation):
@@ -454,4 +462,5 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._blocking.finished()
         self._hub.api.leave(self._plan.run_id)
-        await self._blocking.run(self._publisher.close)
+        if self._publisher.has_observers:
+            await self._blocking.run(self._publisher.close)

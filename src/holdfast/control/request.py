@@ -74,6 +74,8 @@ class TrainRequest:
     max_workers: int
     last_call_s: float = 0.0
     """How long a run that has enough agents to start waits for more."""
+    spares: int = 0
+    """So many agents are kept prepared and idle."""
     resize_settle_s: float = 60.0
     """For how long there is room for more workers before the run grows."""
     local_mode: bool

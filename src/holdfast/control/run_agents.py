@@ -101,6 +101,24 @@ class RunAgents:
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
+    def change_bounds(self, workers_min: int, workers_max: int) -> None:
+        """The run needs and takes other numbers of workers."""
+        self.gang = self.gang.with_bounds(workers_min, workers_max)
+        self._wanted = min(self._wanted, workers_max)
+        self._pool.resize(self)
+
+    def release_places(self, command: c.ReleasePlaces) -> None:
+        """Give places back that the run needs no longer; not if it has been given others there meanwhile."""
+        agent, taken = command.agent, self._taken.get(command.agent, ())
+        if len(taken) != command.held or agent in self._revoked:
+            return
+        if command.keep:
+            self._taken[agent] = taken[: command.keep]
+            self._pool.give_back(self, agent, len(taken) - command.keep)
+        else:
+            self._revoked[agent] = "the run needs it no longer"
+            self._pool.leave_agent(self, agent)
+
     def send(self, agents: Sequence[str], message: m.ControllerMessage) -> None:
         """Send one message to these agents; not to those that are lost, of which the core is about to be told."""
         send_all([self.links[agent] for agent in agents if agent in self.links], message, self.id)
@@ -130,9 +148,12 @@ class RunAgents:
         """Take all runs off a host for a time, if this run has room without it."""
         self._pool.set_aside(command.host, command.why, command.duration_s, self)
 
-    def statuses(self, ranks: Mapping[str, tuple[int, ...]]) -> tuple[AgentStatus, ...]:
-        """The agents that the run may get places on, each with its ranks there."""
-        return tuple(msgspec.structs.replace(one, ranks=ranks.get(one.agent, ())) for one in self._pool.statuses())
+    def statuses(self, ranks: Mapping[str, tuple[int, ...]], spares: Collection[str]) -> tuple[AgentStatus, ...]:
+        """The agents that the run may get places on, each with its ranks there; `spares` are kept idle."""
+        return tuple(
+            msgspec.structs.replace(one, ranks=ranks.get(one.agent, ()), spare=one.agent in spares)
+            for one in self._pool.statuses()
+        )
 
     def answer(self, answer: m.Collected) -> None:
         """Send what a collective came to."""

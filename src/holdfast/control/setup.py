@@ -112,6 +112,7 @@ def make_setup(
         gang=_gang(request, history.run),
         make_engine=make_engine,
         engine=request.ray or request.engine,
+        known_offers=(lambda: offers_of(request)) if request.engine is EngineName.LOCAL else None,
         observers=[*make_observers(store, history, lease), fold_writer],
         fold_writer=fold_writer,
         settings=_settings(request),
@@ -127,7 +128,6 @@ def make_guest_setup(
     summary: Summary,
     lease: GuestLease,
     owner: RunOwner,
-    observers: Sequence[Observer],
     *,
     restart: bool = False,
 ) -> ControllerSetup:
@@ -136,8 +136,7 @@ def make_guest_setup(
     # A copy: the owner brings its own up to date with the same records.
     durable = deepcopy(summary.durable) if summary.durable.epoch else Durable()
     if durable.epoch == 0:
-        me = this_process()
-        began = e.ControllerBegan(epoch=lease.epoch, host=me.host, pid=me.pid)
+        began = e.ControllerBegan(epoch=lease.epoch, host=current().machine()[0], pid=current().pid())
     else:
         lease.make_fence()
         # Whoever starts a run again that had ended has a reason to, as changes would be.
@@ -152,7 +151,6 @@ def make_guest_setup(
         preparation=preparation,
         gang=_gang(request, run),
         engine=request.ray or request.engine,
-        observers=observers,
         settings=_settings(request),
         owner=owner,
     )
@@ -224,6 +222,7 @@ def _spec(request: TrainRequest) -> RunSpec:
         workers_min=request.min_workers,
         workers_max=request.max_workers,
         last_call_s=request.last_call_s,
+        spares=request.spares,
         resize_settle_s=request.resize_settle_s,
         max_failures=request.max_failures,
         max_preemption_failures=request.max_preemption_failures,
@@ -333,6 +332,7 @@ def _gang(request: TrainRequest, run: str) -> Gang:
         min_workers=request.min_workers,
         resources=dict(request.resources),
         workers_per_agent=_workers_per_agent(request),
+        spares=request.spares,
     )
 
 

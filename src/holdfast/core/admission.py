@@ -4,6 +4,9 @@ A run asks for a gang, workers that all take the same. It gets all of them at on
 while a gang waits, nobody who came later is given anything that it could use, on any agent that could hold one of its
 workers. So whatever becomes free is its own, and it waits no longer than until the gangs before it are gone.
 
+A gang may want spare agents, too. It gets them like an elastic one gets more workers, on agents where it has nothing
+yet, and once all its workers are placed; when it loses an agent, the places on a spare are those of its workers.
+
 An elastic gang may be given fewer workers, at least as many as it needs. It gets more whenever there is room that no
 gang which waits could use.
 
@@ -34,6 +37,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """What each worker takes."""
     workers_per_agent: int | None = None
     """So many workers at most are placed on one agent."""
+    spares: int = 0
+    """It takes so many agents besides, and keeps as many places there as its workers may need if another is lost."""
     slots_per_worker: int = 1
     """0 for workers that an agent holds besides as many as it has slots for."""
 
@@ -41,6 +46,13 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     def needed(self) -> int:
         """How many workers it cannot do without."""
         return self.workers if self.min_workers is None else self.min_workers
+
+    def with_bounds(self, workers_min: int, workers_max: int) -> Gang:
+        """The same with other numbers of workers, spread over as many agents."""
+        per_agent = self.workers_per_agent
+        if per_agent is not None:
+            per_agent = -(-workers_max // -(-self.workers // per_agent))
+        return msgspec.structs.replace(self, workers=workers_max, min_workers=workers_min, workers_per_agent=per_agent)
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +89,11 @@ class _Request:
     """The same for gangs that ask for the same."""
 
     def __post_init__(self) -> None:
-        gang = self.gang
+        self.ask_for(self.gang)
+
+    def ask_for(self, gang: Gang) -> None:
+        """The run wants this gang, and no other."""
+        self.gang = gang
         resources = frozenset(gang.resources.items())
         self.kind = gang.workers, gang.needed, gang.workers_per_agent, gang.slots_per_worker, resources
 
@@ -91,6 +107,18 @@ class _Request:
         """How many workers it would take."""
         return 0 if self.withdrawn else max(0, self.gang.workers - self.placed)
 
+    @property
+    def missing_spares(self) -> int:
+        """How many more agents it would take to keep them idle."""
+        if self.withdrawn or self.wanted or not self.gang.spares:
+            return 0
+        left, idle = self.gang.workers, 0
+        for agent, taken in self.held.items():
+            if agent not in self.leaving:
+                idle += left <= 0
+                left -= len(taken)
+        return max(0, self.gang.spares - idle)
+
     def give(self, agent: str, workers: tuple[Taken, ...]) -> None:
         self.held[agent] = (*self.held.get(agent, ()), *workers)
         self.placed += len(workers)
@@ -101,6 +129,13 @@ class _Request:
         self.placed -= 0 if agent in self.leaving else len(taken)
         self.leaving.discard(agent)
         return taken
+
+    def give_back(self, agent: str, count: int) -> tuple[Taken, ...]:
+        """The request keeps all but its last `count` places on this agent; gives what it had there."""
+        held = self.held[agent]
+        self.held[agent] = held[: len(held) - count]
+        self.placed -= count
+        return held[len(held) - count :]
 
     def leave(self, agent: str) -> None:
         """Its places on this agent are to be given up."""
@@ -161,6 +196,35 @@ class Admission:
         """The run is over and wants nothing any more; what it holds stays its own until it is released."""
         if (request := self._requests.get(run)) is not None:
             request.withdrawn = True
+            self._request_changed(request)
+        return self._decide()
+
+    def resize(self, gang: Gang) -> list[Decision]:
+        """A run that has asked wants another number of workers. What it holds beyond that stays its own until it gives
+        it back."""
+        if (request := self._requests.get(gang.run)) is not None and not request.withdrawn:
+            self._rooms.pop(gang.run, None)
+            self._rooms.pop(request.kind, None)
+            request.ask_for(gang)
+            self._request_changed(request)
+        return self._decide()
+
+    def give_back(self, run: str, agent: str, count: int) -> list[Decision]:
+        """The run keeps only its other places on this agent: nothing of it is on the last `count`."""
+        request = self._requests.get(run)
+        if request is not None and agent in request.held and agent not in request.leaving:
+            for taken in request.give_back(agent, count):
+                self._free[agent].give_back(taken)
+            self._agent_changed(agent)
+            self._request_changed(request)
+        return self._decide()
+
+    def leave(self, run: str, agent: str) -> list[Decision]:
+        """The run is about to release its places on this agent."""
+        request = self._requests.get(run)
+        if request is not None and agent in request.held and agent not in request.leaving:
+            request.leave(agent)
+            self._agent_changed(agent)
             self._request_changed(request)
         return self._decide()
 
@@ -253,7 +317,7 @@ class Admission:
         if request.missing:
             self._waiting[run] = request
         else:
-            if request.wanted:
+            if request.wanted or request.missing_spares:
                 self._growing[run] = request
             self._waiting.pop(run, None)
             self._rooms.pop(run, None)
@@ -304,7 +368,10 @@ class Admission:
                         left[agent] = self._free[agent].copy()
                     left[agent].block(frozenset(request.gang.resources))
         for request in sorted(self._growing.values(), key=lambda one: one.number):
-            for agent, count in (self._place(request, left) or {}).items():
+            if request.wanted:
+                for agent, count in (self._place(request, left) or {}).items():
+                    decisions.append(self._grant(request, agent, count, left.get(agent)))
+            for agent, count in self._place_spares(request, left).items():
                 decisions.append(self._grant(request, agent, count, left.get(agent)))
             self._request_changed(request)
         return decisions
@@ -321,6 +388,17 @@ class Admission:
                 if placed == wanted:
                     break
         return places if placed >= request.missing else None
+
+    def _place_spares(self, request: _Request, left: Mapping[str, FreeResources]) -> dict[str, int]:
+        """How many places to keep on each of the spare agents that it misses, as far as there are any."""
+        missing = request.missing_spares
+        places: dict[str, int] = {}
+        for agent, free in self._free.items() if missing else ():
+            if agent not in request.held and (count := request.count(agent, left.get(agent, free))):
+                places[agent] = count
+                if len(places) == missing:
+                    break
+        return places
 
     def _grant(self, request: _Request, agent: str, count: int, left: FreeResources | None) -> Grant:
         given: list[Taken] = []

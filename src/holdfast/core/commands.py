@@ -19,6 +19,7 @@ __all__ = [
     "AnnounceCheckpoint",
     "AnnouncePreemption",
     "AnnounceSettled",
+    "ChangeBounds",
     "Command",
     "DeleteCheckpoint",
     "EndRun",
@@ -27,6 +28,7 @@ __all__ = [
     "HoldReports",
     "PersistCheckpoint",
     "Place",
+    "ReleasePlaces",
     "RequestAgents",
     "RunStatus",
     "RunValidation",
@@ -191,6 +193,22 @@ class FinishCallbacks(_Command, frozen=True, kw_only=True):
     generation: int
 
 
+class ChangeBounds(_Command, frozen=True, kw_only=True):
+    """The run needs and takes other numbers of workers from now on."""
+
+    workers_min: int
+    workers_max: int
+
+
+class ReleasePlaces(_Command, frozen=True, kw_only=True):
+    """Give back the run's places on this agent but the first `keep`; nothing of the run is on those. It has `held`
+    there as far as the core knows: if that has changed, all of them are kept, and the core is told anew."""
+
+    agent: str
+    keep: int
+    held: int
+
+
 class SetHostAside(_Command, frozen=True, kw_only=True):
     """Drain the agents of this host for a time, if others have room for the whole run."""
 
@@ -218,6 +236,8 @@ Command = (
     | DeleteCheckpoint
     | RunValidation
     | FinishCallbacks
+    | ChangeBounds
+    | ReleasePlaces
     | SetHostAside
     | EndRun
 )

@@ -20,6 +20,7 @@ __all__ = [
     "AgentLost",
     "AgentPrepared",
     "AgentUnavailable",
+    "BoundsRequested",
     "CallbackFailed",
     "CallbacksFinished",
     "CheckpointFailed",
@@ -280,6 +281,14 @@ class StopRequested(_Event, frozen=True, kw_only=True):
     """How long to wait for a last checkpoint, where one can be expected."""
 
 
+class BoundsRequested(_Event, frozen=True, kw_only=True):
+    """Somebody wants the run to have at least and at most so many workers from now on."""
+
+    workers_min: int
+    workers_max: int
+    why: str
+
+
 class TimePassed(_Event, frozen=True, kw_only=True):
     """The machine's own deadline (see `machine.deadline`) has come."""
 
@@ -318,5 +327,6 @@ Event = (
     | ControllerFenced
     | ControllerStalled
     | StopRequested
+    | BoundsRequested
     | TimePassed
 )

@@ -58,10 +58,6 @@ def _check_generation(state: State, generation: Generation) -> None:
     _require(ranks == list(range(generation.world_size)), f"ranks {ranks} are not each placed once")
     _require(len(set(agents)) == len(agents), f"an agent has two places: {agents}")
     _require(
-        state.workers_min <= generation.world_size <= state.workers_max,
-        f"a world of {generation.world_size} is outside {state.workers_min} to {state.workers_max}",
-    )
-    _require(
         generation.alive <= set(agents) and generation.starting <= set(agents), "an agent without a place has workers"
     )
     _require(generation.finished | generation.waiting <= set(ranks), "a rank that there is not finished or waits")
@@ -200,6 +196,8 @@ class Monitor:
         if started:
             _require(budget < 0 or self._state.durable.failures <= budget, "workers were started beyond the budget")
             _require(started[0].generation == self._state.durable.generation, "workers of an old generation started")
+            fewest, most, size = self._state.workers_min, self._state.workers_max, started[0].world_size
+            _require(fewest <= size <= most, f"a world of {size} is outside {fewest} to {most}")
         for command in step.commands:
             if isinstance(command, c.DeleteCheckpoint):
                 newest = self._state.durable.newest()

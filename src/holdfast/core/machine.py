@@ -11,9 +11,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from holdfast.core import (
+    bounds,
+    pending_checkpoints,
+    placement,
+    planned_change,
+    preemption,
+    quarantine,
+    removal,
+    validation,
+)
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core import pending_checkpoints, placement, planned_change, preemption, quarantine, removal, validation
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.root_cause import may_be_deterministic, root_cause
@@ -84,12 +93,14 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
                 _end(state, c.RunStatus.FINISHED, out)  # complete already: nothing to add, not even a record
                 return
             pending_checkpoints.reconcile(state, event, now, out)
+            bounds.restore(state, now, out)
             state.began = True
         case e.AgentJoined():
             state.add_agent(AgentState(event.agent, event.host, event.slots, event.address))
             state.requested_slots = max(0, state.requested_slots - event.slots)
             state.failed_requests = 0
-            out.record(r.AgentAdded(at=now, agent=event.agent, host=event.host, slots=event.slots))
+            spare = event.agent in placement.spare_agents(state)
+            out.record(r.AgentAdded(at=now, agent=event.agent, host=event.host, slots=event.slots, spare=spare))
         case e.AgentPrepared():
             state.agent_prepared(event.agent, event.master_port)
         case e.AgentLost():
@@ -150,6 +161,8 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
                 state.forced = True
                 state.pending.clear()
                 state.generation = None
+        case e.BoundsRequested():
+            bounds.change(state, event, now, out)
         case e.TimePassed():
             return
         case _:
@@ -217,6 +230,8 @@ def _lose_agent(state: State, event: e.AgentLost, now: float, out: Output) -> No
     bereft = pending_checkpoints.lose_agent(state, agent.name, now, out)
     generation = state.generation
     if generation is None or agent.name not in generation.alive:
+        if generation is not None and agent.prepared and state.spec.spares:
+            placement.want_more_agents(state, out)  # one that could not even be prepared is missed later
         return
     generation.alive.discard(agent.name)
     for rank in generation.ranks_of(agent.name):
@@ -249,6 +264,8 @@ def _advance(state: State, now: float, out: Output) -> None:
         _end_or_start(state, now, out)
     elif state.generation is not None and state.generation.stop_reason is None and _all_finished(state):
         _finish(state, state.generation, now, out)
+    if state.gives_back and not state.ended:
+        placement.release_surplus(state, now, out)
 
 
 def _finish(state: State, generation: Generation, now: float, out: Output) -> None:

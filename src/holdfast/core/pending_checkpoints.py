@@ -53,6 +53,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
             host=event.host,
             pid=event.pid,
             workers=state.spec.workers_max,
+            workers_min=None if state.spec.workers_min == state.spec.workers_max else state.spec.workers_min,
             score_attribute=state.spec.retention.score_attribute,
             score_order=state.spec.retention.score_order,
             num_to_keep=state.spec.retention.num_to_keep,

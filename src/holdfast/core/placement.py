@@ -11,12 +11,20 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
-from holdfast.core.state import Generation, State
+from holdfast.core.state import AgentState, Generation, State
 
 if TYPE_CHECKING:
     from holdfast.core.machine import Output
 
-__all__ = ["deadlines", "start_generation", "place", "agent_unavailable"]
+__all__ = [
+    "agent_unavailable",
+    "deadlines",
+    "place",
+    "release_surplus",
+    "spare_agents",
+    "start_generation",
+    "want_more_agents",
+]
 
 _REFUSALS_LIMIT = 3
 """So many times in a row the engine may fail to start an agent that the run cannot do without."""
@@ -55,7 +63,8 @@ def start_generation(state: State, now: float, out: Output) -> None:
     if _is_last_call(state, now):
         return
     state.agents_wanted_since = state.enough_since = state.may_grow_since = None
-    _want_more_agents(state, out)
+    state.bounds_changed = False
+    want_more_agents(state, out)
     places = place(state)
     first = state.agents[places[0].agent]
     world_size = sum(len(one.ranks) for one in places)
@@ -121,9 +130,48 @@ def _is_last_call(state: State, now: float) -> bool:
     return now < state.enough_since + state.spec.last_call_s
 
 
-def _want_more_agents(state: State, out: Output) -> None:
-    """The run can do without, and grows when they come."""
-    missing = state.workers_max - state.slots
+def release_surplus(state: State, now: float, out: Output) -> None:
+    """Give back places beyond the bounds, of agents without workers first, as soon as nothing of the run is there."""
+    left, in_use, spares = state.workers_max, state.agents_in_use(), spare_agents(state)
+    surplus = False
+    for agent in _by_need(state):
+        wanted = agent.slots if agent.name in spares else min(agent.slots, left)
+        left = max(0, left - wanted)
+        used = len(state.generation.ranks_of(agent.name)) if state.generation is not None else 0
+        keep = max(wanted, used, 1 if agent.name in in_use else 0)
+        surplus = surplus or keep > wanted
+        if keep == agent.slots:
+            continue
+        out.do(c.ReleasePlaces(agent=agent.name, keep=keep, held=agent.slots))
+        if keep:
+            state.resize_agent(agent.name, keep)
+        else:
+            state.remove_agent(agent.name)
+            out.record(r.AgentRemoved(at=now, agent=agent.name, host=agent.host, why="the run needs it no longer"))
+    state.gives_back = surplus
+
+
+def spare_agents(state: State) -> tuple[str, ...]:
+    """The agents that are kept idle: all workers that the run may have fit on others."""
+    left, found = state.workers_max, list[str]()
+    for agent in _by_need(state) if state.spec.spares else ():
+        if left <= 0 and len(found) < state.spec.spares:
+            found.append(agent.name)
+        left -= agent.slots
+    return tuple(found)
+
+
+def _by_need(state: State) -> list[AgentState]:
+    """The agents that are not taken away: those that have workers, then the others, in the order in which they
+    joined."""
+    generation = state.generation
+    agents = [agent for agent in state.agents.values() if not agent.draining]
+    return agents if generation is None else sorted(agents, key=lambda agent: not generation.ranks_of(agent.name))
+
+
+def want_more_agents(state: State, out: Output) -> None:
+    """The run can do without, and grows when they come, or has them in reserve."""
+    missing = max(0, state.workers_max - state.slots) + state.spec.spares - len(spare_agents(state))
     if missing > 0:
         state.requested_slots = missing
         out.do(c.RequestAgents(slots=missing))
@@ -132,7 +180,7 @@ def _want_more_agents(state: State, out: Output) -> None:
 def _want_agents(state: State, now: float, out: Output) -> None:
     if state.agents_wanted_since is None:
         state.agents_wanted_since = now
-    missing = state.workers_max - state.slots - state.requested_slots
+    missing = state.workers_max + state.spec.spares - state.slots - state.requested_slots
     if now >= state.agents_wanted_since + state.spec.agents_timeout_s:
         state.fatal = (
             FailureKind.RUN,

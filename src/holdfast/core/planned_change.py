@@ -69,8 +69,8 @@ def deadlines(state: State, generation: Generation) -> list[float]:
     for agent in _leaving(state, generation):
         asked = generation.change is not None and generation.change.kind is StopKind.DRAIN
         times.append(_leave_at(agent) if asked else _ask_at(agent))
-    if generation.change is None and state.may_grow_since is not None and not generation.finished:
-        times.append(state.may_grow_since + state.spec.resize_settle_s)
+    if generation.change is None and (grow_at := _grow_at(state)) is not None and not generation.finished:
+        times.append(grow_at)
     return times
 
 
@@ -92,17 +92,28 @@ def _reason(state: State, generation: Generation, now: float) -> tuple[StopKind,
     for agent in _draining(state, generation):
         if has_room or (agent.drain_deadline is not None and now >= _ask_at(agent)):
             return StopKind.DRAIN, f"agent {agent.name} is being drained: {agent.draining}"
-    if generation.world_size > state.workers_max:
-        return StopKind.RESIZE, f"{state.workers_max} workers at most are wanted"
-    since = state.may_grow_since
-    if since is not None and not generation.finished and now >= since + state.spec.resize_settle_s:
+    if generation.finished:
+        return None
+    if generation.world_size > state.workers_max and has_room:
+        most = state.workers_max
+        return StopKind.RESIZE, f"{most} {'worker' if most == 1 else 'workers'} at most may run now"
+    if (grow_at := _grow_at(state)) is not None and now >= grow_at:
         return StopKind.RESIZE, f"there is room for {_largest(state)} workers"
     return None
 
 
 def _largest(state: State) -> int:
-    """How many workers the next generation could have."""
-    return min(state.workers_max, state.ready_slots)
+    """How many workers the next generation could have; 0: too few are ready for one."""
+    return min(state.workers_max, state.ready_slots) if state.ready_slots >= state.workers_min else 0
+
+
+def _grow_at(state: State) -> float | None:
+    """When the group is to grow, if there is room. Where somebody asked for it and all that was asked for is there,
+    nothing is waited for."""
+    since = state.may_grow_since
+    if since is None or (state.bounds_changed and state.ready_slots >= state.workers_max):
+        return since
+    return since + state.spec.resize_settle_s
 
 
 def _watch_growth(state: State, generation: Generation, now: float) -> None:

@@ -16,6 +16,7 @@ from holdfast.core.failure_kind import FailureKind
 __all__ = [
     "AgentAdded",
     "AgentRemoved",
+    "BoundsChanged",
     "ChangePlanned",
     "CheckpointAbandoned",
     "CheckpointCommitted",
@@ -102,6 +103,9 @@ class ControllerStarted(_Record, frozen=True, kw_only=True):
     host: str
     pid: int
     workers: int
+    """The most that its script asks for."""
+    workers_min: int | None = None
+    """The fewest, of an elastic run; None: the same."""
     score_attribute: str | None = None
     score_order: str = "max"
     num_to_keep: int | None = None
@@ -125,6 +129,8 @@ class AgentAdded(_Record, frozen=True, kw_only=True, tag="AgentHere"):
     agent: str
     host: str
     slots: int
+    spare: bool = False
+    """The run's workers have places without it: it is kept idle, in case that another agent is lost."""
 
 
 class AgentRemoved(_Record, frozen=True, kw_only=True, tag="AgentGone"):
@@ -137,6 +143,15 @@ class AgentRemoved(_Record, frozen=True, kw_only=True, tag="AgentGone"):
     counted: bool = False
     """It was lost while it prepared the training function, when the run could not go on without: that is a failure of
     the run like a generation's."""
+
+
+class BoundsChanged(_Record, frozen=True, kw_only=True):
+    """The run may have other numbers of workers than its script asks for (`events.BoundsRequested`)."""
+
+    at: float
+    workers_min: int
+    workers_max: int
+    why: str
 
 
 class DrainStarted(_Record, frozen=True, kw_only=True):
@@ -391,6 +406,7 @@ Record = (
     | RunRestarted
     | AgentAdded
     | AgentRemoved
+    | BoundsChanged
     | DrainStarted
     | ChangePlanned
     | GenerationStarted

@@ -27,6 +27,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for enough agents before the run fails."""
     last_call_s: float = 0.0
     """How long a run that waited for agents, and has enough, waits for more before it starts."""
+    spares: int = 0
+    """So many agents beyond those that the largest world needs are kept prepared and idle."""
     resize_settle_s: float = 60.0
     """For how long there is room for a larger generation before one is planned: what joins meanwhile is one change."""
     backoff_base_s: float = 1.0

@@ -72,6 +72,10 @@ class Durable:
     """How often the run lost a node that was being drained, and workers with it."""
     last_preemption: r.Preemption | None = None
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    asked_workers: tuple[int, int] = (0, 0)
+    """The bounds of the number of workers in the script of the last controller."""
+    bounds: r.BoundsChanged | None = None
+    """Those that were set instead while the run went on."""
     outcome: r.RunFinished | r.RunFailed | r.RunInterrupted | None = None
 
     def newest(self) -> StoredCheckpoint | None:
@@ -456,6 +460,10 @@ class State:
     failed_requests: int = 0
     may_grow_since: float | None = None
     """Since when there has been room for a larger generation than the one that there is."""
+    bounds_changed: bool = False
+    """The bounds were changed since the generation was formed: who asked for more waits for no settling time."""
+    gives_back: bool = False
+    """The bounds were lowered: places beyond them are given back as they become free."""
     host_failures: dict[str, list[float]] = field(default_factory=dict)
     """When generations failed lately because of each host."""
     generation: Generation | None = None
@@ -490,11 +498,14 @@ class State:
     @property
     def workers_min(self) -> int:
         """The smallest world that the run may have."""
-        return self.spec.workers_min
+        bounds = self.durable.bounds
+        return self.spec.workers_min if bounds is None else bounds.workers_min
 
     @property
     def workers_max(self) -> int:
-        return self.spec.workers_max
+        """The largest."""
+        bounds = self.durable.bounds
+        return self.spec.workers_max if bounds is None else bounds.workers_max
 
     def add_agent(self, agent: AgentState) -> None:
         """An agent joined, or offers another number of slots."""
@@ -509,6 +520,12 @@ class State:
             self._count(agent, -1)
             agent.prepared, agent.master_port = True, master_port
             self._count(agent, 1)
+
+    def resize_agent(self, name: str, slots: int) -> None:
+        """The run keeps only so many places on the agent."""
+        self._count(self.agents[name], -1)
+        self.agents[name].slots = slots
+        self._count(self.agents[name], 1)
 
     def agents_in_use(self) -> set[str]:
         """Those that may have workers, or hold parts of checkpoints that are not committed."""
@@ -553,6 +570,10 @@ def fold(durable: Durable, record: r.Record) -> None:
             if isinstance(durable.outcome, r.RunFailed | r.RunFinished):
                 # Who starts a run again that had ended means to try again.
                 durable.failures = durable.streak = durable.bug_count = durable.preemptions = 0
+            asked = (record.workers if record.workers_min is None else record.workers_min, record.workers)
+            if isinstance(durable.outcome, r.RunFinished) or asked != durable.asked_workers:
+                durable.bounds = None
+            durable.asked_workers = asked
             durable.epoch = record.epoch
             durable.fingerprint = record.fingerprint
             durable.outcome = None
@@ -560,6 +581,9 @@ def fold(durable: Durable, record: r.Record) -> None:
             durable.iteration, durable.metrics = 0, None
             durable.failures = durable.streak = durable.bug_count = durable.preemptions = 0
             durable.first_index = record.first_index
+            durable.bounds = None
+        case r.BoundsChanged():
+            durable.bounds = record
         case r.GenerationStarted():
             durable.generation = record.generation
             durable.iteration = record.iteration

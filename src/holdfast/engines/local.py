@@ -47,7 +47,8 @@ class LocalEngine:
 
     def want(self, gangs: Sequence[Gang]) -> None:
         """As many agents as the most spread gang needs: on one machine an agent holds any number of workers."""
-        count = max((-(-gang.workers // (gang.workers_per_agent or gang.workers)) for gang in gangs), default=0)
+        agents = [-(-gang.workers // (gang.workers_per_agent or gang.workers)) + gang.spares for gang in gangs]
+        count = max(agents, default=0)
         while len(self._running.keys() - self._abandoned) < count:
             self._start(f"local-{os.getpid()}-{next(_numbers)}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 from holdfast.rendezvous.uri import RendezvousUri
 
-__all__ = ["LaunchOptions", "parse_node_range"]
+__all__ = ["LaunchOptions", "parse_range"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class LaunchOptions:
     token_file: Path | None = None
 
 
-def parse_node_range(text: str) -> tuple[int, int]:
-    """`3` or `1:3`, as torchrun's `--nnodes`."""
+def parse_range(text: str, what: str = "--nnodes") -> tuple[int, int]:
+    """`3` or `1:3`, as torchrun's `--nnodes`; `what` is the option or argument."""
     low, colon, high = text.partition(":")
     if not (low.isdecimal() and (high.isdecimal() or not colon)):
-        raise ConfigError(f"--nnodes must be a number or MIN:MAX, such as 1:3, not {text!r}.")
+        raise ConfigError(f"{what} must be a number or MIN:MAX, such as 1:3, not {text!r}.")
     found = int(low), int(high) if colon else int(low)
     if not 1 <= found[0] <= found[1]:
-        raise ConfigError(f"--nnodes {text} must be 1 or more, and MIN not above MAX.")
+        raise ConfigError(f"{what} {text} must be 1 or more, and MIN not above MAX.")
     return found

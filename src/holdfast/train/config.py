@@ -47,6 +47,7 @@ class ScalingConfig:
     `num_workers=(2, 6)` is an elastic run: it starts with 2 workers or more, after a last call for others of
     `last_call_timeout` seconds, goes on with what is left when nodes are lost or drained, and grows at a checkpoint
     when there has been room for `elastic_resize_monitor_interval_s`.
+    `spares=1` keeps an agent besides that is prepared and idle, so that a lost node's workers start elsewhere at once.
     `listen`: `HOST:PORT` at which agents of other machines are accepted (HOLDFAST_LISTEN); port 0 is any that is free.
     """
 
@@ -63,11 +64,13 @@ class ScalingConfig:
     engine: str | None = field(default=None, kw_only=True)
     listen: str | None = field(default=None, kw_only=True)
     last_call_timeout: float = field(default=5.0, kw_only=True)
+    spares: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_num_workers()
         if self.last_call_timeout != 0:
             checks.seconds("ScalingConfig(last_call_timeout)", self.last_call_timeout)
+        checks.whole_number("ScalingConfig(spares)", self.spares, least=0)
         checks.seconds("ScalingConfig(elastic_resize_monitor_interval_s)", self.elastic_resize_monitor_interval_s)
         checks.flag("ScalingConfig(use_gpu)", self.use_gpu)
         self._check_resources()
@@ -97,6 +100,8 @@ class ScalingConfig:
                 **dict.fromkeys(unplaced, "workers run on this one machine."),
                 "trainer_resources": "the driver reserves nothing for itself.",
             }
+            | ({"spares": "on Ray, agents are where the bundles of workers are."} if for_ray else {})
+            | ({"spares": "in local mode there is no agent."} if self.num_workers == 0 else {})
             | ({} if self.elasticity_enabled else {"elastic_resize_monitor_interval_s": fixed}),
         )
 

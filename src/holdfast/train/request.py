@@ -107,6 +107,7 @@ def build_request(
         min_workers=max(1, scaling.min_workers),
         max_workers=max(1, scaling.max_workers),
         last_call_s=float(scaling.last_call_timeout),
+        spares=0 if local_mode or engine is EngineName.RAY else scaling.spares,
         resize_settle_s=float(scaling.elastic_resize_monitor_interval_s),
         local_mode=local_mode,
         nodes=1 if local_mode else _local_nodes(),

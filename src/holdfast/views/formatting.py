@@ -15,6 +15,7 @@ from holdfast.printable import printable
 from holdfast.storage.uri import is_uri, join
 
 __all__ = [
+    "bounds_text",
     "brief_duration",
     "count_text",
     "drain_text",
@@ -120,6 +121,11 @@ def count_text(number: int, noun: str, *, grouped: bool = False) -> str:
     if number != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number:,} {noun}" if grouped else f"{number} {noun}"
+
+
+def bounds_text(fewest: int, most: int) -> str:
+    """2 to 6 workers, or 4 workers where both are the same."""
+    return count_text(most, "worker") if fewest == most else f"{fewest} to {count_text(most, 'worker')}"
 
 
 def list_text(names: Sequence[str]) -> str:

@@ -13,7 +13,16 @@ from holdfast.core import records as r
 from holdfast.core.checkpoint_types import ValidationStatus
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
-from holdfast.views.formatting import count_text, drain_text, duration_text, list_text, ranks_text, size_text, utc_time
+from holdfast.views.formatting import (
+    bounds_text,
+    count_text,
+    drain_text,
+    duration_text,
+    list_text,
+    ranks_text,
+    size_text,
+    utc_time,
+)
 
 __all__ = ["Narrator", "narrate"]
 
@@ -175,9 +184,13 @@ class Narrator:
                     "not resumed from."
                 )
             case r.AgentAdded():
-                return f"Agent {record.agent} joined from {record.host} with {count_text(record.slots, 'slot')}."
+                spare = " as a spare" if record.spare else ""
+                return f"Agent {record.agent} joined from {record.host} with {count_text(record.slots, 'slot')}{spare}."
             case r.AgentRemoved():
                 return f"Agent {record.agent} on {record.host} was lost: {record.why}."
+            case r.BoundsChanged():
+                bounds = bounds_text(record.workers_min, record.workers_max)
+                return f"The run may have {bounds} from here on: {record.why}."
             case r.DrainStarted():
                 left_s = None if record.deadline is None else record.deadline - record.at
                 return f"A{drain_text(record.agent, record.host, record.why, left_s)[1:]}."

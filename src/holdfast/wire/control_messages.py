@@ -64,7 +64,8 @@ class DrainNode(_Message, frozen=True, kw_only=True):
 
 
 class SetWorkers(_Message, frozen=True, kw_only=True):
-    """Change the bounds of the number of workers; answered by `Done` or `Refused`."""
+    """Change the bounds of an elastic run's number of workers; answered by `Done` before the group has changed, or
+    `Refused`."""
 
     workers_min: int
     workers_max: int
@@ -116,6 +117,8 @@ class AgentStatus(_Message, frozen=True, kw_only=True):
     phase: AgentPhase
     ranks: tuple[int, ...] = ()
     """The run's workers there."""
+    spare: bool = False
+    """The run keeps it prepared and idle, in case that another agent is lost."""
     why: str = ""
     """Why it is draining."""
     left_s: float | None = None

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from holdfast.control import agent_link
 from holdfast.control.agent_link import FUNCTION_PIECE_BYTES, AgentLink, Preparation
 from holdfast.control.agent_pool import AgentPool
 from holdfast.control.publisher import Publisher
@@ -187,6 +188,41 @@ def test_an_agent_that_does_not_come_back_is_lost_after_a_while_and_its_channel_
         new = await controller.join(address, comes_back=True)
         assert await _is_reachable(controller, new)
         await new.close()
+
+    _run(test)
+
+
+def test_an_agent_whose_process_was_killed_is_lost_before_pings_tell() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address, comes_back=True)
+        agent.disconnect()  # what the kernel does when a process dies
+        began = asyncio.get_running_loop().time()
+        while controller.agent in controller.pool.links:
+            await asyncio.sleep(0.01)
+        assert asyncio.get_running_loop().time() - began >= 0.25, "it had time to connect again"
+        lost = controller.events[-1]
+        assert isinstance(lost, e.AgentLost) and lost.why.startswith("its process ended")
+
+    _run(test)
+
+
+@pytest.mark.parametrize("trouble", ["the agent had not answered", "the controller stood still", "it is back"])
+def test_a_closed_connection_says_nothing_about_an_agent_when(trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_link, "_REDIAL_S", 0.05)
+
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address, comes_back=True)
+        if trouble == "the agent had not answered":
+            controller.pool.ping(4, 30.0)
+            await asyncio.sleep(0.1)  # longer than an answer takes
+        agent.disconnect()
+        await controller.served.get()
+        if trouble == "the controller stood still":
+            controller.pool.forgive()
+        elif trouble == "it is back":
+            await agent.join(await connect(address, _SECRET, Hello(agent="a")))
+        await asyncio.sleep(0.3)  # longer than it would take to lose the agent
+        assert [type(event) for event in controller.events] == [e.AgentJoined]
 
     _run(test)
 

@@ -83,6 +83,60 @@ def test_an_elastic_gang_leaves_an_agent_that_is_drained_and_waits_only_below_wh
     assert policy.agent_joined("c", offer(1)) == [grant("r", "c", CPU)]
 
 
+def test_a_gang_that_is_resized_is_given_more_at_once_and_keeps_what_is_too_much_until_it_gives_it_back() -> None:
+    policy = admission(a=offer(2), b=offer(2))
+    policy.ask(elastic("one", 1, 2))
+    assert policy.resize(elastic("one", 1, 4)) == [grant("one", "b", CPU, CPU)]
+    assert policy.resize(elastic("one", 1, 1)) == []
+    assert policy.ask(gang("two", 3, CPU=1)) == []
+    assert policy.give_back("one", "a", 1) == []
+    assert policy.leave("one", "b") == [], "it is still there"
+    assert policy.release("one", "b") == [grant("two", "a", CPU), grant("two", "b", CPU, CPU)]
+    assert {agent: len(taken) for agent, taken in policy.held("one").items()} == {"a": 1}
+
+
+def test_a_gang_that_is_resized_below_what_it_waits_for_is_placed() -> None:
+    policy = admission(a=offer(1))
+    assert policy.ask(elastic("one", 2, 3)) == []
+    assert policy.resize(elastic("one", 1, 3)) == [grant("one", "a", CPU)]
+
+
+def test_places_that_are_being_left_are_given_again_once_they_are_released() -> None:
+    policy = admission(a=offer(1), b=offer(1))
+    policy.ask(elastic("one", 1, 2))
+    policy.resize(elastic("one", 1, 1))
+    policy.leave("one", "b")
+    assert policy.resize(elastic("one", 1, 2)) == []
+    assert policy.release("one", "b") == [grant("one", "b", CPU)]
+
+
+def test_a_gang_with_other_bounds_is_spread_over_as_many_agents() -> None:
+    assert Gang(run="one", workers=6, workers_per_agent=3).with_bounds(2, 8).workers_per_agent == 4
+    assert Gang(run="one", workers=6).with_bounds(2, 8) == Gang(run="one", workers=8, min_workers=2)
+
+
+def test_a_gang_keeps_a_spare_agent_once_its_workers_are_placed_and_another_after_a_loss() -> None:
+    policy = admission(a=offer(2))
+    wanted = Gang(run="one", workers=2, resources={"CPU": 1}, workers_per_agent=2, spares=1)
+    assert policy.ask(wanted) == [grant("one", "a", CPU, CPU)]
+    assert policy.would_take_more("one") and not policy.is_waiting("one")
+    assert policy.agent_joined("b", offer(3)) == [grant("one", "b", CPU, CPU)]
+    assert not policy.would_take_more("one")
+    assert policy.agent_joined("c", offer(2)) == []
+    assert policy.agent_lost("a") == [grant("one", "c", CPU, CPU)]
+    assert policy.missing("one") == 0, "what it holds on the spare is enough"
+    assert policy.drain("b") == [] and policy.would_take_more("one")
+
+
+def test_a_spare_is_not_placed_on_what_a_gang_that_waits_could_use() -> None:
+    policy = admission(a=offer(1))
+    policy.ask(Gang(run="one", workers=1, resources={"CPU": 1}, spares=1))
+    assert policy.ask(gang("two", 2, CPU=1)) == []
+    assert policy.agent_joined("b", offer(1)) == []
+    assert policy.agent_joined("c", offer(1)) == [grant("two", "b", CPU), grant("two", "c", CPU)]
+    assert policy.agent_joined("d", offer(1)) == [grant("one", "d", CPU)]
+
+
 def test_gangs_are_served_in_the_order_in_which_they_came() -> None:
     policy = admission(a=offer(2))
     policy.ask(gang("first", 2, CPU=1))

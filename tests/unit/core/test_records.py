@@ -14,6 +14,7 @@ KINDS = {
     "RunRestarted": r.RunRestarted,
     "AgentHere": r.AgentAdded,
     "AgentGone": r.AgentRemoved,
+    "BoundsChanged": r.BoundsChanged,
     "DrainStarted": r.DrainStarted,
     "ChangePlanned": r.ChangePlanned,
     "GenerationStarted": r.GenerationStarted,

@@ -260,6 +260,8 @@ def test_warnings_are_shown_at_once() -> None:
             r.CheckpointDamaged(at=T0, name="checkpoint_000009", why="model.pt is 10 bytes short"),
             r.DrainStarted(at=T0, agent="a1", host="node-a", why="SIGTERM", deadline=T0 + 25),
             r.AgentRemoved(at=T0, agent="a1", host="node-a", why="its connection closed"),
+            r.AgentAdded(at=T0, agent="a2", host="node-b", slots=1, spare=True),
+            r.BoundsChanged(at=T0, workers_min=2, workers_max=6, why="holdfast scale"),
             r.CheckpointAbandoned(at=T0, generation=1, iteration=9, why="a rank died first"),
         ]
     )
@@ -269,6 +271,8 @@ def test_warnings_are_shown_at_once() -> None:
         " model.pt is 10 bytes short\n"
         "Warning: agent a1 on node-a is being drained (SIGTERM), and is gone in 25.0 s\n"
         "Warning: agent a1 on node-a is gone: its connection closed\n"
+        "Agent a2 on node-b is kept ready as a spare\n"
+        "The run may have 2 to 6 workers from here on: holdfast scale\n"
         "Warning: the checkpoint of iteration 9 was not kept: a rank died first\n"
     )
 

@@ -43,6 +43,7 @@ def test_the_defaults_are_those_of_ray() -> None:
         (ScalingConfig, {"num_workers": (4, 1)}, r"num_workers=\(4, 1\)\): a range is \(fewest, most\), two whole"),
         (ScalingConfig, {"num_workers": (0, 1)}, r"num_workers=\(0, 1\)\): a range"),
         (ScalingConfig, {"num_workers": (1, 2, 3)}, r"num_workers=\(1, 2, 3\)\): a range"),
+        (ScalingConfig, {"spares": -1}, r"ScalingConfig\(spares\)"),
         (ScalingConfig, {"num_workers": (1, 2), "last_call_timeout": -1}, r"last_call_timeout\) must be a number"),
         (ScalingConfig, {"num_workers": 2, "label_selector": [{"a": "b"}]}, r"has 1 entries for 2 workers"),
         (ScalingConfig, {"use_gpu": 1}, r"ScalingConfig\(use_gpu\) must be True or False"),

@@ -24,7 +24,16 @@ from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.journal.format import encode_record
 from holdfast.printable import printable
-from holdfast.views.formatting import count_text, drain_text, local_time, place, ranks_text, running_time, trim
+from holdfast.views.formatting import (
+    bounds_text,
+    count_text,
+    drain_text,
+    local_time,
+    place,
+    ranks_text,
+    running_time,
+    trim,
+)
 from holdfast.views.terminal import layouts
 from holdfast.views.terminal.live_line import LiveLine
 from holdfast.views.terminal.nonblocking_stream import is_notebook, is_same_file, open_stream
@@ -145,8 +154,13 @@ class Terminal:
                 self._print("Training starts over; the checkpoints from before are kept and not restored")
             case r.AgentAdded():
                 self._hosts_of_agents[record.agent] = (record.host, record.slots)
+                if record.spare:
+                    self._print(f"Agent {record.agent} on {record.host} is kept ready as a spare")
             case r.AgentRemoved():
                 self._warn(f"agent {record.agent} on {record.host} is gone: {record.why}")
+            case r.BoundsChanged():
+                bounds = bounds_text(record.workers_min, record.workers_max)
+                self._print(f"The run may have {bounds} from here on: {printable(record.why)}")
             case r.DrainStarted():
                 left_s = None if record.deadline is None else record.deadline - record.at
                 self._warn(drain_text(record.agent, record.host, record.why, left_s))
