@@ -12,7 +12,8 @@ from tests.faults.programs.sandbox import Sandbox
 
 def test_a_run_that_does_nothing_syncs_each_name_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what a command waits for (the first records, the start of the workers, the end) ten calls, in the driver:
-    the agent has none. Records that no command waits for may be flushed in between on a machine that is slow."""
+    the agent has none. Where the agent is there at once, the start of the workers is among the first records; on a slow
+    machine, records that no command waits for may be flushed in between."""
     synced: list[str] = []
     fsync, fdatasync = os.fsync, os.fdatasync
 
@@ -30,7 +31,7 @@ def test_a_run_that_does_nothing_syncs_each_name_once(sandbox: Sandbox, monkeypa
     fit(sandbox, lambda: None, verbose=0)
     once = ["000001.json", "run.json", sandbox.root.name, "storage", "run", "epochs", "new in journal", "journal"]
     assert [name for name in synced if name != "records"] == once
-    assert synced.count("records") >= 2
+    assert synced.count("records") >= 1
 
     synced.clear()
     fit(sandbox, lambda: 1, verbose=0)
