@@ -239,6 +239,8 @@ class FailureConfig:
             checks.seconds("FailureConfig(preemption_grace_s)", self.preemption_grace_s)
         if self.progress_timeout_s is not None:
             checks.seconds("FailureConfig(progress_timeout_s)", self.progress_timeout_s)
+        if not isinstance(self.fail_fast, bool) and self.fail_fast != "raise":
+            raise ConfigError(f'FailureConfig(fail_fast) must be True, False or "raise", not {self.fail_fast!r}.')
         if self.fail_fast and self.max_failures != 0:
             raise ConfigError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}) allows no retries: set max_failures=0, or drop fail_fast."

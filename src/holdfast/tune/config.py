@@ -28,7 +28,7 @@ __all__ = ["CheckpointConfig", "FailureConfig", "PlacementGroupFactory", "RunCon
 @dataclass
 class FailureConfig(train_config.FailureConfig):
     """What each trial survives: `max_failures` as in training. With `fail_fast`, the first trial that fails stops the
-    experiment."""
+    experiment, and "raise" has `fit()` raise its error as well; the same call goes on with the others."""
 
     _effective: ClassVar[frozenset[str]] = frozenset({"fail_fast"})
 

@@ -60,7 +60,6 @@ class ExperimentSetup:
     observers: Sequence[ExperimentObserver | TrialFiles]
     """Whom to show each record once it is durable."""
     storage_patience_s: float = 300.0
-    time_budget_s: float | None = None
     metric: str | None = None
     """Which each trial's first report must have."""
 
@@ -119,10 +118,11 @@ class ExperimentController:
     async def run(self) -> RunStatus:
         """Until no trial runs and none is to be started."""
         side = [self._loop.create_task(self._keep_lease())]
-        if self._setup.time_budget_s is not None:
-            side.append(self._loop.create_task(self._end_budget(self._setup.time_budget_s)))
+        if (left_s := self._machine.time_left_s) is not None:
+            side.append(self._loop.create_task(self._end_budget(left_s)))
         try:
             self._record(self._setup.begin)
+            self._machine.stop_at_limit()
             self._record_decided("")
             self._machine.resume()
             while True:
@@ -294,9 +294,9 @@ class ExperimentController:
             controller.post(e.ControllerFenced(why=why))
         self._wake.set()
 
-    async def _end_budget(self, time_budget_s: float) -> None:
-        await asyncio.sleep(time_budget_s)
-        self._machine.stop_all(f"the time budget of {time_budget_s:g} s is used up")
+    async def _end_budget(self, left_s: float) -> None:
+        await asyncio.sleep(left_s)
+        self._machine.use_up_budget()
         self._record_decided("")
         self._wake.set()
 

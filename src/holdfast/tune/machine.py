@@ -80,6 +80,8 @@ class StopRule(Protocol):
 
     def stop_all(self) -> bool: ...
 
+    def resume_after(self, elapsed_s: float) -> None: ...
+
 
 class Policies(NamedTuple):
     """What decides. All are told the same again after a restart, so none needs to be saved."""
@@ -93,7 +95,11 @@ class Policies(NamedTuple):
     """How many there will be at most."""
     max_concurrent: int = 1
     fail_fast: bool = False
+    time_budget_s: float | None = None
+    """How long the experiment may run, the time of earlier drivers included."""
 
+
+_STOPPED_ALL = "the stopper stops all trials"
 
 NameTrial = Callable[[TrialState], tuple[str, str]]
 """From a new trial to its name, and the name of its directory."""
@@ -131,6 +137,12 @@ class ExperimentMachine:
         """Those that ran when their driver ended: they go on before anybody is asked which trial does."""
         self.stop_why = ""
         """Why no trial is started any more; "" while some may be."""
+        self.failed_fast: TrialState | None = None
+        """The trial whose failure stopped all others."""
+        self.elapsed_s = 0.0
+        """How long drivers have run the experiment, as far as records tell."""
+        self._last_at: float | None = None
+        """When the last record of this driver, or of the one whose records are read back, was made."""
         self._policies = policies
         self._name_trial = name_trial
         self._decode_config = decode_config
@@ -208,6 +220,9 @@ class ExperimentMachine:
         """Take one record in, of the experiment or of a trial. What is decided because of it is to be recorded and
         applied next (`decided`)."""
         self._now = record.at
+        if self._last_at is not None and not isinstance(record, r.ExperimentStarted):
+            self.elapsed_s += max(0.0, record.at - self._last_at)
+        self._last_at = record.at
         if run == self.id:
             self._apply_own(record)
         elif (trial := self.trials.get(run)) is not None:
@@ -229,7 +244,7 @@ class ExperimentMachine:
     def _apply_own(self, record: r.Record) -> None:
         match record:
             case r.ExperimentStarted():
-                self.stop_why = ""
+                self.stop_why, self.failed_fast = "", None
             case r.TrialCreated():
                 self._add(record)
             case r.TrialStopped():
@@ -316,7 +331,7 @@ class ExperimentMachine:
             if answer in (TrialScheduler.STOP, TrialScheduler.PAUSE):
                 self._decide(trial, "scheduler", paused=answer == TrialScheduler.PAUSE)
         if stopper is not None and stopper.stop_all():
-            self.stop_all("the stopper stops all trials")
+            self.stop_all(_STOPPED_ALL)
 
     def stop_all(self, why: str) -> None:
         """Let no trial go on, and start none."""
@@ -411,10 +426,39 @@ class ExperimentMachine:
             self._policies.searcher.on_trial_complete(trial.trial_id, error=True)
             self._policies.scheduler.on_trial_error(self, trial)
         trial.status = Trial.ERROR
-        if self._policies.fail_fast:
+        if self._policies.fail_fast and not self.stop_why:
+            self.failed_fast = trial
             self.stop_all(f"trial {trial.trial_id} failed, and FailureConfig(fail_fast) is set")
 
     # ------------------------------------------------------------ what is to be done
+
+    def find_limit(self) -> str:
+        """All records are read back: why the experiment has gone on long enough as a whole; "" if it has not."""
+        stopper = self._policies.stopper
+        if stopper is not None and self.trials:
+            stopper.resume_after(self.elapsed_s)
+            if stopper.stop_all():
+                return _STOPPED_ALL
+        return self._budget_used_up if self.time_left_s == 0 else ""
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Of the time budget; None: there is none."""
+        budget_s = self._policies.time_budget_s
+        return None if budget_s is None else max(0.0, budget_s - self.elapsed_s)
+
+    @property
+    def _budget_used_up(self) -> str:
+        return f"the time budget of {self._policies.time_budget_s:g} s is used up"
+
+    def use_up_budget(self) -> None:
+        """The time is over: let no trial go on."""
+        self.stop_all(self._budget_used_up)
+
+    def stop_at_limit(self) -> None:
+        """Let no trial go on if the experiment as a whole has gone on long enough."""
+        if why := self.find_limit():
+            self.stop_all(why)
 
     def resume(self) -> None:
         """All records are read back, and no trial runs: those that did go on, unless it was decided that they do

@@ -83,6 +83,8 @@ class ExperimentOutcome:
     status: RunStatus
     results: ResultGrid
     interrupted_by: str = ""
+    failed_fast: TrainingFailedError | None = None
+    """Why all trials were stopped, if that was a trial's failure."""
 
 
 def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
@@ -125,7 +127,6 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
             storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
             observers=[views.observer, files],
             metric=_required_metric(request.tune_config),
-            time_budget_s=request.tune_config.time_budget_s,  # type: ignore[arg-type]  # seconds by now
         )
         commit = GroupCommit(Journal(store, lease.epoch, lease.id))
         controllers: list[ExperimentController] = []
@@ -142,7 +143,9 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
     if status is RunStatus.FENCED:
         raise Fenced(controllers[0].fenced_by)
     views.check()
-    return ExperimentOutcome(status, _results(request, store, machine), controllers[0].interrupted_by)
+    results = _results(request, store, machine)
+    failed_fast = None if machine.failed_fast is None else _error(machine.failed_fast)
+    return ExperimentOutcome(status, results, controllers[0].interrupted_by, failed_fast)
 
 
 def _make_controller(
@@ -306,6 +309,7 @@ def _make_machine(
         searcher.total_trials(tune.num_samples),
         _max_concurrent(request, requests),
         bool(request.run_config.failure_config.fail_fast),
+        tune.time_budget_s,  # type: ignore[arg-type]  # seconds by now
     )
     names = TrialNames(trainable_name(request.trainable), request.space, tune)
     return ExperimentMachine(experiment_id, policies, names, _config_decoder(constants))
@@ -350,9 +354,13 @@ def _resets(
     """Trials that run again although they had come to an end, and those that do not go on although they had not."""
     records: list[r.Record] = []
     is_stop_changed = before is not None and before.stop != now.stop
+    is_at_limit = bool(machine.find_limit())
     for trial in machine.trials.values():
         stopped = trial.stopped if trial.status == TrialState.TERMINATED else None
         if is_stop_changed and stopped is not None and stopped.by == "stopper" and not trial.is_long_enough:
+            records.append(r.TrialReset(at=at, trial=trial.trial_id))
+            continue
+        if stopped is not None and stopped.by == "experiment" and request.resume_unfinished and not is_at_limit:
             records.append(r.TrialReset(at=at, trial=trial.trial_id))
             continue
         if trial.status == TrialState.ERROR and request.errored != "leave":

@@ -65,7 +65,7 @@ class Tuner:
 
     def fit(self) -> ResultGrid:
         """Run the experiment to its end. Raises only what kept it from going on, and `Interrupted` after Ctrl+C or
-        SIGTERM; trials that failed are in the results."""
+        SIGTERM; trials that failed are in the results, unless `FailureConfig(fail_fast="raise")` asks for the first."""
         try:
             return self._fit()
         except HoldfastError as error:
@@ -86,6 +86,8 @@ class Tuner:
             outcome = run_experiment(request)
         if outcome.status is RunStatus.INTERRUPTED:
             raise make_interrupted(outcome.interrupted_by)
+        if outcome.failed_fast is not None and run.failure_config.fail_fast == "raise":
+            raise outcome.failed_fast
         return outcome.results
 
     def get_results(self) -> ResultGrid:

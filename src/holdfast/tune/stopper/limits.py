@@ -84,8 +84,11 @@ class TimeoutStopper(Stopper):
             self._since = runtime.current().monotonic()
         return self.elapsed_s >= self._timeout_s
 
+    def resume_after(self, elapsed_s: float) -> None:
+        self._before_s, self._since = elapsed_s, None
+
     def get_state(self) -> dict[str, Any]:
         return {"elapsed_s": self.elapsed_s}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._before_s, self._since = state["elapsed_s"], None
+        self.resume_after(state["elapsed_s"])

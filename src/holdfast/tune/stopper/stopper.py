@@ -25,6 +25,9 @@ class Stopper(Stateful):
         """Whether the experiment stops: no new trials, and those that run end."""
         raise NotImplementedError
 
+    def resume_after(self, elapsed_s: float) -> None:
+        """An experiment that has run for so long goes on, with a stopper that was told its results again."""
+
     def get_state(self) -> dict[str, Any]:
         """The base has none."""
         return {}
@@ -85,6 +88,10 @@ class CombinedStopper(Stopper):
 
     def stop_all(self) -> bool:
         return any(stopper.stop_all() for stopper in self._stoppers)
+
+    def resume_after(self, elapsed_s: float) -> None:
+        for stopper in self._stoppers:
+            stopper.resume_after(elapsed_s)
 
     def get_state(self) -> dict[str, Any]:
         return {"stoppers": [stopper.get_state() for stopper in self._stoppers]}
