@@ -252,6 +252,16 @@ BEHAVIOUR = (
         "seeds the sampler; the experiment's seed does if there is none",
     ),
     ("`OptunaSearch(storage)`", "keeps the trials there", "has no effect: the experiment's journal keeps them"),
+    (
+        "`FailureConfig(fail_fast)`",
+        "trials that were stopped because another failed have ended",
+        "the same call goes on with them, from their checkpoints",
+    ),
+    (
+        "`TuneConfig(time_budget_s)` on restore",
+        "has ended the trials",
+        "of all calls together; more time lets the trials go on that it stopped",
+    ),
     ("`RunConfig(stop=[...])`", "a list of stoppers", "a list of stoppers, dicts and functions"),
     (
         "`MaximumIterationStopper` after a trial's failure",
