@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from holdfast.errors import ConfigError
 from holdfast.rendezvous.rendezvous import Rendezvous
-from holdfast.storage.uri import redact
+from holdfast.storage.uri import redact, uri_parts
 
 __all__ = ["RendezvousUri", "open_rendezvous", "parse_rendezvous_uri"]
 
@@ -52,12 +52,12 @@ class RendezvousUri:
 def parse_rendezvous_uri(uri: str) -> RendezvousUri:
     """Raises a `ConfigError` that says what to write instead."""
     shown = redact(uri)
+    parts = uri_parts(uri)
     try:
-        parts = urlsplit(uri)
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
         raise ConfigError(f"The rendezvous {shown} is no URI: {error}.") from error
-    scheme = parts.scheme.lower()
+    scheme = parts.scheme
     if scheme not in ("etcd", "etcds", "file"):
         raise ConfigError(
             f"The rendezvous {shown} has the scheme {scheme!r}: write etcd://HOST:2379/JOB, or file:///DIRECTORY for a "
@@ -80,10 +80,10 @@ def parse_rendezvous_uri(uri: str) -> RendezvousUri:
         "ttl_s": _seconds(shown, options, "ttl", 10.0, 1.0),
     }
     if scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+        if parts.authority not in ("", "localhost") or not parts.path.strip("/"):
             raise ConfigError(f"The rendezvous {shown} names no directory: write file:///DIRECTORY.")
         return RendezvousUri(directory=Path(unquote(parts.path)), **common)  # type: ignore[arg-type]
-    return RendezvousUri(**common, **_etcd_fields(shown, scheme, parts.netloc, parts.path, options))  # type: ignore[arg-type]
+    return RendezvousUri(**common, **_etcd_fields(shown, scheme, parts.authority, parts.path, options))  # type: ignore[arg-type]
 
 
 def open_rendezvous(uri: RendezvousUri) -> Rendezvous:

@@ -7,9 +7,10 @@ opens the store that a path names.
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-__all__ = ["AZURE_SCHEMES", "is_uri", "join", "redact", "scheme_of", "split"]
+__all__ = ["AZURE_SCHEMES", "UriParts", "is_uri", "join", "redact", "scheme_of", "split", "uri_parts"]
 
 AZURE_SCHEMES = frozenset({"az", "abfs", "abfss"})
 
@@ -17,6 +18,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRET = re.compile(
     r"secret|token|passw|credential|signature|\bsig\b|sas|auth|access_?key|account_?key|api_?key|^key$", re.I
 )
+_PARTS = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 _RAW_PASSWORD = re.compile(r"[^/@?#]*:(?!\d*(?:[/?#]|$))[^@]*@")
 
 
@@ -29,6 +31,26 @@ def scheme_of(path: str) -> str | None:
 def is_uri(path: str) -> bool:
     """Whether `path` has a scheme: its parts are then percent-encoded, and a query may follow."""
     return scheme_of(path) is not None
+
+
+class UriParts(NamedTuple):
+    """A URI as it is written: nothing is decoded."""
+
+    scheme: str
+    """In lower case; "" for a plain path."""
+    authority: str
+    """User, password, hosts and ports."""
+    path: str
+    query: str
+    fragment: str
+
+
+def uri_parts(uri: str) -> UriParts:
+    """Unlike `urlsplit`, whose versions differ in that, this takes several hosts, some of them IPv6 addresses."""
+    match = _SCHEME.match(uri)
+    parts = _PARTS.fullmatch(uri[match.end() :] if match else uri)
+    assert parts is not None  # every text matches
+    return UriParts(match[1].lower() if match else "", parts[1], parts[2], parts[3] or "", parts[4] or "")
 
 
 def join(path: str, name: str) -> str:
@@ -65,14 +87,11 @@ def redact(uri: str) -> str:
     scheme, rest = match[1].lower(), uri[match.end() :]
     # In Azure's URIs what stands before the @ is the container, unless a password follows it.
     container = f"{rest.partition('@')[0].partition(':')[0]}@" if scheme in AZURE_SCHEMES and "@" in rest else ""
-    # A password that was not percent-encoded may hold a slash, which hides it from urlsplit.
+    # A password that was not percent-encoded may hold a slash, which would end the authority.
     while password := _RAW_PASSWORD.match(rest):
         rest = rest[password.end() :]
-    try:
-        parts = urlsplit(f"{scheme}://{rest}")
-    except ValueError:
-        return f"{scheme}://..."
-    host = container + parts.netloc.rpartition("@")[2]
+    parts = uri_parts(f"{scheme}://{rest}")
+    host = container + parts.authority.rpartition("@")[2]
     pairs = [(k, redact(v)) for k, v in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(k)]
     query = "?" + urlencode(pairs, safe=":/") if pairs else ""
     return f"{scheme}://{host}{parts.path}{query}" + (f"#{parts.fragment}" if parts.fragment else "")

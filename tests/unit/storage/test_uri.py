@@ -33,7 +33,8 @@ from holdfast.storage.uri import redact
         ("abfss://container@acct.dfs.core.windows.net/x", "abfss://container@acct.dfs.core.windows.net/x"),
         ("abfss://container:hidden@acct.dfs.core.windows.net/x", "abfss://container@acct.dfs.core.windows.net/x"),
         ("az://c/x?account_name=acct&account_key=hidden&sas_token=hidden", "az://c/x?account_name=acct"),
-        ("s3://[bad/hidden", "s3://..."),
+        ("s3://me:hidden@[bad/x", "s3://[bad/x"),
+        ("etcd://me:hidden@a,[::1]:99/x", "etcd://a,[::1]:99/x"),
     ],
 )
 def test_redaction_of_credentials(uri: str, shown: str) -> None:
