@@ -27,6 +27,7 @@
     │       └── PreemptionError           nodes were taken away more often than the budget allows
     └── WireError                         a peer that speaks nonsense, or may not speak
         └── Unreachable                   nobody listens there, or does not answer: may work later
+            └── HungUp                    too many dial at once: may work soon
 
 Each message is one sentence for a person: what, which field or path, and what to do.
 """
@@ -47,6 +48,7 @@ __all__ = [
     "Damaged",
     "DuplicateFile",
     "Fenced",
+    "HungUp",
     "HoldfastError",
     "InvalidURI",
     "MissingExtra",
@@ -232,3 +234,7 @@ class WireError(HoldfastError):
 
 class Unreachable(WireError):
     """Nobody listens at the controller's address, or does not answer, or hangs up; dialling again may work."""
+
+
+class HungUp(Unreachable):
+    """The controller took the connection and ended it before either side had proved anything: too many dial at once."""

@@ -25,7 +25,7 @@ from holdfast.agent.platform import Platform
 from holdfast.agent.run_host import RunHost
 from holdfast.core.backoff import backoff_s
 from holdfast.core.events import AgentDraining, AgentJoined
-from holdfast.errors import Unreachable, WireError
+from holdfast.errors import HungUp, Unreachable, WireError
 from holdfast.runtime import current
 from holdfast.wire.liveness import LoopWatch
 from holdfast.wire.messages import (
@@ -56,6 +56,10 @@ _STOP_S = 2.0
 """How long before its deadline a draining agent begins to end, at most."""
 _REDIAL_S = (0.1, 2.0)
 """The first pause between two attempts to connect again, and the longest."""
+_HUNG_UP_S = (0.02, 0.3)
+"""The shortest and the longest pause where too many agents dialled at once, which must not come back all at once."""
+_HUNG_UP_PATIENCE_S = 10.0
+"""For so long every agent dials again in that case: its controller is there."""
 _log = logging.getLogger(__name__)
 
 
@@ -163,11 +167,12 @@ class Agent:
     async def _dial_first(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened | None:
         """Connect for the first time; a controller that does not listen yet is waited for. None when told to end;
         raises `WireError`."""
-        give_up_at = asyncio.get_running_loop().time() + self._platform.dial_s
+        began, dial_s = asyncio.get_running_loop().time(), self._platform.dial_s
 
         def may_try_again(error: WireError, pause_s: float) -> bool:
             may_pass = isinstance(error, Unreachable) or self._platform.follows_drivers
-            return may_pass and asyncio.get_running_loop().time() + pause_s <= give_up_at
+            limit_s = max(dial_s, _HUNG_UP_PATIENCE_S) if isinstance(error, HungUp) else dial_s
+            return may_pass and asyncio.get_running_loop().time() + pause_s <= began + limit_s
 
         return await self._dial(channel, may_try_again)
 
@@ -186,9 +191,9 @@ class Agent:
             except ChannelRefusedError as error:
                 _log.warning("%s", error)
                 return False
-            except WireError:
+            except WireError as error:
                 failures += 1
-                await asyncio.sleep(backoff_s(failures, *_REDIAL_S))
+                await asyncio.sleep(_redial_pause_s(error, failures))
 
     async def _offer_again(self, channel: ResumableChannel[ControllerMessage]) -> ChannelOpened | None:
         """Connect as an agent that has no runs, however often that fails; None when told to end."""
@@ -225,7 +230,7 @@ class Agent:
                     return dialing.result()
                 except WireError as error:
                     failures += 1
-                    pause_s = backoff_s(failures, *_REDIAL_S)
+                    pause_s = _redial_pause_s(error, failures)
                     if not may_try_again(error, pause_s):
                         raise
                 await asyncio.wait([told], timeout=pause_s)
@@ -459,3 +464,8 @@ class Agent:
         """An unexpected error ends the agent; the controller then handles the loss of the agent."""
         self._error = self._error or error
         self._end.set()
+
+
+def _redial_pause_s(error: WireError, failures: int) -> float:
+    """How long to wait before the next attempt to connect, after so many that failed."""
+    return current().uniform(*_HUNG_UP_S) if isinstance(error, HungUp) else backoff_s(failures, *_REDIAL_S)

@@ -171,7 +171,9 @@ class AgentPool:
         return None
 
     async def _join(self, channel: Channel[m.AgentMessage], opening: m.OpenChannel) -> None:
-        resumable = ResumableChannel[m.AgentMessage](channel.agent, opening.incarnation, comes_back=opening.comes_back)
+        resumable: ResumableChannel[m.AgentMessage] = ResumableChannel(
+            channel.agent, opening.incarnation, comes_back=opening.comes_back
+        )
         resumable.accept(channel, opening, self._silence_s)
         first = await resumable.recv()
         joined = None if first is None else first.message

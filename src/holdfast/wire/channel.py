@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -23,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.decode_errors import DECODE_ERRORS
-from holdfast.errors import Unreachable, WireError
+from holdfast.errors import HungUp, Unreachable, WireError
 from holdfast.printable import printable
 from holdfast.wire import auth
 from holdfast.wire.control_messages import ControlReply, ControlRequest
@@ -49,9 +50,11 @@ __all__ = [
 ]
 
 HANDSHAKE_TIMEOUT_S = 5.0
-_HANDSHAKES_MAX = 128
+_HANDSHAKES_MAX = 512
 """So many connections at most have not authenticated yet: beyond that the oldest goes, for an honest one takes
-milliseconds."""
+milliseconds, unless hundreds of agents start at once."""
+_HANDSHAKES_SHARE = 4
+"""They may have no more than one of so many files that this process may open."""
 _CLOSE_TIMEOUT_S = 2.0
 MAX_REQUEST_BYTES = 64 * 1024
 """Of a control client's messages."""
@@ -259,6 +262,13 @@ def _wake(waiting: asyncio.Future[None] | None) -> None:
         waiting.set_result(None)
 
 
+def _handshakes_max() -> int:
+    files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files_max == resource.RLIM_INFINITY:
+        return _HANDSHAKES_MAX
+    return min(_HANDSHAKES_MAX, files_max // _HANDSHAKES_SHARE)
+
+
 OnAgent = Callable[[Channel[AgentMessage]], Awaitable[None]]
 """Serves one agent's connection, which ends when this returns."""
 
@@ -294,6 +304,7 @@ class Server:
         self._closed = False
         self._handshakes: dict[Transport, None] = {}
         """Connections that have not authenticated, the oldest first."""
+        self._handshakes_max = _handshakes_max()
         self._strangers = StrangerLog()
 
     @property
@@ -327,7 +338,7 @@ class Server:
             transport.abort()
             return
         self._handshakes[transport] = None
-        if len(self._handshakes) > _HANDSHAKES_MAX:
+        if len(self._handshakes) > self._handshakes_max:
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]
             oldest.abort()
@@ -352,7 +363,7 @@ class Server:
                     if not await self._start_tls(transport, self._tls):
                         return
                     fingerprint = self._fingerprint
-                channel = Channel[Any](transport, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+                channel = Channel(transport, _client_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
                 channel.strangers = self._strangers
                 role = await self._authenticate(channel, fingerprint)
             self._handshakes.pop(transport, None)
@@ -441,7 +452,7 @@ async def connect(
     address: str, secret: str, hello: Hello, limit_bytes: int = MAX_FRAME_BYTES
 ) -> Channel[ControllerMessage]:
     """Connect to a controller at `host:port` as this agent. Raises `WireError` with one sentence on why not,
-    `Unreachable` where it may work later."""
+    `Unreachable` where it may work later, `HungUp` where it may work soon."""
     channel = await _connect(address, secret, hello)
     channel._upgrade(_controller_messages, Stamp(hello.agent), limit_bytes)
     return channel
@@ -460,7 +471,7 @@ async def _connect(address: str, secret: str, hello: Hello) -> Channel[Any]:
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             transport, fingerprint = await _open(host, port)
-            channel = Channel[Any](transport, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
+            channel: Channel[Any] = Channel(transport, _server_handshake, auth.MAX_HANDSHAKE_FRAME_BYTES)
             try:
                 await _introduce(channel, secret, fingerprint, hello)
             except BaseException:
@@ -490,6 +501,9 @@ async def _open(host: str, port: int) -> tuple[SocketTransport, str]:
     try:
         await transport.start_tls(client_context(), server_side=False)
         return transport, fingerprint_of(transport.peer_certificate)
+    except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        transport.abort()
+        raise HungUp(f"The controller at {host}:{port} hung up before the handshake: {error}.") from error
     except BaseException:
         transport.abort()
         raise
@@ -508,7 +522,7 @@ async def _introduce(channel: Channel[Any], secret: str, fingerprint: str, hello
     """Authenticate both ends."""
     challenge = await channel._recv()
     if not isinstance(challenge, auth.Challenge):
-        raise Unreachable(
+        raise HungUp(
             "The controller hung up before the handshake: something else listens there, or it has too many connections."
         )
     proof = auth.prove(challenge, secret, fingerprint, hello)
@@ -517,6 +531,6 @@ async def _introduce(channel: Channel[Any], secret: str, fingerprint: str, hello
     if isinstance(answer, auth.Rejected):
         raise WireError(answer.reason)
     if not isinstance(answer, auth.Accepted):
-        raise Unreachable(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
+        raise HungUp(f"The controller hung up during the handshake (this side speaks protocol {PROTOCOL}).")
     if not auth.check_accepted(challenge, proof, answer, secret, fingerprint):
         raise WireError("The controller does not know the run secret: something else listens there, or stands between.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -400,7 +401,7 @@ def test_bytes_that_are_not_tls_are_refused_off_loopback(
             writer.close()
 
         listener = await asyncio.start_server(listen, "127.0.0.1", 0)
-        with pytest.raises(WireError, match="cannot be reached"):
+        with pytest.raises(WireError, match="hung up"):
             await connect(f"127.0.0.1:{listener.sockets[0].getsockname()[1]}", SECRET, Hello(agent="a"))
         assert (await heard)[:2] == b"\x16\x03", "a TLS record"
         listener.close()
@@ -476,6 +477,33 @@ def test_silent_connections_are_bounded_and_keep_nobody_out(
 
     run(test)
     assert len(caplog.records) == 1 and "Too many connections" in caplog.text
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_hundreds_of_agents_that_dial_at_once_are_not_taken_for_strangers(
+    tls: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if tls:
+        off_loopback(monkeypatch)
+
+    async def test() -> None:
+        server = await serve("127.0.0.1", 0, SECRET, Door())
+        dialing = [connect(f"127.0.0.1:{server.port}", SECRET, Hello(agent=f"a{n}")) for n in range(240)]
+        agents = await asyncio.gather(*dialing)
+        for agent in agents:
+            agent.abort()
+        await server.close()
+
+    run(test)
+    assert not caplog.records
+
+
+def test_strangers_may_take_a_quarter_of_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for soft in (400, 1_000_000, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, soft=soft: (soft, soft))
+        found.append(channel.Server(SECRET, Door())._handshakes_max)
+    assert found == [100, 512, 512]
 
 
 def test_connections_that_are_closed_before_tls_has_begun_leave_nothing(
