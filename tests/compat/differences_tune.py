@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tests.compat import differences
+
 __all__ = ["BEHAVIOUR", "MISSING", "MODULES", "OTHER_DEFAULTS", "OURS"]
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -180,7 +182,13 @@ OURS = {
     **{
         f"air{module}.ScalingConfig({name})": "as `train.ScalingConfig` has it"
         for module in ("", ".config")
-        for name in ("elastic_resize_monitor_interval_s", "engine", "label_selector", "listen", "topology", "use_tpu")
+        for name in ("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")
+    },
+    **{
+        name.replace("train.", f"air{module}.", 1): "as `train.ScalingConfig` has it"
+        for module in ("", ".config")
+        for name in differences.OURS
+        if name.startswith("train.ScalingConfig(")
     },
     **{f"air.session.get_dataset_shard({name})": "as `train` has it" for name in _ELASTIC},
     **{f"{name}.Result(return_value)": "as `train.Result` has it" for name in ("tune", "air", "air.result")},
