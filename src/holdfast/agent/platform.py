@@ -31,7 +31,7 @@ from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.store import Store
 from holdfast.streaming.messages import ServedStorage
 from holdfast.wire.channel import Channel, connect
-from holdfast.wire.hello import Hello
+from holdfast.wire.hello import Hello, installed_torch
 from holdfast.wire.join_string import parse_address
 from holdfast.wire.messages import ControllerMessage, PrepareRun, StorageProbe, StorageServed
 from holdfast.wire.resumable_channel import ChannelRefusedError, ResumableChannel
@@ -123,7 +123,8 @@ class Platform:
 
     async def connect(self, agent: str) -> Channel[ControllerMessage]:
         """Connect to the controller as the agent of this name."""
-        hello = Hello(agent=agent, address=self.advertise or "")
+        torch = installed_torch() if self._comes_back else ""  # others have the driver's installation
+        hello = Hello(agent=agent, address=self.advertise or "", torch=torch)
         address = self._connect_to if isinstance(self._connect_to, str) else self._connect_to()
         if self._connected_to not in ("", address):
             raise ChannelRefusedError(

@@ -30,7 +30,7 @@ from holdfast.errors import ConfigError
 from holdfast.linux.network import outward_address
 from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, CheckHello, OnAgent, OnClient, serve
-from holdfast.wire.hello import Hello
+from holdfast.wire.hello import Hello, find_torch_mismatch, installed_torch
 from holdfast.wire.join_string import is_loopback_name, make_join_string, parse_address, parse_join_string
 from holdfast.wire.liveness import LoopWatch
 from holdfast.wire.messages import AgentMessage
@@ -93,6 +93,8 @@ class Hub:
         self._listeners: dict[str, Listener] = {}
         """Besides the one on loopback, by the address that was asked for."""
         self._serves_other_machines = False
+        self._torch = ""
+        """The version that agents must have; "": any."""
         self._storage_servers = StorageServers(self._listening_hosts)
         self._opening = asyncio.Lock()
         self._pinging: asyncio.Task[None] | None = None
@@ -103,6 +105,10 @@ class Hub:
         self._server.on_client = self.api.serve
         self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", self._secret)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    def expect_torch(self) -> None:
+        """A run will come, or is there, whose workers form a process group with torch."""
+        self._torch = installed_torch()
 
     def expect_agents(self) -> None:
         """A run will come that takes agents that join: those that come before it are not refused."""
@@ -214,7 +220,7 @@ class Hub:
                 f"Agent {hello.agent} would announce {hello.address or peer}, which no other machine can reach: give "
                 "it --advertise with an address of its machine, or --join with one of the controller's."
             )
-        return None
+        return find_torch_mismatch(hello, self._torch)
 
     async def _ping(self) -> None:
         """Find agents that no longer answer. After a gap of this process's own, the pings are counted anew."""

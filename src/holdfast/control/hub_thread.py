@@ -57,13 +57,16 @@ class HubThread:
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
         self._thread.start()
 
-    def listen(self, address: str | None, engine: EngineName) -> str:
-        """Accept agents and control clients at this address, too, unless it is None, for a run of this engine. Gives
-        the join string for other machines, if they can reach this one; raises what kept the hub from listening."""
-        asyncio.run_coroutine_threadsafe(self._listen(address, engine), self._opened.result()).result()
+    def listen(self, address: str | None, engine: EngineName, *, uses_torch: bool) -> str:
+        """Accept agents and control clients at this address, too, unless it is None, for a run of this engine, whose
+        workers may form a process group with torch. Gives the join string for other machines, if they can reach this
+        one; raises what kept the hub from listening."""
+        asyncio.run_coroutine_threadsafe(self._listen(address, engine, uses_torch), self._opened.result()).result()
         return self._hub.join_strings[0]
 
-    async def _listen(self, address: str | None, engine: EngineName) -> None:
+    async def _listen(self, address: str | None, engine: EngineName, uses_torch: bool) -> None:
+        if uses_torch and engine is not EngineName.LOCAL:
+            self._hub.expect_torch()
         if engine is EngineName.JOIN:
             self._hub.expect_agents()
         if address is not None:

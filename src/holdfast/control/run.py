@@ -67,7 +67,7 @@ def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcom
     with ExitStack() as before_release:
         # The hub comes first: the lease says at which address control clients find it.
         hub = before_release.enter_context(join_hub(agent))
-        join_string = hub.listen(listen_address(request), request.engine)
+        join_string = hub.listen(listen_address(request), request.engine, uses_torch="torch" in request.preload)
         lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE], address=parse_join_string(join_string))
         driver_thread = DriverThread()
         try:

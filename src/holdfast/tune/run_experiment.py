@@ -133,7 +133,8 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
         try:
             with join_hub() as hub:
                 make_controller = partial(_make_controller, setup, lease, commit, controllers, views)
-                hub.listen(listen_address(requests.base), requests.base.engine)
+                base = requests.base
+                hub.listen(listen_address(base), base.engine, uses_torch="torch" in base.preload)
                 status = hub.run(make_controller, driver_thread)
         finally:
             commit.close()

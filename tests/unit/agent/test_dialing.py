@@ -12,10 +12,11 @@ from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawners
 from holdfast.agent.platform import Platform
 from holdfast.core.events import AgentJoined
-from holdfast.errors import Unreachable
+from holdfast.errors import Unreachable, WireError
 from holdfast.storage.run_secret import make_secret
 from holdfast.wire import channel
 from holdfast.wire.channel import Channel, serve
+from holdfast.wire.hello import Hello, installed_torch
 from holdfast.wire.messages import AgentMessage, Shutdown
 from holdfast.worker.job import Job
 
@@ -63,3 +64,21 @@ def test_an_agent_whose_controller_is_not_there_does_not_dial_again(tmp_path: Pa
             await asyncio.wait_for(_agent("a", port, "secret", tmp_path).run(), 60)
 
     asyncio.run(run())
+
+
+def test_an_agent_that_joins_says_which_torch_it_has(tmp_path: Path) -> None:
+    async def run() -> None:
+        said: list[Hello] = []
+
+        def check(hello: Hello, peer: str) -> str:
+            said.append(hello)
+            return "That is all."
+
+        server = await serve("127.0.0.1", 0, "secret", lambda channel: channel.close(), check_hello=check)
+        platform = Platform(f"127.0.0.1:{server.port}", "secret", root=tmp_path, comes_back=True)
+        with pytest.raises(WireError, match="That is all"):
+            await platform.connect("a")
+        await server.close()
+        assert said[0].torch == installed_torch() != ""
+
+    asyncio.run(asyncio.wait_for(run(), 60))
