@@ -27,7 +27,7 @@ from holdfast.storage.local_cache import local_cache_dir
 from holdfast.train import Checkpoint
 from holdfast.train.trainer import DataParallelTrainer
 from holdfast.worker import session as sessions
-from holdfast.worker.environment import refresh_randomness, set_environment, set_thread_counts
+from holdfast.worker.environment import refresh_randomness, set_environment, set_torch_threads
 from holdfast.worker.job import Assignment
 from holdfast.worker.job_loader import import_quietly
 from holdfast.zygote.fork_safety import one_thread_each
@@ -82,7 +82,7 @@ def _work(trainer: DataParallelTrainer, here: Assignment, listen_fd: int | None,
     die_with_parent(os.getppid())
     set_environment(here)
     refresh_randomness()
-    set_thread_counts(here, [])
+    set_torch_threads()
     sessions.install(session)
     framework = trainer._framework()
     if framework is not None:

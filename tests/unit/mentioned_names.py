@@ -53,7 +53,6 @@ _FOREIGN = frozenset(
         "gcsfuse",
         "rclone",
         "moto_server",
-        "OpenBlas",
         "S3FileSystem",
         "Tensor",
     ]

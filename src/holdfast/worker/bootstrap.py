@@ -31,12 +31,11 @@ from holdfast.wire import frames
 from holdfast.worker import session as sessions
 from holdfast.worker.environment import (
     NO_TERMINAL,
-    SetThreads,
     enter_work_dir,
     refresh_randomness,
     refuse_breakpoints,
     set_environment,
-    set_thread_counts,
+    set_torch_threads,
     use_temp_dir,
 )
 from holdfast.worker.failure import damage_behind, failure_of
@@ -59,7 +58,6 @@ RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
 class ForkContext:
     """What a forked worker gets from its zygote besides the job; the zygote looks it up once for all workers."""
 
-    openblas: list[SetThreads]
     modules: Set[str]
 
 
@@ -84,7 +82,7 @@ def run_worker(
         if fork_context is not None:
             known = fork_context.modules
             refresh_randomness()
-            set_thread_counts(assignment, fork_context.openblas)
+            set_torch_threads()
         job = _with_config(loaded.job, assignment)
         session = _make_session(job, assignment, connection, known)
         if session is not None and not isinstance(job, WorkerFailure):

@@ -1,7 +1,7 @@
 """What a worker finds around it: torchrun's variables, its directory, its thread counts, its own randomness.
 
-`bootstrap` calls these in order, before the user's function; `OpenBlas` is looked up in the zygote, once, so
-that a forked worker has nothing to search for.
+`bootstrap` calls these in order, before the user's function. What concerns OpenBLAS is done in the zygote, which forks
+the worker: there it costs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.worker.job import Assignment
 __all__ = [
     "NO_TERMINAL",
     "RUN_VARIABLE",
-    "SetThreads",
+    "OpenBlas",
     "count_openblas_threads",
     "enter_work_dir",
     "find_openblas",
@@ -32,7 +32,8 @@ __all__ = [
     "refresh_randomness",
     "refuse_breakpoints",
     "set_environment",
-    "set_thread_counts",
+    "set_openblas_threads",
+    "set_torch_threads",
     "use_temp_dir",
 ]
 
@@ -45,7 +46,8 @@ _OPENBLAS_SETTERS = (
 
 RUN_VARIABLE = "HOLDFAST_RUN_ID"
 """Which run a process belongs to that a worker started: children inherit it."""
-SetThreads = Callable[[int], object]
+OpenBlas = tuple[Callable[[int], object], Callable[[], int]]
+"""Of one OpenBLAS that is loaded, what sets its thread count, and what gives it."""
 NO_TERMINAL = (
     "a worker has no terminal; set ScalingConfig(num_workers=0), which runs the function in the driver's own process."
 )
@@ -114,23 +116,18 @@ def refresh_randomness() -> None:
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:
-        torch.seed()
-
-
-def find_openblas() -> list[SetThreads]:
-    """The functions that set the thread count of every OpenBLAS that is loaded."""
-    return [setter for setter, _ in _openblas_functions()]
+        torch.default_generator.seed()  # a device's is seeded when a process uses it first
 
 
 def count_openblas_threads() -> int:
     """How many threads the OpenBLAS libraries may have started: each one counts its caller in."""
-    return sum(max(0, get_threads() - 1) for _, get_threads in _openblas_functions())
+    return sum(max(0, get_threads() - 1) for _, get_threads in find_openblas())
 
 
 @contextmanager
 def one_openblas_thread() -> Iterator[None]:
     """Let every OpenBLAS that is loaded use one thread, for the time of the block."""
-    functions = [(setter, get_threads()) for setter, get_threads in _openblas_functions()]
+    functions = [(setter, get_threads()) for setter, get_threads in find_openblas()]
     for setter, _ in functions:
         setter(1)
     try:
@@ -140,14 +137,14 @@ def one_openblas_thread() -> Iterator[None]:
             setter(count)
 
 
-def _openblas_functions() -> list[tuple[SetThreads, Callable[[], int]]]:
-    """Of every OpenBLAS that is loaded, what sets the thread count, and what tells it."""
+def find_openblas() -> list[OpenBlas]:
+    """Every OpenBLAS that is loaded."""
     paths = set()
     with Path("/proc/self/maps").open() as maps:
         for line in maps:
             if "openblas" in line:
                 paths.add(line.split(maxsplit=5)[-1].strip())
-    found: list[tuple[SetThreads, Callable[[], int]]] = []
+    found: list[OpenBlas] = []
     for path in sorted(paths):
         library = ctypes.CDLL(path)
         for name in _OPENBLAS_SETTERS:
@@ -157,14 +154,25 @@ def _openblas_functions() -> list[tuple[SetThreads, Callable[[], int]]]:
     return found
 
 
-def set_thread_counts(assignment: Assignment, openblas: list[SetThreads]) -> None:
-    """Set the thread counts that a fresh process would have: the zygote imported everything with one thread."""
-    wanted = _count("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
-    if (torch := sys.modules.get("torch")) is not None and torch.get_num_threads() != wanted:
+def set_openblas_threads(assignment: Assignment, libraries: list[OpenBlas]) -> None:
+    """In the zygote, right before it forks the worker: set the thread count that the worker would have as a fresh
+    process. OpenBLAS starts its threads at once, ends them before the fork, and starts them again in the worker when
+    that has a use for them; set in the worker, they would each spin for some 25 ms."""
+    wanted = 1 if assignment.local_world_size > 1 else _count("OPENBLAS_NUM_THREADS") or _thread_count()
+    for setter, get_threads in libraries:
+        if get_threads() != wanted:
+            setter(wanted)
+
+
+def set_torch_threads() -> None:
+    """Set the thread count that a fresh process would have: the zygote imported torch with one thread."""
+    torch, wanted = sys.modules.get("torch"), _thread_count()
+    if torch is not None and torch.get_num_threads() != wanted:
         torch.set_num_threads(wanted)
-    if assignment.local_world_size == 1:
-        for setter in openblas:
-            setter(_count("OPENBLAS_NUM_THREADS") or wanted)
+
+
+def _thread_count() -> int:
+    return _count("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
 
 
 def _count(name: str) -> int | None:

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import sys
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from holdfast.core.records import WorkerFailure
 from holdfast.linux.process import become_subreaper, die_with_parent, is_exiting, live_without_parent, name_process
 from holdfast.wire.frames import Splitter, encode
 from holdfast.worker.bootstrap import ForkContext, run_worker
-from holdfast.worker.environment import find_openblas, set_environment
+from holdfast.worker.environment import OpenBlas, find_openblas, set_environment, set_openblas_threads
 from holdfast.worker.job import Assignment
 from holdfast.worker.job_loader import Loaded, import_quietly, load_job, set_up_imports
 from holdfast.worker.main_module import send_main_by_value
@@ -95,7 +96,8 @@ class Zygote:
         self._dismissed = False
         self._reading = False
         self._terminated = False
-        self.fork_context = ForkContext([], frozenset())
+        self._openblas: list[OpenBlas] = []
+        self.fork_context = ForkContext(frozenset())
 
     def run(self) -> _ForkedWorker:
         """Serve the agent until it goes, which ends this process; or until this process is a forked worker."""
@@ -205,7 +207,9 @@ class Zygote:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or every child would print it again
         send_main_by_value()  # imports multiprocessing, which each child would do by itself
-        self.fork_context = ForkContext(find_openblas(), frozenset(sys.modules))
+        self._openblas = find_openblas()
+        self.fork_context = ForkContext(frozenset(sys.modules))
+        _leave_torch_libraries()
         self._children.keep_trackers()
         gc.collect()
         gc.freeze()
@@ -319,6 +323,7 @@ class Zygote:
     def _fork(self, order: Fork) -> None:
         here = order.assignment
         worker_fds = WorkerFds.from_fds([self._fds.popleft() for _ in range(5 if order.listens else 4)])
+        set_openblas_threads(here, self._openblas)
         pid = self._fork_child()
         if pid == 0:
             if self._loaded is None:
@@ -417,6 +422,13 @@ class Zygote:
         except ConnectionResetError:
             return False
         return True
+
+
+def _leave_torch_libraries() -> None:
+    """Let workers not take apart at their exit, for some 30 ms, what torch has registered with itself."""
+    for finalizer, entry in weakref.finalize._registry.items():  # type: ignore[attr-defined]
+        if entry.func.__module__ == "torch.library":
+            finalizer.atexit = False
 
 
 def main(control_fd: int, parent_pid: int, *, from_driver: bool = False) -> NoReturn:
