@@ -8,8 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["free_port", "joined_agent"]
+__all__ = ["agent_without", "can_hide", "free_port", "joined_agent"]
+
+_UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+"""Mount namespaces need root, or a namespace of users."""
+_HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
+
+
+def can_hide() -> bool:
+    """Whether mount namespaces are permitted here."""
+    command = [*_UNSHARE, "sh", "-c", _HIDE, "/mnt", "true"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 def free_port() -> int:
@@ -32,3 +43,21 @@ def joined_agent(port: int, name: str, *options: str, **environment: str) -> Ite
     finally:
         agent.terminate()
         agent.communicate()
+
+
+@contextmanager
+def agent_without(
+    storage: Path, port: int, name: str, *, slots: int = 1, hide: bool = True
+) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that sees an empty directory where the driver has its storage."""
+    command = [sys.executable, "-m", "holdfast", "agent", "--join", f"127.0.0.1:{port}", "--agent-id", name, "--stay"]
+    if hide:
+        command = [*_UNSHARE, "sh", "-c", _HIDE, str(storage), *command]
+    agent = subprocess.Popen(
+        [*command, "--slots", str(slots), "--dial", "60", "--drain-deadline", "1"], stderr=subprocess.DEVNULL
+    )
+    try:
+        yield agent
+    finally:
+        agent.terminate()
+        agent.wait(60)

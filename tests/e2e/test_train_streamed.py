@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.joined_agents import agent_without, can_hide, free_port
 from tests.faults.programs import processes
 from tests.faults.programs.sandbox import Sandbox
 
@@ -20,13 +17,8 @@ from holdfast import train
 from holdfast.storage.run_secret import open_secret
 from holdfast.train import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
 
-_UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-"""Mount namespaces need root, or a namespace of users."""
-_HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
-
-_tried = subprocess.run([*_UNSHARE, "sh", "-c", _HIDE, "/mnt", "true"], check=False, capture_output=True)
 pytestmark = [
-    pytest.mark.skipif(_tried.returncode != 0, reason="mount namespaces are not permitted here"),
+    pytest.mark.skipif(not can_hide(), reason="mount namespaces are not permitted here"),
     pytest.mark.timeout(240),
 ]
 
@@ -39,27 +31,6 @@ def _secret(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOLDFAST_AGENTS_TIMEOUT_S", "90")
     monkeypatch.setenv("HOLDFAST_BACKOFF_S", "0.01")
     sandbox.storage.mkdir()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@contextmanager
-def _agent(sandbox: Sandbox, port: int, name: str, *, hide: bool = True) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent that sees an empty directory where the driver has its storage."""
-    command = [sys.executable, "-m", "holdfast", "agent", "--join", f"127.0.0.1:{port}", "--agent-id", name, "--stay"]
-    if hide:
-        command = [*_UNSHARE, "sh", "-c", _HIDE, str(sandbox.storage), *command]
-    agent = subprocess.Popen(
-        [*command, "--slots", "1", "--dial", "60", "--drain-deadline", "1"], stderr=subprocess.DEVNULL
-    )
-    try:
-        yield agent
-    finally:
-        agent.terminate()
-        agent.wait(60)
 
 
 def _trainer(sandbox: Sandbox, port: int, function: Any, workers: int = 1, **run: Any) -> DataParallelTrainer:
@@ -107,8 +78,8 @@ def _train_and_resume() -> dict[str, Any]:
 
 
 def test_checkpoints_logs_and_artifacts_of_a_node_without_the_path_go_to_the_driver(sandbox: Sandbox) -> None:
-    port = _free_port()
-    with _agent(sandbox, port, "a") as agent, ThreadPoolExecutor() as threads:
+    port = free_port()
+    with agent_without(sandbox.storage, port, "a") as agent, ThreadPoolExecutor() as threads:
         trainer = _trainer(
             sandbox,
             port,
@@ -143,9 +114,13 @@ def _from_state() -> float:
 
 
 def test_a_node_that_sees_the_path_writes_itself_and_another_streams_in_one_run(sandbox: Sandbox) -> None:
-    port = _free_port()
+    port = free_port()
     trainer = _trainer(sandbox, port, _from_state, workers=2)
-    with _agent(sandbox, port, "a"), _agent(sandbox, port, "b", hide=False), ThreadPoolExecutor() as threads:
+    with (
+        agent_without(sandbox.storage, port, "a"),
+        agent_without(sandbox.storage, port, "b", hide=False),
+        ThreadPoolExecutor() as threads,
+    ):
         result = threads.submit(trainer.fit).result(timeout=180)
     assert result.return_value == 900_000.0
     assert sandbox.check_stored()[-1] == "checkpoint_000002"
@@ -175,10 +150,10 @@ def _hold(config: dict[str, Any]) -> int:
 
 
 def test_a_storage_server_that_is_killed_is_started_again(sandbox: Sandbox, tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     trainer = _trainer(sandbox, port, _hold)
     trainer.train_loop_config = {"reached": str(tmp_path / "reached"), "go": str(tmp_path / "go-on")}
-    with _agent(sandbox, port, "a"), ThreadPoolExecutor() as threads:
+    with agent_without(sandbox.storage, port, "a"), ThreadPoolExecutor() as threads:
         result = threads.submit(trainer.fit)
         processes.wait_until((tmp_path / "reached").exists, "three steps are done")
         running = processes.with_environment(sandbox.marker)

@@ -129,10 +129,11 @@ def make_guest_setup(
     lease: GuestLease,
     owner: RunOwner,
     *,
+    holder: Store,
     restart: bool = False,
 ) -> ControllerSetup:
-    """Everything that the `Controller` of a lease's guest needs. Of a run that was started before (`summary` has an
-    epoch), what storage holds is looked at, and the fence is made first."""
+    """Everything that the `Controller` of a lease's guest needs; `holder` is the directory of the lease. Of a run that
+    was started before (`summary` has an epoch), what storage holds is looked at, and the fence is made first."""
     # A copy: the owner brings its own up to date with the same records.
     durable = deepcopy(summary.durable) if summary.durable.epoch else Durable()
     if durable.epoch == 0:
@@ -148,7 +149,7 @@ def make_guest_setup(
         run_id=run,
         state=State(_spec(request), durable),
         began=began,
-        preparation=preparation,
+        preparation=replace(preparation, run=_with_probe(preparation.run, request, holder, lease)),
         gang=_gang(request, run),
         engine=request.ray or request.engine,
         settings=_settings(request),
@@ -395,9 +396,9 @@ def _pack_code(request: TrainRequest) -> PackedDirectory | None:
     return None if root is None else pack_directory(root, request.excludes, request.storage_path)
 
 
-def _with_probe(run: PrepareRun, request: TrainRequest, store: Store, lease: Lease) -> PrepareRun:
-    """Agents of other machines may not see a directory of this one. The file of this lease tells whether they do: no
-    other has its id."""
+def _with_probe(run: PrepareRun, request: TrainRequest, store: Store, lease: Lease | GuestLease) -> PrepareRun:
+    """Agents of other machines may not see a directory of this one. The file of this lease, whose directory is the root
+    of `store`, tells whether they do: no other has its id."""
     if request.engine is EngineName.LOCAL or (root := store.local_root) is None:
         return run
     probe = StorageProbe(root=str(root), file=str(root / epoch_key(lease.epoch)), text=lease.id)

@@ -146,6 +146,7 @@ class TrialSetup:
             trial.summary,
             lease,
             owner,
+            holder=self.store,
             restart=trial.restart,
         )
         self.files.expect(trial.trial_id, files)

@@ -232,7 +232,7 @@ class StorageProbe(_Message, frozen=True, kw_only=True):
     """How an agent finds out whether a directory of the controller's machine is the one that it sees at that path."""
 
     root: str
-    """The directory."""
+    """The directory: the run's, or one above it."""
     file: str
     """A file in it, which this controller has written."""
     text: str
