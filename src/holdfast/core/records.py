@@ -355,6 +355,8 @@ class TrialCreated(_Record, frozen=True, kw_only=True):
     directory: str
     """The name of the trial's directory, below the experiment's."""
     name: str = ""
+    told: int | None = None
+    """Of a searcher that is asked in a thread: of how many events it had been told by then."""
 
 
 class TrialStopped(_Record, frozen=True, kw_only=True):

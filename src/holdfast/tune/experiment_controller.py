@@ -32,7 +32,7 @@ from holdfast.journal.reader import JournalReader, Mark
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 from holdfast.tune.experiment_observer import ExperimentObserver
-from holdfast.tune.machine import ExperimentMachine, TrialState
+from holdfast.tune.machine import AskSearcher, ExperimentMachine, TrialState
 from holdfast.tune.objective import require_metric
 from holdfast.tune.trial_files import TrialFiles
 
@@ -83,6 +83,8 @@ class ExperimentController:
         """Those of `_running` whose end is recorded, and who still write logs and result files. The next trial is
         prepared meanwhile; its workers wait for room, as every run's do."""
         self._controllers: dict[str, Controller] = {}
+        self._asking: asyncio.Task[None] | None = None
+        """Waits for the searcher."""
         self._stop: e.StopRequested | None = None
         self._error: BaseException | None = None
         self._unsaved: deque[Line] = deque()
@@ -127,7 +129,7 @@ class ExperimentController:
             self._machine.resume()
             while True:
                 self._start_trials()
-                if not self._running:
+                if not self._running and self._asking is None:
                     break
                 self._wake.clear()
                 await self._wake.wait()
@@ -145,6 +147,7 @@ class ExperimentController:
             raise self._error
         if self.fenced_by:
             return RunStatus.FENCED
+        await self._blocking.run(self._machine.tell_searcher)
         why = self._stop.why if self._stop is not None else self._machine.stop_why
         self._record([r.ExperimentEnded(at=current().now(), why=why)])
         warning = "The experiment's journal cannot be written; trying again"
@@ -163,9 +166,26 @@ class ExperimentController:
                     return  # what is left of its run ends in a moment
                 found.status = TrialState.RUNNING
                 self._running[found.trial_id] = self._loop.create_task(self._run_trial(found))
+            elif isinstance(found, AskSearcher):
+                self._asking = self._loop.create_task(self._ask_searcher(found))
+                return
             else:
                 self._record([found])
                 self._record_decided("")
+
+    async def _ask_searcher(self, ask: AskSearcher) -> None:
+        try:
+            suggestion = await self._blocking.run(self._machine.ask, ask)
+            if self._stop is None and self._error is None and not self.fenced_by:
+                created = self._machine.answer(ask, suggestion, current().now())
+                if created is not None:
+                    self._record([created])
+                    self._record_decided("")
+        except Exception as error:  # noqa: BLE001  whatever it is, the trials are ended in order
+            self._give_up(error)
+        finally:
+            self._asking = None
+            self._wake.set()
 
     async def _run_trial(self, trial: TrialState) -> None:
         try:

@@ -8,6 +8,7 @@ decision and what it was based on cannot come apart, and nothing is ever written
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +22,7 @@ from holdfast.tune.search.searcher import Searcher
 from holdfast.tune.search.variant_generator import merge_configs
 from holdfast.tune.serialization import to_json
 
-__all__ = ["CloneSource", "ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
+__all__ = ["AskSearcher", "CloneSource", "ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
 
 
 class CloneSource(NamedTuple):
@@ -73,6 +74,13 @@ class TrialState(Trial):
     again."""
 
 
+class AskSearcher(NamedTuple):
+    """The searcher is to be asked for a configuration, by `ExperimentMachine.ask`, which any thread may call;
+    `ExperimentMachine.answer` takes what it gives."""
+
+    trial_id: str
+
+
 class StopRule(Protocol):
     """When a trial, or all of them, have gone on long enough: `tune.Stopper`."""
 
@@ -99,6 +107,8 @@ class Policies(NamedTuple):
     """How long the experiment may run, the time of earlier drivers included."""
 
 
+_UNTOLD_MAX = 1_000
+"""So much is kept for a searcher that is not asked any more."""
 _STOPPED_ALL = "the stopper stops all trials"
 
 NameTrial = Callable[[TrialState], tuple[str, str]]
@@ -148,6 +158,13 @@ class ExperimentMachine:
         self._decode_config = decode_config
         self._suggested: TrialState | None = None
         """The trial whose record is about to be applied."""
+        self._asking: AskSearcher | None = None
+        """While the searcher is asked, in some thread, nobody else may call it, and no trial is started."""
+        self._untold: deque[tuple[str, tuple[Any, ...]]] = deque()
+        """What a searcher that is not quick is told before it is asked again: a method's name and arguments. It learns
+        of the same things before each suggestion when records are read back."""
+        self._told = 0
+        """How many of those it was told."""
         self._is_exhausted = False
         self._is_waiting = False
         """The searcher has nothing to suggest before some trial has gone on."""
@@ -260,6 +277,7 @@ class ExperimentMachine:
         trial, self._suggested = self._suggested, None
         if trial is None:
             trial = TrialState(record.trial, self._decode_config(record.config), number=len(self.trials))
+            self.tell_searcher(record.told)
             self._policies.searcher.replay_suggestion(record.trial, trial.config)
             self._policies.scheduler.on_trial_add(self, trial)
         trial.name, trial.directory = record.name, record.directory
@@ -316,13 +334,13 @@ class ExperimentMachine:
 
     def _take_result(self, trial: TrialState, result: dict[str, Any]) -> None:
         self._forget_decisions(trial)  # that were not taken when this was recorded: the journal wins
-        searcher, scheduler, stopper = self._policies[:3]
+        scheduler, stopper = self._policies.scheduler, self._policies.stopper
         trial.last_result = result
         if result["training_iteration"] <= trial.told_iteration:
             return
         trial.told_iteration = result["training_iteration"]
         self._is_waiting = False
-        searcher.on_trial_result(trial.trial_id, result)
+        self._tell("on_trial_result", trial.trial_id, result)
         trial.is_long_enough = stopper is not None and stopper(trial.trial_id, result)
         if trial.is_long_enough:
             self._decide(trial, "stopper")
@@ -347,14 +365,14 @@ class ExperimentMachine:
             )
 
     def _stop(self, trial: TrialState, record: r.TrialStopped) -> None:
-        searcher, scheduler = self._policies[:2]
+        scheduler = self._policies.scheduler
         self._stops.pop(trial.trial_id, None)
         trial.stopped = record
         if record.paused:
-            searcher.on_pause(trial.trial_id)
+            self._tell("on_pause", trial.trial_id)
             return
         self._is_waiting = False
-        searcher.on_trial_complete(trial.trial_id, trial.last_result or None)
+        self._tell("on_trial_complete", trial.trial_id, trial.last_result or None)
         if record.by == "stop_trial":
             scheduler.on_trial_remove(self, trial)
         else:
@@ -370,7 +388,7 @@ class ExperimentMachine:
         if trial.is_finished():
             self._policies.scheduler.on_trial_add(self, trial)  # which has let go of it
         elif trial.stopped is not None and trial.stopped.paused:
-            self._policies.searcher.on_unpause(trial.trial_id)
+            self._tell("on_unpause", trial.trial_id)
         trial.status, trial.stopped, trial.restart = Trial.PENDING, None, record.restart
         self._note_end(trial)
 
@@ -411,7 +429,7 @@ class ExperimentMachine:
         trial.status = Trial.TERMINATED
         self._forget_decisions(trial)
         self._is_waiting = False
-        self._policies.searcher.on_trial_complete(trial.trial_id, trial.last_result or None)
+        self._tell("on_trial_complete", trial.trial_id, trial.last_result or None)
         self._policies.scheduler.on_trial_complete(self, trial, trial.last_result)
 
     def _forget_decisions(self, trial: TrialState) -> None:
@@ -423,7 +441,7 @@ class ExperimentMachine:
         self._forget_decisions(trial)
         if trial.stopped is None:
             self._is_waiting = False
-            self._policies.searcher.on_trial_complete(trial.trial_id, error=True)
+            self._tell("on_trial_complete", trial.trial_id, None, True)
             self._policies.scheduler.on_trial_error(self, trial)
         trial.status = Trial.ERROR
         if self._policies.fail_fast and not self.stop_why:
@@ -478,10 +496,11 @@ class ExperimentMachine:
         trial.status = Trial.PENDING
         self._interrupted[trial.trial_id] = trial
 
-    def next_trial(self, running: int, now: float) -> TrialState | r.TrialCreated | r.TrialReset | None:
-        """A trial to start while `running` others run, or what is to be recorded first; None: nothing for now."""
+    def next_trial(self, running: int, now: float) -> TrialState | r.TrialCreated | r.TrialReset | AskSearcher | None:
+        """A trial to start while `running` others run, what is to be recorded first, or that the searcher is to be
+        asked; None: nothing for now."""
         self._now = now
-        if self.stop_why:
+        if self.stop_why or self._asking is not None:
             return None
         if self._policies.scheduler.takes_turns and self._policies.total_trials is not None:
             created = self._suggest(now)
@@ -499,21 +518,55 @@ class ExperimentMachine:
         created = self._suggest(now)
         return created if created is not None or running else self._leave_idleness()
 
-    def _suggest(self, now: float) -> r.TrialCreated | None:
-        total = self._policies.total_trials
-        if self._is_exhausted or self._is_waiting or (total is not None and len(self.trials) >= total):
+    def _suggest(self, now: float) -> r.TrialCreated | AskSearcher | None:
+        if self._is_exhausted or self._is_waiting or self._are_all_created:
             return None
-        number = len(self.trials)
-        trial_id = f"{self.id}_{number:05d}"
-        suggestion = self._policies.searcher.suggest(trial_id)
+        ask = self._asking = AskSearcher(f"{self.id}_{len(self.trials):05d}")
+        return self.answer(ask, self.ask(ask), now) if self._policies.searcher.is_quick else ask
+
+    def ask(self, ask: AskSearcher) -> dict[str, Any] | str | None:
+        """The searcher's suggestion; called in any thread, but never twice at a time."""
+        self.tell_searcher()
+        return self._policies.searcher.suggest(ask.trial_id)
+
+    def answer(self, ask: AskSearcher, suggestion: dict[str, Any] | str | None, now: float) -> r.TrialCreated | None:
+        """Take the searcher's suggestion in: what is to be recorded next, if there is a new trial."""
+        assert ask == self._asking
+        self._now, self._asking, trial_id = now, None, ask.trial_id
+        if self.stop_why:
+            return None
         if not isinstance(suggestion, dict):
-            self._is_exhausted, self._is_waiting = suggestion is not None, suggestion is None
+            # Where something happened meanwhile, it may have another answer.
+            self._is_exhausted, self._is_waiting = suggestion is not None, suggestion is None and not self._untold
             return None
-        trial = TrialState(trial_id, merge_configs(self._policies.constants, suggestion), number=number)
+        trial = TrialState(trial_id, merge_configs(self._policies.constants, suggestion), number=len(self.trials))
         self._policies.scheduler.on_trial_add(self, trial)
         self._suggested = trial
         name, directory = self._name_trial(trial)
-        return r.TrialCreated(at=now, trial=trial_id, config=to_json(trial.config), name=name, directory=directory)
+        told = None if self._policies.searcher.is_quick else self._told
+        config = to_json(trial.config)
+        return r.TrialCreated(at=now, trial=trial_id, config=config, name=name, directory=directory, told=told)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """Tell the searcher, or note that it is to be told."""
+        if self._policies.searcher.is_quick:
+            getattr(self._policies.searcher, method)(*arguments)
+        else:
+            self._untold.append((method, arguments))
+            if len(self._untold) > _UNTOLD_MAX and self._asking is None and self._are_all_created:
+                self.tell_searcher()
+
+    @property
+    def _are_all_created(self) -> bool:
+        total = self._policies.total_trials
+        return total is not None and len(self.trials) >= total
+
+    def tell_searcher(self, limit: int | None = None) -> None:
+        """Tell the searcher what it was not told yet; `limit`: until it was told of so many events in all."""
+        while self._untold and (limit is None or self._told < limit):
+            method, arguments = self._untold.popleft()
+            self._told += 1
+            getattr(self._policies.searcher, method)(*arguments)
 
     def _leave_idleness(self) -> r.TrialReset | None:
         """Nothing runs, and nothing new comes: paused trials must go on."""

@@ -13,7 +13,7 @@ import pytest
 from holdfast.core import records as r
 from holdfast.core.checkpoint_types import StoredCheckpoint
 from holdfast.tune.experiment.trial import Trial
-from holdfast.tune.machine import ExperimentMachine, Policies, TrialState
+from holdfast.tune.machine import AskSearcher, ExperimentMachine, Policies, TrialState
 from holdfast.tune.schedulers.async_hyperband import AsyncHyperBandScheduler
 from holdfast.tune.schedulers.hyperband import HyperBandScheduler
 from holdfast.tune.schedulers.median_stopping_rule import MedianStoppingRule
@@ -21,7 +21,7 @@ from holdfast.tune.schedulers.pbt import PopulationBasedTraining
 from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, TrialScheduler, configure_scheduler
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
 from holdfast.tune.search.sample import uniform
-from holdfast.tune.search.searcher import configure_searcher
+from holdfast.tune.search.searcher import Searcher, configure_searcher
 from holdfast.tune.stopper.resolve import make_stopper
 
 ITERATIONS = 9
@@ -48,9 +48,33 @@ SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
 }
 
 
-def make_machine(scheduler: str, max_concurrent: int) -> ExperimentMachine:
-    searcher, made = BasicVariantGenerator(), SCHEDULERS[scheduler]()
-    space = {"x": uniform(0, 1), "width": 3}
+class Learner(Searcher):
+    """Takes its time, and suggests from everything that it was told before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Any] = []
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        self.heard.append(trial_id)
+        return {"x": random.Random(repr(self.heard)).random()}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.heard.append((trial_id, result["training_iteration"], result["loss"]))
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self.heard.append((trial_id, "ended"))
+
+    def on_pause(self, trial_id: str) -> None:
+        self.heard.append((trial_id, "paused"))
+
+    def on_unpause(self, trial_id: str) -> None:
+        self.heard.append((trial_id, "goes on"))
+
+
+def make_machine(scheduler: str, max_concurrent: int, searcher: Searcher | None = None) -> ExperimentMachine:
+    searcher, made = searcher or BasicVariantGenerator(), SCHEDULERS[scheduler]()
+    space = {"width": 3, **({"x": uniform(0, 1)} if searcher.is_quick else {})}
     constants = configure_searcher(searcher, "loss", "min", space, num_samples=TRIALS, seed=5)
     configure_scheduler(made, "loss", "min", seed=5)
     stopper = make_stopper(lambda _, result: result["loss"] < 0.02)
@@ -71,6 +95,8 @@ class Model:
     due: int = 0
     """How many must be before the next step."""
     clock: float = 0.0
+    learns: bool = False
+    """The searcher takes its time: trials go on meanwhile."""
     started: list[str] = field(default_factory=list)
     linked: dict[str, tuple[int, StoredCheckpoint]] = field(default_factory=dict)
     """The checkpoint that each trial was given last, in storage, with the index that it has there."""
@@ -81,7 +107,9 @@ class Model:
 
     def run(self, steps: int | None = None) -> bool:
         """Read the journal, and go on; False if it died before the experiment ended."""
-        self.machine = make_machine(self.scheduler, self.max_concurrent)
+        self.searcher = Learner() if self.learns else None
+        self.answered: tuple[AskSearcher, Any] | None = None
+        self.machine = make_machine(self.scheduler, self.max_concurrent, self.searcher)
         for run, record in self.journal:
             self.machine.apply(run, record)
         self.live: dict[str, TrialState] = {}
@@ -102,7 +130,15 @@ class Model:
     def step(self) -> bool:
         self.durable = max(self.durable, self.due)
         found = self.machine.next_trial(len(self.live), self.now())
-        if isinstance(found, TrialState):
+        if isinstance(found, AskSearcher):
+            self.answered = (found, self.machine.ask(found))
+        elif self.answered is not None and (not self.live or self.random.random() < 0.3):
+            ask, suggestion = self.answered
+            self.answered = None
+            if (created := self.machine.answer(ask, suggestion, self.now())) is not None:
+                self.record("e", created)
+                self.record_decided()
+        elif isinstance(found, TrialState):
             self.start(found)
         elif found is not None:
             self.record("e", found)
@@ -201,10 +237,10 @@ def test_a_driver_that_dies_changes_nothing_with_one_trial_at_a_time(scheduler: 
     check_one_at_a_time(scheduler, seed)
 
 
-def check_one_at_a_time(scheduler: str, seed: int) -> None:
-    undisturbed = Model(scheduler, random.Random(0))
+def check_one_at_a_time(scheduler: str, seed: int, *, learns: bool = False) -> None:
+    undisturbed = Model(scheduler, random.Random(0), learns=learns)
     assert undisturbed.run()
-    dying = Model(scheduler, random.Random(seed))
+    dying = Model(scheduler, random.Random(seed), learns=learns)
     for _ in range(8):
         if dying.run(dying.random.randint(1, 40)):
             break
@@ -237,6 +273,34 @@ def test_no_trial_is_lost_or_run_again_with_several_at_a_time(scheduler: str, se
         assert model.machine.trials[trial_id].summary.iteration <= record.iteration, "a decision was taken back"
     created = [record.trial for _, record in model.journal if isinstance(record, r.TrialCreated)]
     assert len(created) == len(set(created))
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_searcher_learns_of_the_same_before_each_suggestion_after_any_crash(scheduler: str, seed: int) -> None:
+    """Also of what happened while it was asked, in a thread."""
+    check_learner(scheduler, seed)
+    check_one_at_a_time(scheduler, seed, learns=True)
+
+
+def check_learner(scheduler: str, seed: int) -> None:
+    model = Model(scheduler, random.Random(seed), max_concurrent=4, learns=True)
+    for _ in range(8):
+        ended = model.run(model.random.randint(1, 60))
+        heard = model.searcher.heard if model.searcher is not None else []
+        again = Learner()
+        machine = make_machine(scheduler, 4, again)
+        for run, record in model.journal:
+            machine.apply(run, record)
+        known = len(again.heard)
+        asked = [n for n, one in enumerate(heard) if one in machine.trials]
+        assert again.heard == heard[:known] and known > max(asked, default=-1)
+        if ended:
+            break
+        model.crash()
+    assert model.run()
+    assert {trial.status for trial in model.machine.trials.values()} == {Trial.TERMINATED}
+    assert len(model.machine.trials) == TRIALS
 
 
 def test_what_is_done_again_after_a_crash_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,3 +455,14 @@ def test_a_seed_finds_the_mutant(
         except (AssertionError, KeyError):
             return
     pytest.fail("no seed found it")
+
+
+def test_a_seed_finds_that_a_searcher_is_told_too_much_when_records_are_read_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what happened while it was asked, which it did not know."""
+    tell = ExperimentMachine.tell_searcher
+    monkeypatch.setattr(ExperimentMachine, "tell_searcher", lambda self, limit=None: tell(self))
+    with pytest.raises(AssertionError):
+        for seed in range(100):
+            check_learner("asha", seed)

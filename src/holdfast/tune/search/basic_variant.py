@@ -25,6 +25,7 @@ class BasicVariantGenerator(Searcher):
     """
 
     accepts_grid_search = True
+    is_quick = True
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
 """`Searcher`: proposes configurations. Subclass it with `suggest`, and `on_trial_complete` to learn from results.
 
-One call at a time, but from any thread: `suggest` may be slow, so the experiment asks in a thread of its own. Each
-suggestion is in the journal before its trial starts. After a restart the searcher is constructed again from its name
-and arguments, and what happened is repeated to it in the same order: `replay_suggestion` for each suggestion,
-`on_trial_result` and `on_trial_complete` as at first. A searcher that draws from a generator seeded with `self.seed`
-therefore goes on as if nothing had happened, without saving anything.
+One call at a time, but from any thread: `suggest` may be slow, so the experiment asks in a thread, and goes on
+meanwhile; what happens then the searcher is told before it is asked again. Each suggestion is in the journal before its
+trial starts. After a restart the searcher is constructed again from its name and arguments, and what happened is
+repeated to it in the same order: `replay_suggestion` for each suggestion, `on_trial_result` and `on_trial_complete` as
+at first. A searcher that draws from a generator seeded with `self.seed` therefore goes on as if nothing had happened,
+without saving anything.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ class Searcher(Stateful):
 
     accepts_grid_search = False
     """Whether a space with `grid_search` can be given to `set_search_properties`."""
+
+    is_quick = False
+    """No call takes long enough to need a thread."""
 
     seed: int = 0
     """The experiment's, unless the searcher was given one."""

@@ -29,6 +29,10 @@ class SearcherWrapper(Searcher):
     def accepts_grid_search(self) -> bool:  # type: ignore[override]
         return self.searcher.accepts_grid_search
 
+    @property
+    def is_quick(self) -> bool:  # type: ignore[override]
+        return self.searcher.is_quick
+
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         return self.searcher.set_search_properties(metric, mode, config, **spec)
 
