@@ -166,6 +166,7 @@ _COUNTS_IMPORTS = """
         torch.set_num_threads(2)
         model = torch.nn.Linear(1000, 1000)
         model(torch.ones(1000, 1000)).sum().backward()
+        torch.optim.SGD(model.parameters()).step()  # needs torch._dynamo
         (numpy.ones((500, 500)) @ numpy.ones((500, 500))).sum()
         return len(os.listdir("/proc/self/task"))
 
@@ -176,7 +177,9 @@ _COUNTS_IMPORTS = """
 """
 
 
-def test_torch_is_imported_once_and_thread_pools_used_before_do_not_hang_workers(sandbox: Sandbox) -> None:
+def test_torch_and_what_optimizers_need_are_imported_once_and_thread_pools_used_before_do_not_hang_workers(
+    sandbox: Sandbox,
+) -> None:
     site = sandbox.root / "site"
     site.mkdir()
     # The finder is asked for torch only where it is not there yet.
@@ -186,16 +189,16 @@ def test_torch_is_imported_once_and_thread_pools_used_before_do_not_hang_workers
         class Count:
             @staticmethod
             def find_spec(name, path=None, target=None):
-                if name == "torch":
+                if name in ("torch", "torch._dynamo"):
                     with open({str(sandbox.root / "imports")!r}, "a") as file:
-                        file.write(f"{{os.getpid()}}\\n")
+                        file.write(f"{{name}}\\n")
         sys.meta_path.insert(0, Count)
         """)
     )
     _, threads = _run(sandbox, _COUNTS_IMPORTS, PYTHONPATH=str(site))
     assert threads == len(os.sched_getaffinity(0))
     assert _log(sandbox) == _FORKED
-    assert len((sandbox.root / "imports").read_text().split()) == 1
+    assert (sandbox.root / "imports").read_text().split() == ["torch", "torch._dynamo"]
 
 
 _REGISTERS = """

@@ -49,7 +49,7 @@ def run_training(request: TrainRequest) -> TrainOutcome:
     check_resources(request)
     if request.local_mode or request.engine is not EngineName.LOCAL:
         return _run(request)
-    with forked_agent(request.environment) as agent:  # before any thread of ours starts
+    with forked_agent(request.environment, request.preload) as agent:  # before any thread of ours starts
         return _run(request, agent)
 
 

@@ -3,8 +3,9 @@
 `forked_agent` is called first thing in `fit()`, before threads of ours start. It forks in a thread that has done
 nothing else: the child's stack is empty, settings of the driver's main thread do not reach it, and neither do thread
 pools that belong to that thread (OpenMP's). The child puts itself in order (`zygote.driver_fork_reset`), waits for what
-`local` would have put on an agent's command line, forks the first zygote, and is an agent like any other. Where a
-driver is not fit for that (`zygote.driver_fork_safety`), there is none, and the log says why.
+`local` would have put on an agent's command line, and is an agent like any other. The first zygote is forked from it
+at once, and imports what the function will need while the driver sets up the run. Where a driver is not fit for all
+that (`zygote.driver_fork_safety`), there is no such agent, and the log says why.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,7 +32,7 @@ import msgspec
 from holdfast.linux.process import thread_names
 from holdfast.storage.run_secret import SECRET_VARIABLE
 from holdfast.worker.environment import one_openblas_thread
-from holdfast.zygote.driver_fork_safety import unfit_reason
+from holdfast.zygote.driver_fork_safety import unfit_reason, user_modules
 
 __all__ = ["ForkedAgent", "forked_agent"]
 
@@ -80,10 +81,10 @@ class ForkedAgent:
 
 
 @contextlib.contextmanager
-def forked_agent(environment: Mapping[str, str]) -> Iterator[ForkedAgent | None]:
+def forked_agent(environment: Mapping[str, str], preload: Sequence[str] = ()) -> Iterator[ForkedAgent | None]:
     """An agent forked from this process, where it is fit for that; if nobody starts it in the block, it ends with it.
-    `environment` is what workers will get besides the driver's."""
-    agent = _fork_agent(environment)
+    `environment` is what workers will get besides the driver's; its zygote imports the modules `preload` at once."""
+    agent = _fork_agent(environment, preload)
     try:
         yield agent
     finally:
@@ -92,11 +93,11 @@ def forked_agent(environment: Mapping[str, str]) -> Iterator[ForkedAgent | None]
             agent.wait()
 
 
-def _fork_agent(environment: Mapping[str, str]) -> ForkedAgent | None:
+def _fork_agent(environment: Mapping[str, str], preload: Sequence[str]) -> ForkedAgent | None:
     _wait_for_ending_threads()
     reason = "HOLDFAST_TOKEN is set" if SECRET_VARIABLE in os.environ else unfit_reason(environment)
     if reason is None:
-        answer = _fork_in_thread()
+        answer = _fork_in_thread(preload)
         if isinstance(answer, ForkedAgent):
             _log.info("The agent is forked from the driver.")
             return answer
@@ -112,7 +113,7 @@ def _wait_for_ending_threads() -> None:
     _ending.clear()
 
 
-def _fork_in_thread() -> ForkedAgent | str:
+def _fork_in_thread(preload: Sequence[str]) -> ForkedAgent | str:
     """Fork in another thread, which lives as long as the agent; or why that failed."""
     answers: queue.SimpleQueue[ForkedAgent | str] = queue.SimpleQueue()
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
@@ -125,7 +126,7 @@ def _fork_in_thread() -> ForkedAgent | str:
         with one_openblas_thread():
             before = _thread.stack_size(_STACK_BYTES)
             try:
-                _thread.start_new_thread(_fork, (answers, mask))
+                _thread.start_new_thread(_fork, (answers, mask, user_modules(), preload))
             finally:
                 _thread.stack_size(before)
             return answers.get()
@@ -135,7 +136,12 @@ def _fork_in_thread() -> ForkedAgent | str:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _fork(answers: queue.SimpleQueue[ForkedAgent | str], mask: set[int | signal.Signals]) -> None:
+def _fork(
+    answers: queue.SimpleQueue[ForkedAgent | str],
+    mask: set[int | signal.Signals],
+    modules: Sequence[str],
+    preload: Sequence[str],
+) -> None:
     """The thread. Returns when the agent has ended."""
     parent_may_end = _thread.allocate_lock()
     parent_may_end.acquire()
@@ -145,7 +151,7 @@ def _fork(answers: queue.SimpleQueue[ForkedAgent | str], mask: set[int | signal.
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread, which waits for this one
             pid = os.fork()
             if pid == 0:
-                _be_agent(theirs, mask)
+                _be_agent(theirs, mask, modules, preload)
     except OSError as error:
         answers.put(f"the driver cannot be forked ({error.strerror})")
         return
@@ -181,19 +187,21 @@ def _answer(connection: socket.socket) -> str | None:
     return answer.decode(errors="replace") or "the forked process ended at once"
 
 
-def _be_agent(connection: socket.socket, mask: set[int | signal.Signals]) -> NoReturn:
-    """The child."""
+def _be_agent(
+    connection: socket.socket, mask: set[int | signal.Signals], modules: Sequence[str], preload: Sequence[str]
+) -> NoReturn:
+    """The child. `modules` are the user's, looked up before the fork: to look at each copies the page that it is in."""
     code = 1
     try:
         from holdfast.zygote.driver_fork_reset import reset_forked_process
 
-        reason = reset_forked_process([connection.fileno()])
+        reason = reset_forked_process([connection.fileno()], modules)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         connection.sendall(_FIT if reason is None else reason.encode())
         if reason is None:
             from holdfast.agent.forked_from_driver import run_agent
 
-            code = run_agent(connection)
+            code = run_agent(connection, preload)
     except BaseException:  # noqa: BLE001  nothing may reach what the driver was doing when it was forked
         traceback.print_exc()
     finally:

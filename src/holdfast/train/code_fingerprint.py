@@ -32,7 +32,7 @@ from typing import Any
 from holdfast.control.fingerprint import Fingerprint, Value
 from holdfast.core.masking import MASK, masked
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "is_own_module"]
 
 _VALUES_MAX = 50_000
 _OBJECTS_MAX = 2_000
@@ -124,16 +124,16 @@ class _Collector:
         if len(self._kept) > _OBJECTS_MAX:
             return name
         if isinstance(target, types.FunctionType):
-            if _is_own(target.__module__):
+            if is_own_module(target.__module__):
                 self._queue.append(lambda: self._visit_function(target, name))
         elif isinstance(target, type):
-            if _is_own(target.__module__):
+            if is_own_module(target.__module__):
                 self._queue.append(lambda: self._visit_class(target, name))
         elif isinstance(target, functools.partial):
             self._queue.append(lambda: self._visit_partial(target, name))
         elif isinstance(target, types.MethodType):
             self._queue.append(lambda: self._visit_method(target, name))
-        elif not isinstance(target, types.BuiltinFunctionType) and _is_own(type(target).__module__):
+        elif not isinstance(target, types.BuiltinFunctionType) and is_own_module(type(target).__module__):
             self._queue.append(lambda: self._visit_instance(target, name))
         return name
 
@@ -174,7 +174,7 @@ class _Collector:
         module = str(space.get("__name__", ""))
         label = name if module in _MAIN or not module else f"{module}.{name}"
         value = space[name]
-        if not isinstance(value, types.ModuleType) or not _is_own(value.__name__):
+        if not isinstance(value, types.ModuleType) or not is_own_module(value.__name__):
             self._note(label, name, value)
         else:
             # Of a module of the user's counts what the code may mean by `module.name`.
@@ -226,7 +226,7 @@ class _Collector:
         parts = [*bases, *(key for key, _ in functions), *sorted(members)]
         self.code[name] = _hex(_combine("class", (part.encode() for part in parts)))
         for key, function in functions:
-            if isinstance(function, types.FunctionType) and _is_own(function.__module__):
+            if isinstance(function, types.FunctionType) and is_own_module(function.__module__):
                 self.reach(function)
             else:
                 self._note(f"{name}.{key}", key, function)
@@ -342,13 +342,13 @@ class _Collector:
         if _is_torch_module(value):
             # Weights are random before training: the architecture counts.
             for part in value.modules():
-                if _is_own(type(part).__module__):
+                if is_own_module(type(part).__module__):
                     self.reach(type(part))
             shapes = [f"{key} {tuple(one.shape)} {one.dtype}" for key, one in value.state_dict().items()]
             return _digest_of("module", "\n".join([_ADDRESS.sub("", repr(value)), *shapes]))
         if kind in ("argparse.Namespace", "types.SimpleNamespace"):
             return _combine(kind, [self._digest(vars(value), depth + 1)])
-        if not _is_own(type(value).__module__):
+        if not is_own_module(type(value).__module__):
             return _digest_of("type", kind)
         slots = [slot for cls in type(value).__mro__ for slot in _slots_of(cls) if hasattr(value, slot)]
         state = {slot: getattr(value, slot) for slot in slots} | dict(getattr(value, "__dict__", {}))
@@ -499,7 +499,7 @@ def _process_age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _is_own(module: str | None) -> bool:
+def is_own_module(module: str | None) -> bool:
     """Whether a module is the user's own: not part of Python, not installed, and not Holdfast."""
     if module is None or module in _MAIN:
         return True

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +58,8 @@ RETURN_VALUE_LIMIT_BYTES = 64 * 1024 * 1024
 class ForkContext:
     """What a forked worker gets from its zygote besides the job; the zygote looks it up once for all workers."""
 
-    modules: Set[str]
+    last_module: str
+    """Of those that the zygote has imported: what comes after it in `sys.modules` is the worker's own."""
 
 
 def run_worker(
@@ -78,13 +79,13 @@ def run_worker(
             from holdfast.streaming.client import use_streamed
 
             use_streamed(assignment.served)
-        known = None
+        last_module = None
         if fork_context is not None:
-            known = fork_context.modules
+            last_module = fork_context.last_module
             refresh_randomness()
             set_torch_threads()
         job = _with_config(loaded.job, assignment)
-        session = _make_session(job, assignment, connection, known)
+        session = _make_session(job, assignment, connection, last_module)
         if session is not None and not isinstance(job, WorkerFailure):
             send_main_by_value()
             refuse_breakpoints()
@@ -284,7 +285,7 @@ def _with_config(job: Job | WorkerFailure, assignment: Assignment) -> Job | Work
 
 
 def _make_session(
-    job: Job | WorkerFailure, assignment: Assignment, connection: socket.socket, known: Set[str] | None
+    job: Job | WorkerFailure, assignment: Assignment, connection: socket.socket, last_module: str | None
 ) -> ImportTrackingSession | None:
     """The session, or None when there can be none: the failure is sent then."""
     rank = assignment.rank
@@ -293,7 +294,7 @@ def _make_session(
     else:
         try:
             enter_work_dir(assignment)
-            return ImportTrackingSession(known, connection, assignment, _open_filesystem(assignment.filesystem))
+            return ImportTrackingSession(last_module, connection, assignment, _open_filesystem(assignment.filesystem))
         except BaseException as error:  # noqa: BLE001  a filesystem's own code may raise anything
             failure = failure_of(error, rank)
     _send_failure(connection, assignment, failure)

@@ -8,7 +8,7 @@ sent. `zygote` decides what of it to import.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.wire.messages import Imported
@@ -20,12 +20,10 @@ __all__ = ["ImportTrackingSession"]
 class ImportTrackingSession(Session):
     """A session that sends, before each report, which modules are new."""
 
-    def __init__(self, known: Set[str] | None, *args: Any, **kwargs: Any) -> None:
-        """`known` are the zygote's modules; None where there is no zygote to learn. They are not copied: touching
-        thousands of names in a forked process copies the pages that they lie in."""
+    def __init__(self, last_module: str | None, *args: Any, **kwargs: Any) -> None:
+        """`last_module` is the last one that the zygote has imported; None where there is no zygote to learn."""
         super().__init__(*args, **kwargs)
-        self._known = known
-        self._told: set[str] = set()
+        self._last = last_module
         self._modules = len(sys.modules)
 
     def report(self, metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -36,18 +34,33 @@ class ImportTrackingSession(Session):
 
     def send_imports(self) -> None:
         """Send the names of the modules that were imported since the last time."""
-        if self._known is None:
+        if self._last is None:
             return
         with self._lock:
             self._modules = len(sys.modules)
-            new = [name for name, module in list(sys.modules.items()) if self._is_new(name, module)]
-            self._told.update(new)
+            new = _imported_since(self._last)
             if new:
+                self._last = new[-1]
+            if new := [name for name in new if _can_be_imported_elsewhere(name)]:
                 self._send(Imported(modules=new))
 
-    def _is_new(self, name: str, module: object) -> bool:
-        if self._known is None or name in self._known or name in self._told or name.startswith("__"):
-            return False
-        # Modules made up at run time have no spec, or one without a file, and cannot be imported elsewhere.
-        spec = getattr(module, "__spec__", None)
-        return spec is not None and spec.name == name and bool(spec.origin)
+
+def _imported_since(last: str) -> list[str]:
+    """In their order. Found from the end: to look at a module, or at its name, copies the page that it is in, which a
+    forked process shares with its zygote, and there are thousands of them."""
+    while True:
+        new = []
+        try:
+            for name in reversed(sys.modules):
+                if name == last:
+                    break
+                new.append(name)
+            return new[::-1]
+        except RuntimeError:
+            continue  # another thread has imported something meanwhile
+
+
+def _can_be_imported_elsewhere(name: str) -> bool:
+    """Not modules made up at run time: those have no spec, or one without a file."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return not name.startswith("__") and spec is not None and spec.name == name and bool(spec.origin)

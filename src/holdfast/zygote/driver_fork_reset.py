@@ -24,6 +24,7 @@ import tracemalloc
 import types
 import warnings
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from typing import Any
 from holdfast.linux.forked_process import drop_descriptors, reset_signal_handlers
 from holdfast.linux.process import thread_names
 from holdfast.worker.stdio import open_streams
-from holdfast.zygote.driver_fork_safety import user_modules
 
 __all__ = ["reset_forked_process"]
 
@@ -39,8 +39,9 @@ _kept: list[object] = []
 """The driver's objects that this process no longer refers to: alive, so that no destructor runs."""
 
 
-def reset_forked_process(kept_fds: list[int]) -> str | None:
-    """In the child, right after the fork, with all signals blocked: put everything in order. Gives why the process is
+def reset_forked_process(kept_fds: list[int], modules: Sequence[str]) -> str | None:
+    """In the child, right after the fork, with all signals blocked: put everything in order, and
+    forget these modules of the user's. Gives why the process is
     of no use, where only a forked process can tell."""
     gc.freeze()  # what the driver has is not this process's garbage, and looking at it would copy its pages
     reset_signal_handlers()
@@ -49,7 +50,7 @@ def reset_forked_process(kept_fds: list[int]) -> str | None:
     _kept.extend([sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__])
     open_streams()
     _forget_exit_handlers()
-    _forget_modules()
+    _forget_modules(modules)
     _reset_logging()
     _reset_multiprocessing()
     return _reset_torch() or _threads_reason()
@@ -97,8 +98,8 @@ def _forget_exit_handlers() -> None:
     finalize._registered_with_atexit = False
 
 
-def _forget_modules() -> None:
-    for name in user_modules():
+def _forget_modules(modules: Sequence[str]) -> None:
+    for name in modules:
         _kept.append(sys.modules.pop(name))
     _kept.append(sys.modules["__main__"])
     sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")

@@ -20,6 +20,7 @@ import socket
 import sys
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -97,7 +98,7 @@ class Zygote:
         self._reading = False
         self._terminated = False
         self._openblas: list[OpenBlas] = []
-        self.fork_context = ForkContext(frozenset())
+        self.fork_context = ForkContext("")
 
     def run(self) -> _ForkedWorker:
         """Serve the agent until it goes, which ends this process; or until this process is a forked worker."""
@@ -208,7 +209,7 @@ class Zygote:
             stream.flush()  # or every child would print it again
         send_main_by_value()  # imports multiprocessing, which each child would do by itself
         self._openblas = find_openblas()
-        self.fork_context = ForkContext(frozenset(sys.modules))
+        self.fork_context = ForkContext(next(reversed(sys.modules)))
         _leave_torch_libraries()
         self._children.keep_trackers()
         gc.collect()
@@ -431,14 +432,18 @@ def _leave_torch_libraries() -> None:
             finalizer.atexit = False
 
 
-def main(control_fd: int, parent_pid: int, *, from_driver: bool = False) -> NoReturn:
-    """Be a zygote for the agent at the other end of `control_fd`; `from_driver`: in a copy of the driver."""
+def main(control_fd: int, parent_pid: int, *, imports: Sequence[str] | None = None) -> NoReturn:
+    """Be a zygote for the agent at the other end of `control_fd`. In a copy of the driver, `imports` are what the
+    function will need: they are imported before it is there, in an environment and with a search path like its own."""
     die_with_parent(parent_pid, signal.SIGTERM)
     become_subreaper()
     name_process("hf-zygote")
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    zygote = Zygote(socket.socket(fileno=control_fd), from_driver=from_driver)
+    with one_thread_each():
+        for name in imports or ():
+            import_quietly(name)
+    zygote = Zygote(socket.socket(fileno=control_fd), from_driver=imports is not None)
     forked = zygote.run()
     run_worker(forked.loaded, forked.assignment, forked.worker_fds, zygote.fork_context)
 

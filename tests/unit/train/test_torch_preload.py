@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.train.torch.preload import preload_for
 
+_GROUP = ("torch", "torch.distributed")
 torch: Any = None  # only the name counts: the functions below are never called
 
 
@@ -50,7 +53,7 @@ def _in_module(source: str) -> Any:
     ],
 )
 def test_the_compiler_is_imported_for_a_module_that_calls_it(function: Callable[..., Any]) -> None:
-    assert preload_for(function) == ("torch", "torch.distributed", "torch._dynamo", "torch._inductor.compile_fx")
+    assert preload_for(function, 1) == (*_GROUP, "torch._dynamo", "torch._inductor.compile_fx")
 
 
 @pytest.mark.parametrize(
@@ -62,4 +65,47 @@ def test_the_compiler_is_imported_for_a_module_that_calls_it(function: Callable[
     ],
 )
 def test_the_compiler_is_not_imported_for_others(function: Callable[..., Any]) -> None:
-    assert preload_for(function) == ("torch", "torch.distributed")
+    assert preload_for(function, 2) == _GROUP
+
+
+_OPTIMIZERS = [
+    "import torch\n\ndef train_func():\n    torch.optim.SGD([])",
+    "import torch as t\n\ndef train_func():\n    step = lambda: t.optim.SGD([])",
+    "def train_func():\n    import torch\n    torch.optim.SGD([])",
+    "def train_func():\n    from torch import optim\n    optim.SGD([])",
+    "def train_func():\n    from torch.optim import SGD\n    SGD([])",
+    "from torch import optim\n\ndef train_func():\n    optim.SGD([])",
+    "from torch.optim import SGD as Method\n\ndef train_func():\n    Method([])",
+    "from torch.optim import SGD\n\nclass Job:\n    def run(self):\n        SGD([])\n\ndef train_func():\n    Job()",
+    "from torch.optim import SGD\n\nclass Own(SGD):\n    pass\n\ndef train_func():\n    Own([])",
+    "from helpers_of_this_test import train_func",
+    "import helpers_of_this_test as helpers\n\ndef train_func():\n    helpers.train_func()",
+]
+
+
+@pytest.fixture
+def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module of the user's, next to the script."""
+    source = "import torch\n\ndef train_func():\n    _step()\n\ndef _step():\n    torch.optim.SGD([])\n"
+    (tmp_path / "helpers_of_this_test.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("helpers_of_this_test", None)
+
+
+@pytest.mark.parametrize("source", _OPTIMIZERS)
+def test_what_the_first_optimizer_imports_is_imported_once_for_several_workers(source: str, helpers: None) -> None:
+    assert preload_for(_in_module(source), 2) == (*_GROUP, "torch._dynamo")
+    assert preload_for(_in_module(source), 1) == _GROUP
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\n\ndef train_func():\n    torch.rand(1)",
+        "import torch\n\ndef train_func(trainer):\n    trainer.optim(torch)",
+        "import torch, helpers_of_this_test as helpers\n\ndef train_func():\n    helpers.other(torch)",
+    ],
+)
+def test_a_function_without_an_optimizer_starts_at_once(source: str, helpers: None) -> None:
+    assert preload_for(_in_module(source), 8) == _GROUP

@@ -58,7 +58,7 @@ class TorchTrainer(DataParallelTrainer):
         )
 
     def _preload(self) -> tuple[str, ...]:
-        return preload_for(self.train_loop_per_worker)
+        return preload_for(self.train_loop_per_worker, self.scaling_config.max_workers)
 
     def _framework(self) -> Framework | None:
         torchrun = is_one_of_torchrun(self.scaling_config.num_workers)
