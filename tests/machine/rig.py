@@ -63,6 +63,14 @@ class Rig:
         assert self.state.durable == self._shadow
         return decided
 
+    def stopped(self, generation: int, agent: str, now: float) -> Step:
+        """The agent has stopped its workers; whether a host is set aside, if one is to be, is answered at once."""
+        decided = self.feed(e.WorkersStopped(generation=generation, agent=agent), now)
+        for one in [one for one in decided.commands if isinstance(one, c.SetHostAside)]:
+            answered = self.feed(e.SetAsideAnswered(host=one.host), now)
+            decided = Step(decided.records + answered.records, decided.commands + answered.commands)
+        return decided
+
     @property
     def deadline(self) -> float | None:
         return deadline(self.state)

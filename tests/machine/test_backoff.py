@@ -14,7 +14,7 @@ def fail(rig: Rig, now: float, cause: str = "was killed by SIGKILL") -> list[c.C
     """Kill the present generation; what its end leads to at once, but for what becomes of its host."""
     generation = rig.state.durable.generation
     rig.feed(exited(died(0, cause), generation), now)
-    commands = rig.feed(e.WorkersStopped(generation=generation, agent="a"), now).commands
+    commands = rig.stopped(generation, "a", now).commands
     return [one for one in commands if not isinstance(one, c.SetHostAside)]
 
 

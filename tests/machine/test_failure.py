@@ -77,7 +77,7 @@ def test_an_unlimited_failure_budget_is_never_spent() -> None:
     rig = running(max_failures=-1, backoff_max_s=0.0)
     for generation in range(1, 30):
         rig.feed(exited(died(0), generation), float(10 * generation))
-        decided = rig.feed(e.WorkersStopped(generation=generation, agent="a"), 10.0 * generation + 1)
+        decided = rig.stopped(generation, "a", 10.0 * generation + 1)
         assert decided.commands[-1] == start(generation + 1)
     assert rig.state.durable.failures == 29
 
@@ -248,7 +248,7 @@ def test_the_failure_budget_survives_the_driver(budget: int) -> None:
     rig = running(max_failures=budget, backoff_max_s=0.0)
     for generation in range(1, budget + 1):
         rig.feed(exited(died(0), generation), 10.0 * generation)
-        rig.feed(e.WorkersStopped(generation=generation, agent="a"), 10.0 * generation)
+        rig.stopped(generation, "a", 10.0 * generation)
     rig = rig.next_controller()
     rig.feed(e.ControllerBegan(epoch=2, host="head", pid=102), 100.0)
     rig.feed(e.AgentJoined(agent="a", host="host-a", slots=1), 101.0)

@@ -22,7 +22,7 @@ def test_a_hung_rank_is_stopped_with_its_stacks_dumped() -> None:
     stop = c.StopWorkers(generation=1, agents=("a",), dump_stacks=True)
     assert rig.feed(e.TimePassed(), 18.0) == Step([], [stop])
     assert rig.deadline is None
-    failure = r.WorkerFailure(rank=0, cause=CAUSE, agent="a")
+    failure = r.WorkerFailure(rank=0, cause=CAUSE, agent="a", host="host-a")
     ended = r.GenerationEnded(
         at=19.0,
         generation=1,
@@ -44,7 +44,7 @@ def test_the_rank_that_has_been_silent_longest_is_blamed() -> None:
     assert rig.deadline == 15.0
     rig.feed(e.TimePassed(), 15.0)
     assert rig.state.generation is not None
-    assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
+    assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b", host="host-b")]
 
 
 def test_without_a_timeout_no_rank_hangs() -> None:
@@ -97,7 +97,7 @@ def test_a_rank_that_waits_does_not_hide_the_one_that_it_waits_for() -> None:
     assert rig.deadline == 16.0
     assert [type(one) for one in rig.feed(e.TimePassed(), 16.0).commands] == [c.StopWorkers]
     assert rig.state.generation is not None
-    assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b")]
+    assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b", host="host-b")]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

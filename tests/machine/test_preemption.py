@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.machine.rig import Rig, died, exited, two_nodes
+import msgspec
+from tests.machine.rig import Rig, checkpoint_of, died, exited, item, report, stored, two_nodes
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -62,6 +63,18 @@ def test_the_loss_of_a_draining_node_is_a_preemption_and_no_failure() -> None:
     assert (rig.state.durable.failures, rig.state.durable.preemptions) == (0, 1)
 
 
+def test_a_checkpoint_that_a_finished_rank_loses_with_a_draining_node_is_a_preemption() -> None:
+    rig = two_nodes(max_failures=0)
+    for rank in (0, 1):
+        rig.feed(report(1, 5.0, checkpoint=True, rank=rank), 5.0)
+    rig.feed(DRAIN_B, 10.0)
+    rig.feed(e.WorkerFinished(generation=1, rank=1), 11.0)
+    rig.feed(LOST_B, 30.0)
+    rig.feed(e.CheckpointFailed(ticket=e.Ticket(1, 1), error="agent b was lost"), 30.5)
+    ended, _ = _stopped(rig, 31.0)
+    assert (ended.counted, ended.preemption) == (False, TAKEN_AWAY)
+
+
 def test_a_worker_that_is_killed_on_a_draining_node_is_a_preemption_and_its_peers_errors_are_echoes() -> None:
     rig = two_nodes(max_failures=0)
     rig.feed(DRAIN_B, 10.0)
@@ -85,6 +98,21 @@ def test_a_node_that_is_left_without_a_last_checkpoint_is_a_preemption() -> None
     assert (ended.counted, ended.planned, ended.failures) == (False, True, ())
     assert ended.preemption == r.Preemption(ranks={"b": (1,)}, deadline=30.0, timed_out=True)
     assert rig.state.durable.preemptions == 1
+
+
+def test_a_node_that_is_lost_after_the_last_checkpoint_was_committed_is_no_preemption() -> None:
+    rig = two_nodes(max_failures=0)
+    rig.feed(e.AgentJoined(agent="c", host="host-c", slots=1), 8.0)
+    rig.feed(e.AgentPrepared(agent="c"), 9.0)
+    rig.feed(DRAIN_B, 10.0)
+    for rank in (0, 1):
+        held = msgspec.structs.replace(item(1, 11.0, checkpoint=True), held=True)
+        rig.feed(e.RankReported(generation=1, rank=rank, reports=(held,)), 11.0)
+    stop = rig.feed(checkpoint_of(1, stored(0, 1)), 12.0).commands
+    assert [one.agents for one in stop if isinstance(one, c.StopWorkers)] == [("a", "b")]
+    rig.feed(LOST_B, 13.0)
+    ended, _ = _stopped(rig, 14.0)
+    assert (ended.counted, ended.planned, ended.preemption) == (False, True, None)
 
 
 def test_what_else_happens_on_a_draining_node_and_deaths_elsewhere_are_failures() -> None:

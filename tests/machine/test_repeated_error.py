@@ -23,7 +23,7 @@ def fail(rig: Rig, at: float, failure: r.WorkerFailure, reports: int = 2) -> lis
     for one in range(1, reports + 1):
         rig.feed(report(one, at, generation=number), at)
     rig.feed(exited(failure, generation=number), at)
-    records = rig.feed(e.WorkersStopped(generation=number, agent="a"), at + 1).records
+    records = rig.stopped(number, "a", at + 1).records
     if rig.state.generation is None and not rig.state.ended:
         records += rig.feed(e.TimePassed(), at + 90).records
     if rig.state.generation is not None:

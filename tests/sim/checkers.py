@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
+from tests.sim.data import SampleLedger
 from tests.sim.process import Process
 from tests.sim.scenario import gain
 from tests.sim.stored_run import StoredManifest, StoredRun
 
 from holdfast.core import events as e
 from holdfast.core import records as r
-from holdfast.core.commands import StartWorkers
+from holdfast.core.commands import SetHostAside, StartWorkers, StopWorkers
 from holdfast.core.machine import Step
 from holdfast.core.state import Durable, fold
 from holdfast.wire.messages import AgentMessage, UploadFailed
@@ -28,8 +29,17 @@ if TYPE_CHECKING:
     from tests.sim.node import Node
     from tests.sim.run import Run
     from tests.sim.simulation import Simulation
+    from tests.sim.worker import Worker
 
 __all__ = ["Checkers", "Violation", "counted_failures", "reports_that_count"]
+
+
+_ROUNDING_S = 1e-6
+_TURN_S = 2.0
+"""So long a controller may take for what else it does: it writes records before it looks at the clock again."""
+_SLOWING = ("pause_driver", "overtake", "outage")
+_FAILURES = 3
+"""So many failures of a host within ten minutes are too many; no simulation takes that long."""
 
 
 class Violation(AssertionError):
@@ -91,10 +101,26 @@ class Checkers:
         """What counted as committed after the last write."""
         self._bounds: dict[Guest, tuple[int, int]] = {}
         """How many workers each controller's generations may have, as its records say."""
-        self._grown_at: dict[Guest, float] = {}
-        """When each controller last ended a generation in order to grow, by its own clock."""
+        self._generations: dict[Guest, r.GenerationStarted] = {}
+        """The one that each controller started last."""
+        self._room_since: dict[Guest, float] = {}
+        """Since when its agents have had room for a larger one, by its own clock."""
+        self._stopping: set[Guest] = set()
+        """Those that have ended it, and wait for its workers."""
+        self._need_not_wait: set[Guest] = set()
+        """Those of which somebody has asked for other bounds since they started it."""
+        self._stops: dict[Guest, tuple[float, float, bool]] = {}
+        """Of each controller that was asked to stop: when, how long it may take, and whether its function asks."""
+        self._blamed: dict[Guest, list[tuple[float, str]]] = {}
+        """When a generation of a controller failed because of a machine, and on which host."""
+        self._aside: dict[tuple[Guest, str], float] = {}
+        """Until when a controller may use a host no more."""
+        self._leading = 0
+        """The newest epoch whose controller has begun."""
         self._commanded: set[tuple[str, int, int, str]] = set()
         """(driver's address, generation, rank, agent) of the workers that controllers of this run asked for."""
+
+        self._samples = SampleLedger(run.scenario.data) if run.scenario.data is not None else None
 
     def fail(self, sentence: str) -> NoReturn:
         self.sim.fail(f"{self._owner.name}: {sentence}" if self.sim.scenario.others else sentence)
@@ -118,6 +144,14 @@ class Checkers:
         for one in now:
             if _id(one) not in known:
                 self._committed(one)
+                self._by_the_leader(process, one)
+
+    def _by_the_leader(self, process: Process, manifest: StoredManifest) -> None:
+        """Once a controller has begun, nobody before it adds a checkpoint that counts."""
+        guest = self.sim.guest_of(process, self._owner)
+        if guest is not None and guest.lease is not None and guest.epoch < self._leading:
+            name = manifest.name
+            self.fail(f"{name} of controller {guest.epoch} counts, and was committed after {self._leading} had begun")
 
     def _committed(self, manifest: StoredManifest) -> None:
         """A manifest was created and counts: it is whole, and no report before it can be lost any more."""
@@ -146,6 +180,14 @@ class Checkers:
         wrong = [one for one in reports if one.metrics.get("sum") != self.sums[one.iteration]]
         if wrong:
             self.fail(f"{when} with metrics of another run: {wrong[0]}")
+        if self._samples is not None and (problem := self._samples.problem(self.run.records(), last)) is not None:
+            self.fail(f"{when} and ranks consumed {problem}")
+
+    def took(self, worker: Worker, iteration: int, samples: list[tuple[int, int]]) -> None:
+        """A rank trains on these before it reports the iteration."""
+        assert self._samples is not None
+        epoch = self.sim.guest_at(worker.node.endpoint.address, self._owner).epoch
+        self._samples.add((epoch, worker.generation, iteration), worker.rank, samples)
 
     def _deleted(self, process: Process, manifest: StoredManifest, visible: list[StoredManifest]) -> None:
         """Retention may take any but the newest and the pinned, and only what is too much; and only a controller that
@@ -197,6 +239,7 @@ class Checkers:
     def began(self, guest: Guest) -> None:
         """A controller has the run now: its journal tells all that led to the newest checkpoint."""
         self.nothing_lost()
+        self._leading = max(self._leading, guest.epoch)
         visible = self.run.visible()
         if visible and self.is_newest(guest):
             self.acknowledged |= {_id(one) for one in visible}
@@ -204,7 +247,7 @@ class Checkers:
 
     # ------------------------------------------------------------ steps
 
-    def stepped(self, guest: Guest, event: e.Event, decided: Step, folded: Durable) -> None:
+    def stepped(self, guest: Guest, event: e.Event, decided: Step, folded: Durable, now: float) -> None:
         """What the core believes is what the records say, but for what only storage can tell."""
         assert guest.controller is not None
         durable = guest.controller.durable
@@ -222,23 +265,114 @@ class Checkers:
             self.nothing_lost()
         if isinstance(event, e.AgentLost):
             self.sim.moment("lost")
+        if isinstance(event, e.StopRequested):
+            self._asked_to_stop(guest, event, folded, now)
         for record in decided.records:
             if isinstance(record, r.CheckpointDeleted) and record.name in {one.name for one in self.run.visible()}:
                 self.fail(f"{record.name} is written down as deleted, and is there")
         for record in decided.records:
-            if isinstance(record, r.GenerationEnded) and record.planned:
-                self._changed(guest, record, folded)
+            if isinstance(record, r.GenerationEnded):
+                self._generation_ended(guest, record, folded)
             elif isinstance(record, r.BoundsChanged):
                 self._bounds[guest] = record.workers_min, record.workers_max
-                self._grown_at.pop(guest, None)  # who asks for more need not wait
+                self._need_not_wait.add(guest)  # who asks for more need not wait
             elif isinstance(record, r.GenerationStarted):
-                spec = self.scenario.spec
-                fewest, most = self._bounds.get(guest, (spec.workers_min, spec.workers_max))
-                if not fewest <= record.world_size <= most:
-                    self.fail(f"a world of {record.world_size} is not within {fewest} to {most}")
+                self._generation_started(guest, record)
+        self._watch_room(guest, decided, now)
+        self._sets_aside_in_time(guest, decided)
         if isinstance(event, e.ControllerBegan) and self.is_newest(guest):
             self._keeps_bounds(guest)
         self._gave_up(decided)
+
+    def _most(self, guest: Guest) -> tuple[int, int]:
+        spec = self.scenario.spec
+        return self._bounds.get(guest, (spec.workers_min, spec.workers_max))
+
+    def _generation_started(self, guest: Guest, started: r.GenerationStarted) -> None:
+        fewest, most = self._most(guest)
+        if not fewest <= started.world_size <= most:
+            self.fail(f"a world of {started.world_size} is not within {fewest} to {most}")
+        if guest in self._stops:
+            self.fail(f"generation {started.generation} starts although the run was asked to stop")
+        self._generations[guest] = started
+        self._room_since.pop(guest, None)
+        self._need_not_wait.discard(guest)
+        self._stopping.discard(guest)
+
+    def _watch_room(self, guest: Guest, decided: Step, now: float) -> None:
+        """What counts is what there was when it was decided to stop a generation."""
+        assert guest.controller is not None
+        started = self._generations.get(guest)
+        if any(isinstance(one, StopWorkers) for one in decided.commands):
+            self._stopping.add(guest)
+        if guest in self._stopping:
+            return
+        if started is None or min(guest.controller.room(), self._most(guest)[1]) <= started.world_size:
+            self._room_since.pop(guest, None)
+        else:
+            self._room_since.setdefault(guest, now)
+
+    def _generation_ended(self, guest: Guest, ended: r.GenerationEnded, folded: Durable) -> None:
+        if ended.planned:
+            self._changed(guest, ended, folded)
+        if ended.counted and self.sim.scenario.only_announced:
+            self.fail(f"only announced things happened, and that was counted as a failure: {ended.why}")
+        if ended.preemption is not None and ended.planned and not ended.why.endswith("its time is up"):
+            self.fail(f"no step was lost, and that was counted as a preemption: {ended.why}")
+        if guest in self._stops and not ended.failures:
+            self._stopped(ended, folded, *self._stops[guest])
+        if ended.counted:
+            self._blame(guest, ended)
+
+    # ------------------------------------------------------------ stops
+
+    def _asked_to_stop(self, guest: Guest, asked: e.StopRequested, folded: Durable, now: float) -> None:
+        """The user pressed Ctrl+C. What the function has asked, its controller knows once there was a report."""
+        started = self._generations.get(guest)
+        trains = started is not None and folded.iteration > started.iteration
+        known = self._stops.get(guest, (now, asked.grace_s, self.scenario.asks and trains))
+        self._stops[guest] = (known[0], 0.0 if asked.force else known[1], known[2])
+
+    def _stopped(self, ended: r.GenerationEnded, folded: Durable, asked_at: float, grace_s: float, asks: bool) -> None:
+        """A stop waits for a last checkpoint of a function that asks whether to make one, and no longer than it may."""
+        slow = any(fault.kind in _SLOWING for fault in self.sim.scenario.faults)
+        if ended.detected_at > asked_at + grace_s + _TURN_S and not slow:
+            self.fail(
+                f"the run was asked to stop at {asked_at:.3f}, within {grace_s} s, and did at {ended.detected_at}"
+            )
+        newest = folded.resume_point()
+        kept = newest.iteration if newest is not None else 0
+        if asks and kept != ended.iteration and ended.detected_at < asked_at + grace_s - _ROUNDING_S:
+            self.fail(f"the run stopped at iteration {ended.iteration} with {kept} kept, before its grace was over")
+
+    # ------------------------------------------------------------ hosts
+
+    def _blame(self, guest: Guest, ended: r.GenerationEnded) -> None:
+        """A generation failed: where, if it was a machine's fault for all that is known."""
+        nodes = [self.sim.nodes[one.agent] for one in ended.failures if one.agent and one.error_type is None]
+        hosts = {node.process.host for node in nodes}
+        raised = any(one.error_type is not None and "closed by peer" not in (one.error or "") for one in ended.failures)
+        if hosts:
+            is_clear = len(hosts) == 1 and not raised
+            self._blamed.setdefault(guest, []).append((ended.at, hosts.pop() if is_clear else ""))
+
+    def _sets_aside_in_time(self, guest: Guest, decided: Step) -> None:
+        """Three failures of a host are enough, and fewer are not."""
+        commands = [one for one in decided.commands if isinstance(one, SetHostAside)]
+        for command in commands:
+            blamed = self._blamed.get(guest, [])
+            if sum(host in (command.host, "") for _, host in blamed) < _FAILURES:
+                self.fail(f"{command.host} is set aside after {blamed}")
+            blamed[:] = [one for one in blamed if one[1] not in (command.host, "")]
+        for host in {host for _, host in self._blamed.get(guest, ()) if host}:
+            if sum(one == host for _, one in self._blamed[guest]) >= _FAILURES:
+                self.fail(f"{host} is not set aside after {self._blamed[guest]}")
+
+    def sets_aside(self, guest: Guest, command: SetHostAside) -> None:
+        """A controller is about to set a host aside."""
+        assert guest.controller is not None
+        if guest.controller.ready_elsewhere(command.host) >= self.scenario.spec.workers_max:
+            self._aside[guest, command.host] = self.sim.loop.time() + command.duration_s
 
     def _keeps_bounds(self, guest: Guest) -> None:
         """A controller has begun: the bounds that were set last hold."""
@@ -248,7 +382,8 @@ class Checkers:
             self.fail(f"the bounds are {self._bounds.get(guest)} and were set to {wanted}")
 
     def _changed(self, guest: Guest, ended: r.GenerationEnded, folded: Durable) -> None:
-        """A planned change loses no step, but at a deadline, and does not follow another that made the world larger."""
+        """A planned change loses no step, but at a deadline. Whoever joins and goes makes no more than one of them in a
+        settling time."""
         if ended.counted:
             self.fail(f"a planned change was counted as a failure: {ended.why}")
         if not ended.why.endswith("its time is up") and self.scenario.never_loses_planned:
@@ -256,12 +391,13 @@ class Checkers:
             kept = newest.iteration if newest is not None else 0
             if kept != ended.iteration:
                 self.fail(f"a planned change at iteration {ended.iteration} goes on from {kept}: {ended.why}")
-        if ended.why.startswith("there is room"):
-            settle_s = self.scenario.spec.resize_settle_s
-            before = self._grown_at.get(guest, ended.at - settle_s)
-            if ended.at < before + settle_s:
-                self.fail(f"the run grew twice within {settle_s} s, at {before} and {ended.at}")
-            self._grown_at[guest] = ended.at
+        if ended.why.startswith("there is room") and guest not in self._need_not_wait:
+            settle_s, started = self.scenario.spec.resize_settle_s, self._generations[guest]
+            since = max(self._room_since.get(guest, ended.detected_at), started.at)
+            if ended.detected_at < since + settle_s - _ROUNDING_S:
+                self.fail(
+                    f"the run grew at {ended.detected_at:.3f}, within {settle_s} s: there was room from {since:.3f} on"
+                )
 
     def _gave_up(self, decided: Step) -> None:
         """Only what a rank did not hold in full is given up with its generation, or what lacks reports of rank 0."""
@@ -277,6 +413,9 @@ class Checkers:
     def starting(self, guest: Guest, command: StartWorkers) -> None:
         """One live generation, from the newest commit, within the budget, and written down first."""
         for place in command.places:
+            host = self.sim.nodes[place.agent].process.host
+            if self._aside.get((guest, host), 0.0) > self.sim.loop.time():
+                self.fail(f"generation {command.generation} starts on {place.agent}, on {host}, which is set aside")
             self._commanded |= {(guest.address, command.generation, rank, place.agent) for rank in place.ranks}
             node = self.sim.nodes[place.agent]
             if alive := [worker.rank for worker in node.workers if worker.alive and worker.run is self._owner]:
@@ -419,7 +558,12 @@ class Checkers:
         if not isinstance(outcome, r.RunFailed):
             self.fail("the run failed without a reason")
         budget, spent = self.scenario.spec.max_failures, counted_failures(records)
-        if outcome.error_type == "TrainingFailedError":
+        if outcome.preemption is not None:
+            allowed = self.scenario.spec.max_preemption_failures
+            taken = sum(isinstance(one, r.GenerationEnded) and one.preemption is not None for one in records)
+            if self.is_newest(guest) and (allowed < 0 or taken <= allowed):
+                self.fail(f"the run failed after {taken} preemptions with a budget of {allowed}")
+        elif outcome.error_type == "TrainingFailedError":
             if self.is_newest(guest) and (budget < 0 or spent != budget + 1):
                 self.fail(f"the run failed after {spent} failures with a budget of {budget}")
         elif not self.sim.excuses or outcome.error.startswith("Only "):

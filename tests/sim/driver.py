@@ -212,6 +212,15 @@ class WatchedController(Controller):
         """Those on which it has places."""
         return self._agents.links.keys()
 
+    def ready_elsewhere(self, host: str) -> int:
+        """How many of its workers could run on agents that are not on this host, nor about to be taken away."""
+        found = [one for one in self._state.agents.values() if one.host != host]
+        return sum(one.slots for one in found if one.prepared and not one.draining)
+
+    def room(self) -> int:
+        """How many workers agents have places for that are ready, and not about to be taken away."""
+        return self.ready_elsewhere("")
+
     def awaits(self, message: UploadFailed) -> bool:
         """Whether the answer to an upload counts: of a checkpoint that was given up it does not."""
         return message.ticket in self._state.pending
@@ -232,12 +241,14 @@ class WatchedController(Controller):
         self._monitor.after(decided, now)
         for record in decided.records:
             fold(self._shadow, record)
-        self._checkers.stepped(self._guest, event, decided, self._shadow)
+        self._checkers.stepped(self._guest, event, decided, self._shadow, now)
         return decided
 
     def _do(self, command: c.Command) -> None:
         if isinstance(command, c.StartWorkers):
             self._checkers.starting(self._guest, command)
+        if isinstance(command, c.SetHostAside):
+            self._checkers.sets_aside(self._guest, command)
         super()._do(command)
 
 

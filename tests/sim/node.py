@@ -31,6 +31,7 @@ from holdfast.agent.spawner import Parent
 from holdfast.agent.worker_handle import OnMessage, WorkerHandle
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.digest import check_files
+from holdfast.checkpoint.worker_states import WorkerStates, read_worker_states
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.engines.engine import ControllerEndpoint
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Node"]
 
+Loaded = tuple[State, WorkerStates | None]
+"""What a generation begins with: its state, and where ranks were in their data."""
 _LINGER_S = 20.0
 _FORLORN_S = 30.0
 _NEVER_REPEATED = (e.AgentJoined, m.Pong, m.UploadFailed, m.Logs)
@@ -77,7 +80,7 @@ class Node:
         self.link_down_until = 0.0
         self.spawned: set[tuple[str, int, int]] = set()
         """The runs' ids, generations and ranks of all workers that it ever started."""
-        self._loads: dict[tuple[str, int], asyncio.Task[State]] = {}
+        self._loads: dict[tuple[str, int], asyncio.Task[Loaded]] = {}
         self._buffers: list[Buffers] = []
         self.agent: Agent | None = None
         self.process.on_death.append(self._died)
@@ -133,6 +136,7 @@ class Node:
             worker.parent.worker_started(worker.generation, worker.rank, 1000 + worker.rank)
             if worker.alive:
                 self.process.spawn(worker.train())
+                self.sim.break_worker(worker)
 
     def reap(self, worker: Worker, status: int) -> None:
         """The worker's process is gone."""
@@ -144,38 +148,39 @@ class Node:
             if worker.fabric.lockstep and peer.alive and self.sim.happens(0.5):
                 peer.node.process.call(peer.lose_peer)
 
-    async def load(self, worker: Worker) -> State:
+    async def load(self, worker: Worker) -> Loaded:
         """The state to start from: of the checkpoint's snapshot in this node's memory, or of its files in storage."""
         assignment = worker.assignment
         name, key = assignment.checkpoint, (assignment.run, assignment.generation)
         if name is None:
-            return (0, 0)
+            return (0, 0), None
         if key not in self._loads:
             self._loads[key] = self.process.spawn(self._load(worker.run, name, assignment))
-        state = await asyncio.shield(self._loads[key])
+        state, saved = await asyncio.shield(self._loads[key])
         assert isinstance(worker.parent, RunHost)
         for snapshot in assignment.snapshots:
             for path, data in worker.parent._buffers.files(snapshot).items():
                 if path.startswith("rank") and _state(bytes(data)) != state:
                     worker.run.checkers.fail(f"{name} is {_state(bytes(data))} in memory and {state} in storage")
-        return state
+        return state, saved
 
-    async def _load(self, run: Run, name: str, assignment: Assignment) -> State:
+    async def _load(self, run: Run, name: str, assignment: Assignment) -> Loaded:
         """Verify a checkpoint and read the state in it; storage that does not answer is asked again."""
         store, command = self.store(assignment.storage), self.commands[assignment.run, assignment.generation]
 
-        def load() -> State:
+        def load() -> Loaded:
             manifest = Catalog(store).get(name)
             if problems := check_files(store, manifest, name=name, deep=True):
                 raise Damaged(problems[0])
             first = next(entry.path for entry in manifest.files if entry.path.startswith("rank"))
-            return _state(store.get(f"{name}/{first}"))
+            saved = read_worker_states(store, name) if run.scenario.data is not None else None
+            return _state(store.get(f"{name}/{first}")), saved
 
         while True:
             try:
-                state = await asyncio.to_thread(load)
-                run.checkers.loaded(command, state)
-                return state
+                loaded = await asyncio.to_thread(load)
+                run.checkers.loaded(command, loaded[0])
+                return loaded
             except CheckpointError as error:
                 run.checkers.not_loaded(self, command, error)
                 raise

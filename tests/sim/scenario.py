@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import msgspec
+from tests.sim.data import DataSet
 
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
@@ -55,6 +56,14 @@ _SHARED = 0.16
 """The share of seeds with several runs."""
 _RECONNECTING = 0.25
 """The share of seeds with agents that come back."""
+_ANNOUNCED = 0.08
+"""The share of seeds whose nodes are taken away with notice, late or in time, and nothing else happens."""
+_STOPPED = 0.06
+"""The share of seeds in which users press Ctrl+C, and nothing but the loss of a node happens."""
+_BAD_HOST = 0.05
+"""The share of seeds with a host on which all workers die, and others that have room."""
+_DATA = 0.2
+"""The share of seeds whose runs have elastic loaders."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
@@ -127,6 +136,10 @@ class Scenario:
     """How many workers an agent holds; 0 means any number."""
     runs_take_turns: bool = False
     """There are agents for one run at a time only: the others wait."""
+    hosts: int = 0
+    """Agents run on so many hosts; 0: each on one of its own, or all on the driver's."""
+    only_announced: bool = False
+    """Nothing happens to nodes but what was announced."""
     agents_come_back: bool = False
     """Agents connect again when their connection breaks, and outlive their driver."""
 
@@ -135,6 +148,9 @@ class Scenario:
 
     asks: bool = False
     """The function calls `should_checkpoint` before each report, and reports a checkpoint whenever that says so."""
+
+    data: DataSet | None = None
+    """What it trains on, with an elastic loader."""
 
     whole_parts: bool = False
     """Each rank's part is all that a checkpoint needs, and its report says so."""
@@ -169,7 +185,94 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"session {seed}")
     if chance.random() < _RECONNECTING:
         _break_links(scenario, chance)
+    chance = random.Random(f"special {seed}")
+    roll = chance.random()
+    for share, shape in ((_ANNOUNCED, _announce), (_STOPPED, _press_ctrl_c), (_BAD_HOST, _break_a_host)):
+        if roll < share:
+            shape(scenario, chance)
+            break
+        roll -= share
+    chance = random.Random(f"data {seed}")
+    if chance.random() < _DATA:
+        for run in [scenario, *scenario.others]:
+            _draw_data(run, chance)
     return scenario
+
+
+def _clear(scenario: Scenario) -> None:
+    """No fault, and a machine of ordinary speed."""
+    scenario.faults, scenario.refusals, scenario.repeats = [], 0.0, 0.0
+    scenario.storage_trouble = scenario.storage_fatal = 0.0
+    scenario.agents_come_back = False
+    scenario.storage_s, scenario.message_s, scenario.step_s = 0.02, 0.001, min(scenario.step_s, 0.2)
+    for run in [scenario, *scenario.others]:
+        run.poison = {}
+        run.spec = msgspec.structs.replace(run.spec, progress_timeout_s=None)
+
+
+def _announce(scenario: Scenario, chance: random.Random) -> None:
+    """Nodes are taken away with notice, which some functions are too slow for; or they come and go without any."""
+    _clear(scenario)
+    scenario.only_announced = chance.random() < 0.7
+    for run in [scenario, *scenario.others]:
+        workers = max(2, run.spec.workers_max)
+        run.spec = msgspec.structs.replace(
+            run.spec,
+            workers_min=chance.choice([1, 1, workers]),
+            workers_max=workers,
+            max_failures=chance.choice([-1, 0]) if scenario.only_announced else -1,
+            max_preemption_failures=chance.choice([-1, -1, 0, 1]),
+            resize_settle_s=chance.choice([0.5, 3.0]),
+        )
+        run.slots_per_node = 1
+        run.iterations, run.checkpoint_every = chance.randint(15, 40), chance.choice([1, 4, 12])
+        run.asks, run.names_in_turn = chance.random() < 0.3, False
+    kinds = ["notice", "preempt", "notice", "preempt", "drain"] if scenario.only_announced else ["flap", "notice"]
+    for kind in chance.choices(kinds, k=chance.randint(1, 3)):
+        scenario.faults.append(Fault(chance.uniform(1.0, 8.0), kind))
+    scenario.quiet_at = 12.0
+
+
+def _press_ctrl_c(scenario: Scenario, chance: random.Random) -> None:
+    """A stop waits for a last checkpoint, and no longer than it may."""
+    _clear(scenario)
+    scenario.grace_s = chance.choice([0.5, 3.0, 8.0])
+    for run in [scenario, *scenario.others]:
+        run.asks, run.names_in_turn = chance.random() < 0.6, False
+        run.iterations, run.checkpoint_every = chance.randint(15, 40), chance.choice([3, 12])
+    scenario.faults = [Fault(chance.uniform(1.0, 6.0), "stop") for _ in range(chance.randint(1, 2))]
+    if chance.random() < 0.3:
+        scenario.faults.append(Fault(chance.uniform(1.0, 6.0), chance.choice(["kill_node", "force_stop"])))
+    scenario.quiet_at = 10.0
+
+
+def _break_a_host(scenario: Scenario, chance: random.Random) -> None:
+    """All workers of one host die soon. There are spare agents on others."""
+    _clear(scenario)
+    scenario.others = []
+    scenario.spec = msgspec.structs.replace(
+        scenario.spec, max_failures=-1, spares=1, workers_min=scenario.spec.workers_max
+    )
+    scenario.agent_slots, scenario.runs_take_turns = 0, False
+    scenario.hosts = -(-scenario.spec.workers_max // scenario.slots_per_node) + 1
+    scenario.iterations = max(15, scenario.iterations)
+    scenario.faults = [Fault(chance.uniform(0.0, 2.0), "break_host")]
+    if chance.random() < 0.5:
+        scenario.faults.append(Fault(chance.uniform(2.0, 20.0), chance.choice(["kill_node", "kill_worker"])))
+    scenario.quiet_at = 40.0
+
+
+def _draw_data(run: Scenario, chance: random.Random) -> None:
+    """An epoch takes some steps, and seldom a whole number of them."""
+    most = run.spec.workers_max
+    batch_size = chance.choice([0, 1, 2])
+    run.whole_parts = run.whole_parts and run.lockstep
+    run.data = DataSet(
+        size=chance.randint(4, 30),
+        batch_size=batch_size,
+        global_batch_size=0 if batch_size else chance.randint(most, most + 4),
+        uneven=not run.lockstep and chance.random() < 0.5,
+    )
 
 
 def _change_membership(scenario: Scenario, chance: random.Random) -> None:

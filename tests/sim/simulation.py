@@ -61,6 +61,8 @@ class Simulation:
         self.violation: Violation | None = None
         self.runs = [Run(self, number, one) for number, one in enumerate([self.scenario, *self.scenario.others])]
         self.outage_until = 0.0
+        self.broken_host = ""
+        """Workers die there."""
         self.excuses: set[str] = set()
         """What may have made the run fail for good."""
         self.over = ""
@@ -263,6 +265,9 @@ class Simulation:
 
     def start_node(self, name: str, driver: Driver, slots: int, endpoint: ControllerEndpoint) -> Node:
         host = driver.process.host if self.scenario.one_machine else f"host-{name}"
+        if self.scenario.hosts:
+            alive = [node.process.host for node in self.nodes.values() if node.process.is_alive]
+            host = min((f"host-{n}" for n in range(self.scenario.hosts)), key=alive.count)
         node = self.nodes[name] = Node(self, name, host, slots, endpoint)
         return node
 
@@ -295,7 +300,7 @@ class Simulation:
 
     def _strike(self, kind: str) -> None:
         self.say("FAULT", kind)
-        if kind not in ("kill_worker", "hang_worker", "kill_node", "cut_link", "blink", "slow_node"):
+        if kind not in ("kill_worker", "hang_worker", "kill_node", "cut_link", "blink", "slow_node", "flap"):
             for run in self.runs:
                 run.disturbed = True
         getattr(self, f"_{kind}")()
@@ -343,7 +348,43 @@ class Simulation:
 
     def _preempt(self) -> None:
         """A node that says when it will be gone, and is."""
-        self._drain_some_node(self.random.choice([0.5, 3.0, 10.0]))
+        self._drain_some_node(self.random.choice([0.05, 0.5, 3.0, 10.0]))
+
+    def _notice(self) -> None:
+        """SIGTERM to an agent, with the time until its machine is gone: it tells the controller itself."""
+        node, deadline_s = self._some_node(), self.random.choice([0.05, 0.5, 2.0, 5.0, 15.0])
+        if node is not None and node.agent is not None and node.agent._is_serving:
+            node.process.call(node.agent.drain, "SIGTERM", deadline_s)
+            self._after(deadline_s, node.process.kill)
+
+    def _flap(self, times: int = 4) -> None:
+        """A node is lost, and whichever joins in its place, soon after it did."""
+        if (node := self._some_node()) is not None:
+            known = set(self.nodes)
+            node.process.kill()
+            if times > 1:
+                self._after(self.random.uniform(0.5, 4.0), self._flap_again, known, times - 1)
+
+    def _flap_again(self, known: set[str], times: int) -> None:
+        joined = [node for node in self.nodes.values() if node.name not in known and node.process.is_alive]
+        if not joined:
+            return
+        known = set(self.nodes)
+        joined[-1].process.kill()
+        if times > 1:
+            self._after(self.random.uniform(0.5, 4.0), self._flap_again, known, times - 1)
+
+    def _break_host(self) -> None:
+        self.broken_host = "host-0"
+        for node in self.nodes.values():
+            for worker in node.workers:
+                self.break_worker(worker)
+
+    def break_worker(self, worker: Worker) -> None:
+        """If its host is broken, it dies soon."""
+        if worker.node.process.host == self.broken_host and not self.is_quiet:
+            worker.run.disturbed = True
+            worker.node.after(0.3, worker.kill)
 
     def _drain_some_node(self, deadline_s: float | None) -> None:
         node = self._some_node()

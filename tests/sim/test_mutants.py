@@ -25,7 +25,7 @@ from holdfast.agent.buffers import Buffers
 from holdfast.agent.parts import Parts
 from holdfast.agent.run_host import RunHost
 from holdfast.agent.run_storage import RunStorage
-from holdfast.checkpoint import claims, commit, part_records
+from holdfast.checkpoint import claims, commit, part_records, worker_states
 from holdfast.checkpoint import reserve as reserving
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.epochs import Fences
@@ -40,12 +40,22 @@ from holdfast.control.loop import Controller
 from holdfast.control.persister import Persister
 from holdfast.control.remover import Remover
 from holdfast.control.run_agents import RunAgents
-from holdfast.core import bounds, machine, pending_checkpoints, placement, planned_change, removal
+from holdfast.core import (
+    bounds,
+    machine,
+    pending_checkpoints,
+    placement,
+    planned_change,
+    preemption,
+    quarantine,
+    removal,
+)
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core import state as states
 from holdfast.core.admission import Admission, Grant
+from holdfast.core.checkpoint_interval import CheckpointInterval
 from holdfast.core.checkpoint_types import Draft
 from holdfast.core.state import Durable, Generation, State
 from holdfast.errors import Damaged, StorageError
@@ -53,6 +63,7 @@ from holdfast.journal.format import Line, Segment
 from holdfast.journal.reader import JournalReader, Position, position
 from holdfast.runtime import current
 from holdfast.storage.store import Store
+from holdfast.train import elastic
 from holdfast.wire import messages as m
 from holdfast.wire.envelope import Envelope
 from holdfast.wire.frames import HEADER_BYTES
@@ -655,6 +666,110 @@ def give_no_place_back(patch: Patch) -> None:
     patch.setattr(Admission, "release", lambda self, run, agent: [])
 
 
+# ---------------------------------------------------------------- notices, stops, hosts
+
+
+def count_preemptions_as_failures(patch: Patch) -> None:
+    patch.setattr(preemption, "preemption_of", lambda generation: None)
+
+
+def count_each_drain_as_a_preemption(patch: Patch) -> None:
+    gather = planned_change._gather
+
+    def late(state: State, generation: Generation, change: Any, now: float, out: machine.Output) -> None:
+        gather(state, generation, change, now, out)
+        change.timed_out = generation.stop_reason is not None
+
+    patch.setattr(preemption, "preemption_of", lambda generation: generation.preemption)
+    patch.setattr(planned_change, "_gather", late)
+
+
+def survive_any_number_of_preemptions(patch: Patch) -> None:
+    patch.setattr(preemption, "is_spent", lambda state: state.durable.preemptions > 0)
+
+
+def count_room_that_went_away(patch: Patch) -> None:
+    """Who leaves before the settling time is over still makes a resize, of whoever comes next."""
+
+    def watch(state: State, generation: Generation, now: float) -> None:
+        if planned_change._largest(state) > generation.world_size and state.may_grow_since is None:
+            state.may_grow_since = now
+
+    patch.setattr(planned_change, "_watch_growth", watch)
+
+
+def stop_without_a_last_checkpoint(patch: Patch) -> None:
+    patch.setattr(CheckpointInterval, "next_within_s", lambda self, limit_s, now: 0.0)
+
+
+def wait_for_a_last_checkpoint_for_ever(patch: Patch) -> None:
+    patch.setattr(CheckpointInterval, "next_within_s", lambda self, limit_s, now: 300.0)
+
+
+def set_a_host_aside_at_its_first_failure(patch: Patch) -> None:
+    patch.setattr(quarantine, "FAILURES", 1)
+
+
+def set_no_host_aside(patch: Patch) -> None:
+    patch.setattr(quarantine, "count_failure", lambda state, generation, now, out: None)
+
+
+def start_workers_on_hosts_that_are_set_aside(patch: Patch) -> None:
+    patch.setattr(AgentPool, "set_aside", lambda self, host, why, duration_s, run: None)
+
+
+def start_before_a_host_is_set_aside(patch: Patch) -> None:
+    count = quarantine.count_failure
+
+    def hasty(state: State, generation: Generation, now: float, out: machine.Output) -> None:
+        count(state, generation, now, out)
+        state.setting_aside.clear()
+
+    patch.setattr(quarantine, "count_failure", hasty)
+
+
+# ---------------------------------------------------------------- data
+
+
+def save_what_ranks_were_given_last(patch: Patch) -> None:
+    """The checkpoint of a report holds the positions of a later one."""
+
+    def keep(state: State, generation: Generation, rank: int, item: Any) -> None:
+        kept = generation.worker_states
+        for number in [*(one for one in kept if one < item.number), item.number]:
+            kept.setdefault(number, {})[rank] = item.worker_state
+
+    patch.setattr(pending_checkpoints, "_keep_worker_state", keep)
+
+
+def save_where_one_rank_was(patch: Patch) -> None:
+    put = worker_states.put_worker_states
+
+    def alone(store: Store, name: str, world_size: int, states: dict[int, bytes]) -> Any:
+        return put(store, name, world_size, {min(states): states[min(states)]})
+
+    patch.setattr(persister, "put_worker_states", alone)
+
+
+def begin_an_epoch_anew_in_another_world(patch: Patch) -> None:
+    restore = elastic.Progress.restore
+
+    def forget(self: elastic.Progress, states: Any, world_size: int) -> None:
+        restore(self, states if world_size == self._world_size else {}, world_size)
+
+    patch.setattr(elastic.Progress, "restore", forget)
+
+
+def give_two_ranks_one_sample(patch: Patch) -> None:
+    split = elastic.split
+
+    def generous(count: int, rank: int, world_size: int) -> elastic.Share:
+        share = split(count, rank, world_size)
+        return msgspec.structs.replace(share, stop=min(share.stop + 1, count))
+
+    patch.setattr(elastic, "split", generous)
+
+
 # ---------------------------------------------------------------- agents that come back
 
 
@@ -740,6 +855,14 @@ def _shares(scenario: Scenario) -> bool:
     return bool(scenario.others)
 
 
+def _is_announced(scenario: Scenario) -> bool:
+    return scenario.only_announced
+
+
+def _has_data(scenario: Scenario) -> bool:
+    return scenario.data is not None
+
+
 def _reconnects(scenario: Scenario) -> bool:
     return scenario.agents_come_back
 
@@ -806,6 +929,20 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     forget_the_bounds_that_were_set: lambda one: _scales(one) and _has(one, "kill_driver", "take_over", "stop"),
     start_with_more_workers_than_are_wanted: _scales,
     give_places_back_that_are_in_use: _scales,
+    count_preemptions_as_failures: _is_announced,
+    count_each_drain_as_a_preemption: _is_announced,
+    survive_any_number_of_preemptions: _is_announced,
+    count_room_that_went_away: lambda one: _has(one, "flap"),
+    stop_without_a_last_checkpoint: lambda one: _has(one, "stop") and one.asks,
+    wait_for_a_last_checkpoint_for_ever: lambda one: _has(one, "stop") and one.asks,
+    set_a_host_aside_at_its_first_failure: _always,
+    set_no_host_aside: lambda one: one.hosts > 0,
+    start_workers_on_hosts_that_are_set_aside: lambda one: one.hosts > 0,
+    start_before_a_host_is_set_aside: lambda one: one.hosts > 0,
+    save_what_ranks_were_given_last: _has_data,
+    save_where_one_rank_was: lambda one: one.data is not None and one.data.uneven and one.spec.workers_max > 1,
+    begin_an_epoch_anew_in_another_world: lambda one: _has_data(one) and one.spec.workers_min < one.spec.workers_max,
+    give_two_ranks_one_sample: lambda one: _has_data(one) and one.spec.workers_max > 1,
     lose_the_last_reports_of_the_dead: _always,
     carry_out_the_command_for_another_run: _shares,
     stop_the_workers_of_another_run: _shares,
@@ -824,7 +961,21 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
 
 
 _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
-    change_the_group_at_any_commit: [9],
+    count_preemptions_as_failures: [2390],
+    count_each_drain_as_a_preemption: [28],
+    tell_one_run_of_a_lost_agent: [153],
+    survive_any_number_of_preemptions: [142],
+    count_room_that_went_away: [93],
+    stop_without_a_last_checkpoint: [68],
+    wait_for_a_last_checkpoint_for_ever: [90],
+    set_a_host_aside_at_its_first_failure: [5],
+    set_no_host_aside: [29],
+    start_workers_on_hosts_that_are_set_aside: [29],
+    start_before_a_host_is_set_aside: [167],
+    save_what_ranks_were_given_last: [344],
+    save_where_one_rank_was: [67],
+    take_any_part_for_the_whole: [48],
+    change_the_group_at_any_commit: [21],
     grow_without_a_settling_time: [1043],
     let_no_rank_go_on: [341],
     start_with_fewer_workers_than_are_needed: [9],
@@ -832,51 +983,50 @@ _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     start_with_more_workers_than_are_wanted: [69],
     give_places_back_that_are_in_use: [31],
     form_while_a_checkpoint_is_pending: [9],
-    count_no_failure: [7],
-    take_reports_of_any_generation: [4],
+    count_no_failure: [9],
+    take_reports_of_any_generation: [64],
     start_before_the_old_are_gone: [9],
     use_a_name_before_its_old_checkpoint_is_gone: [198],
-    resume_from_the_oldest: [4],
+    resume_from_the_oldest: [9],
     end_before_removals_are_answered: [34],
-    wait_for_ranks_that_are_gone: [10],
+    wait_for_ranks_that_are_gone: [22],
     excuse_all_while_one_waits: [63],
     forget_the_floor: [132],
-    commit_what_lost_a_part: [904],
-    see_no_hang: [35],
-    let_the_fenced_commit: [252],
+    commit_what_lost_a_part: [48],
+    see_no_hang: [63],
+    let_the_fenced_commit: [39],
     let_the_overtaken_settle: [1545],
     remove_without_looking_at_the_lease: [16],
-    go_on_without_a_journal: [20],
-    read_the_journal_before_the_indices: [98],
-    read_what_was_cut_off: [25],
-    trust_the_name_of_a_torn_segment: [26],
-    leave_reservations_open: [265],
-    reserve_as_whoever_counts: [24],
+    go_on_without_a_journal: [225],
+    read_the_journal_before_the_indices: [76],
+    read_what_was_cut_off: [16],
+    trust_the_name_of_a_torn_segment: [259],
+    leave_reservations_open: [39],
+    reserve_as_whoever_counts: [16],
     commit_without_looking_at_the_reservation: [4775],
     forget_that_the_journal_is_lost: [19],
-    read_the_journal_before_the_lease_is_held: [66],
-    stop_reading_at_a_torn_line: [26],
+    read_the_journal_before_the_lease_is_held: [17],
+    stop_reading_at_a_torn_line: [259],
     try_again_with_another_token: [13832],
-    commit_for_a_dead_controller_what_is_not_whole: [295],
+    commit_for_a_dead_controller_what_is_not_whole: [211],
     call_a_commit_failed_that_was_made: [31],
-    take_the_answer_of_an_earlier_upload: [178],
-    forget_those_who_never_came: [4],
-    answer_stop_before_the_workers_are_gone: [4],
-    drop_parts_with_their_generation: [17],
-    linger_without_records: [26],
+    take_the_answer_of_an_earlier_upload: [41],
+    forget_those_who_never_came: [97],
+    answer_stop_before_the_workers_are_gone: [6],
+    drop_parts_with_their_generation: [9],
+    linger_without_records: [174],
     record_a_part_that_failed: [52],
-    lose_the_last_reports_of_the_dead: [8],
+    lose_the_last_reports_of_the_dead: [6],
     lose_no_agent_that_is_silent: [118],
     start_although_stopped_meanwhile: [136],
-    end_with_the_controller: [26],
+    end_with_the_controller: [174],
     give_the_snapshot_of_another_checkpoint: [23],
-    stop_the_workers_of_another_run: [9],
-    tell_one_run_of_a_lost_agent: [509],
+    stop_the_workers_of_another_run: [15],
     grant_a_place_twice: [9],
     send_nothing_again: [19],
-    send_everything_again_under_new_numbers: [61],
+    send_everything_again_under_new_numbers: [106],
     lose_an_agent_with_its_connection: [32],
-    let_workers_go_on_without_a_controller: [40],
+    let_workers_go_on_without_a_controller: [51],
 }
 """Seeds that found mutants which take many, tried first to save time. After a change of the simulator they may find
 nothing, which costs one seed each: then the search finds another."""

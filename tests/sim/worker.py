@@ -11,6 +11,7 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING
 
+from tests.sim.data import Loader
 from tests.sim.scenario import gain
 
 from holdfast.agent.spawner import Parent
@@ -135,12 +136,15 @@ class Worker:
         """Of `should_checkpoint`: it was asked before the next report, and what was answered."""
         self.asks = 0
         self.state = bytearray()
+        self.loader: Loader | None = None
+        self.taken = 0
+        """Of how many reports it has had the samples."""
         connection.worker = self
 
     async def train(self) -> None:
         """Load the checkpoint to start from, and begin to train."""
         try:
-            self.iteration, self.sum = await self.node.load(self)
+            (self.iteration, self.sum), saved = await self.node.load(self)
         except CheckpointError as error:
             if self.alive:
                 failure = self._failure(str(error), type(error).__name__)
@@ -148,6 +152,8 @@ class Worker:
                 self.fail(failure)
             return
         if self.alive:
+            if (data := self.scenario.data) is not None:
+                self.loader = Loader(data, self.rank, self.fabric.world_size, saved)
             self.fabric.workers.append(self)
             self.soon()
             self.fabric.moved()
@@ -182,6 +188,8 @@ class Worker:
         self.report(iteration, part)
 
     def report(self, iteration: int, part: bool) -> None:
+        for peer in self.fabric.workers if self.fabric.lockstep else [self]:
+            peer.take_samples(iteration)  # a collective needs those of all ranks
         self.iteration, self.number = iteration, self.number + 1
         self.sum += gain(iteration, self.run.number)
         if part:
@@ -201,12 +209,19 @@ class Worker:
             checkpoint=part,
             checkpoint_dir_name=name,
             needed_ranks=(self.rank,) if is_whole else None,
+            worker_state=self.loader.save() if self.loader is not None else b"",
             held=self.held,
         )
         self.connection.arrive(WorkerReport(report=report, part=self._snapshot() if part else None))
         if not self.held:
             self.soon()
         self.fabric.moved()
+
+    def take_samples(self, iteration: int) -> None:
+        """Those that it trains on until it reports this iteration."""
+        if self.loader is not None and self.taken < iteration and not self.finished:
+            self.taken = iteration
+            self.run.checkers.took(self, iteration, self.loader.take(iteration))
 
     def _snapshot(self) -> Snapshot:
         """Write the state to one of the buffers in turn: the other's snapshot may be the newest that is committed."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -69,7 +68,7 @@ class Agent:
 
     def __init__(self, agent_id: str, slots: int, platform: Platform) -> None:
         self._id = agent_id
-        self._host = socket.gethostname()
+        self._host = current().machine()[0]
         self._slots = slots
         self._platform = platform
         self._channel: ResumableChannel[ControllerMessage] | None = None

@@ -147,6 +147,7 @@ class RunAgents:
     def set_aside(self, command: c.SetHostAside) -> None:
         """Take all runs off a host for a time, if this run has room without it."""
         self._pool.set_aside(command.host, command.why, command.duration_s, self)
+        self._post(e.SetAsideAnswered(host=command.host))
 
     def statuses(self, ranks: Mapping[str, tuple[int, ...]], spares: Collection[str]) -> tuple[AgentStatus, ...]:
         """The agents that the run may get places on, each with its ranks there; `spares` are kept idle."""

@@ -34,6 +34,7 @@ __all__ = [
     "PinsFound",
     "PlacesTaken",
     "RankReported",
+    "SetAsideAnswered",
     "StopRequested",
     "StorageLost",
     "Ticket",
@@ -289,6 +290,12 @@ class BoundsRequested(_Event, frozen=True, kw_only=True):
     why: str
 
 
+class SetAsideAnswered(_Event, frozen=True, kw_only=True):
+    """The agents of this host are drained, as was said before this; or there is no room without them."""
+
+    host: str
+
+
 class TimePassed(_Event, frozen=True, kw_only=True):
     """The machine's own deadline (see `machine.deadline`) has come."""
 
@@ -328,5 +335,6 @@ Event = (
     | ControllerStalled
     | StopRequested
     | BoundsRequested
+    | SetAsideAnswered
     | TimePassed
 )

@@ -80,7 +80,7 @@ def _check_generation(state: State, generation: Generation) -> None:
 def _check_moves(state: State) -> None:
     """A run that goes on waits for something: workers, an outcome, agents or a deadline."""
     generation = state.generation
-    asked = removal.is_under_way(state)
+    asked = removal.is_under_way(state) or state.setting_aside
     if generation is None and not state.pending and not asked:
         _require(machine.deadline(state) is not None, "the run waits for nothing and will never go on")
     if generation is not None and generation.stop_reason is None and not state.pending and not asked:

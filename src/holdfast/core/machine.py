@@ -74,7 +74,7 @@ def deadline(state: State) -> float | None:
         until = catch_up_deadline(state, generation)
         times.extend([until] if until is not None else [])
     if generation is None:
-        if not _waits_for_removal(state):
+        if not _waits_for_removal(state) and not state.setting_aside:
             times.extend(placement.deadlines(state))
     else:
         times.extend(planned_change.deadlines(state, generation))
@@ -120,6 +120,8 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             lost = pending_checkpoints.finish_persisting(state, event, now, out)
             if (generation := _current(state, event.ticket.generation)) is not None:
                 for rank, holder in lost.items():
+                    if rank not in generation.failed:
+                        generation.lost_ranks.add(rank)
                     cause = "lost a checkpoint that it had reported with its node"
                     _add_failure(generation, r.WorkerFailure(rank=rank, cause=cause, agent=holder), now)
         case e.PinsFound():
@@ -163,6 +165,8 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
                 state.generation = None
         case e.BoundsRequested():
             bounds.change(state, event, now, out)
+        case e.SetAsideAnswered():
+            state.setting_aside.discard(event.host)
         case e.TimePassed():
             return
         case _:
@@ -307,7 +311,9 @@ def _watch(state: State, generation: Generation, now: float, out: Output) -> Non
     if generation.stop_reason is None and hang_at is not None and now >= hang_at:
         for rank in generation.silence.longest:
             cause = f"made no report for {state.spec.progress_timeout_s:g} s and was taken for hung"
-            generation.fail(r.WorkerFailure(rank=rank, cause=cause, agent=generation.agent_of(rank)))
+            agent = generation.agent_of(rank)
+            host = state.agents[agent].host if agent in state.agents else ""
+            generation.fail(r.WorkerFailure(rank=rank, cause=cause, agent=agent, host=host))
         generation.stop_reason = StopReason(
             StopKind.FAILURE, f"no progress for {state.spec.progress_timeout_s:g} s", now
         )
@@ -356,7 +362,8 @@ def _close(state: State, generation: Generation, now: float, out: Output) -> Non
     reason = generation.stop_reason
     assert reason is not None
     failed = reason.kind is StopKind.FAILURE and not pending_checkpoints.found_damage(state, generation)
-    preempted = preemption.preemption_of(generation) if failed or reason.kind is StopKind.DRAIN else None
+    too_late = reason.kind is StopKind.DRAIN and generation.change is not None and generation.change.timed_out
+    preempted = preemption.preemption_of(generation) if failed or too_late else None
     counted = failed and preempted is None
     cause = generation.cause
     bug_at = None
@@ -411,7 +418,7 @@ def _end_or_start(state: State, now: float, out: Output) -> None:
     elif state.stop is not None:
         out.record(r.RunInterrupted(at=now, why=state.stop))
         _end(state, c.RunStatus.INTERRUPTED, out)
-    else:
+    elif not state.setting_aside:
         placement.start_generation(state, now, out)
         if state.fatal is not None:  # there is no way to form one, now or later
             _fail(state, state.fatal, now, out)

@@ -37,4 +37,5 @@ def count_failure(state: State, generation: Generation, now: float, out: Output)
     if len(times) >= FAILURES:
         del state.host_failures[host]
         why = f"{FAILURES} failures on its host within {WITHIN_S / 60:g} min; set aside for {SET_ASIDE_S / 60:g} min"
+        state.setting_aside.add(host)
         out.do(c.SetHostAside(host=host, why=why, duration_s=SET_ASIDE_S))

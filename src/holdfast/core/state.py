@@ -228,7 +228,7 @@ class Generation:
     """Which of its nodes are being drained."""
     preemption_announced: bool = True
     lost_ranks: set[int] = field(default_factory=set)
-    """Those of `failed` that were lost with their nodes."""
+    """Those of `failed` that were lost with their nodes, or lost a checkpoint with one."""
     stop_reason: StopReason | None = None
     stop_sent: bool = False
     finishing_callbacks: bool = False
@@ -466,6 +466,8 @@ class State:
     """The bounds were lowered: places beyond them are given back as they become free."""
     host_failures: dict[str, list[float]] = field(default_factory=dict)
     """When generations failed lately because of each host."""
+    setting_aside: set[str] = field(default_factory=set)
+    """Hosts that are to be set aside: what becomes of that is waited for before anything is started there again."""
     generation: Generation | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
     validating: tuple[str, str] | None = None
