@@ -69,9 +69,14 @@ def prefer_for_oom_kill() -> None:
     The kernel's score is the share of memory in thousandths plus this value. The agent may hold half of the memory for
     snapshots, so even a small worker is chosen before a large agent, and another process that fills most of the machine
     is still chosen before both. Raising the value needs no privilege."""
-    file = Path("/proc/self/oom_score_adj")
     with suppress(OSError):  # a /proc that is read-only, as in some sandboxes
-        file.write_text(str(min(_OOM_SCORE_MAX, int(file.read_text()) + _OOM_SCORE_RAISE)))
+        # Without Path and file objects: what a forked process touches, it copies.
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            score = min(_OOM_SCORE_MAX, int(os.read(fd, 16)) + _OOM_SCORE_RAISE)
+            os.pwrite(fd, str(score).encode(), 0)
+        finally:
+            os.close(fd)
 
 
 def become_subreaper() -> None:

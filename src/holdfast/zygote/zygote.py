@@ -427,9 +427,9 @@ class Zygote:
 
 def _leave_torch_libraries() -> None:
     """Let workers not take apart at their exit, for some 30 ms, what torch has registered with itself."""
-    for finalizer, entry in weakref.finalize._registry.items():  # type: ignore[attr-defined]
+    for finalizer, entry in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
         if entry.func.__module__ == "torch.library":
-            finalizer.atexit = False
+            finalizer.detach()
 
 
 def main(control_fd: int, parent_pid: int, *, imports: Sequence[str] | None = None) -> NoReturn:
