@@ -8,7 +8,7 @@ then, instead of one for each name on the way. Other stores have nothing to save
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.retry import RetryingStore, without_retries
@@ -17,18 +17,16 @@ from holdfast.storage.store import Store
 __all__ = ["make_durable", "volatile"]
 
 
-@runtime_checkable
-class _HasVolatileView(Protocol):
-    """A store in a directory, of this machine or another."""
-
-    def volatile(self) -> Store: ...
+def volatile(self) -> Store: ...
 
 
 def volatile(store: Store) -> Store:
     """The same store, but what is written through this view may be lost, or empty, after a power cut."""
     if isinstance(store, RetryingStore):
         return store.over(volatile(without_retries(store)))
-    return store.volatile() if isinstance(store, _HasVolatileView) else store
+    make_view: Any = getattr(store, "volatile", None)  # a store in a directory, of this machine or another
+    view: Store = store if make_view is None else make_view()
+    return view
 
 
 def make_durable(store: Store, keys: Iterable[str], directories: Iterable[str] = ()) -> None:

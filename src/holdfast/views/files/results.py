@@ -341,6 +341,8 @@ class ResultFiles:
     def _put_small(self, failures: list[StorageError], final: bool) -> None:
         if final and self._epoch > 1 and not self._failed:
             self._small["error.txt"] = None  # a fenced controller's may have come late
+        if not self._small:
+            return
         once = volatile(without_retries(self._store))
         try:
             for key, data in list(self._small.items()):

@@ -4,8 +4,9 @@ What is to be done is queued and survives a storage that fails for a while: `syn
 mount counts as an object store, since it shows a file only once it is closed and then sends all of it again.
 
 Each controller writes to a file of its own, which takes the old one's place by a rename: a controller that was fenced
-while it slept appends to a file that nobody sees any more. Only renames and uploads can harm a successor's file, and
-right before each the fence is looked at; in doubt nothing is written. Neighbours: `results` queues, `rows` and
+while it slept appends to a file that nobody sees any more. Where there is none yet, the name is linked, which replaces
+nothing. Only renames and uploads can harm a successor's file, and right before each the fence is looked at; in doubt
+nothing is written. Neighbours: `results` queues, `rows` and
 `tfevents` made the bytes.
 """
 
@@ -202,13 +203,14 @@ class FileSink(_OwnFile):
             self._keep_name()
 
     def _install(self) -> None:
-        if self._fenced():
-            raise Fenced(f"{self._path} is another controller's by now.")
         with translated(self._key):
-            if self._temporary is None:
-                self._link()
-            assert self._temporary is not None
-            self._temporary.replace(self._path)
+            if self._temporary is not None or not self._link(self._path.name):
+                if self._fenced():
+                    raise Fenced(f"{self._path} is another controller's by now.")
+                if self._temporary is None and self._link(name := new_temporary()):
+                    self._temporary = self._path.parent / name
+                assert self._temporary is not None
+                self._temporary.replace(self._path)
         self._temporary, self._waits, self._installed = None, False, True
 
     def close(self) -> None:
@@ -239,25 +241,33 @@ class FileSink(_OwnFile):
         self._discard()
         self._waits = True
         with translated(self._key):
+            if AtomicFile.unnamed:
+                with suppress(OSError):  # not on this filesystem, or there is no directory yet
+                    return self._make_unnamed()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if AtomicFile.unnamed:
-                with suppress(OSError):  # not on this filesystem
-                    return os.open(self._path.parent, os.O_TMPFILE | _FLAGS, 0o666)
+                with suppress(OSError):
+                    return self._make_unnamed()
             self._temporary = self._path.parent / new_temporary()
             return os.open(self._temporary, os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
-    def _link(self) -> None:
-        """Give a nameless file a temporary's name, which it has for a moment only."""
-        name = new_temporary()
+    def _make_unnamed(self) -> int:
+        return os.open(self._path.parent, os.O_TMPFILE | _FLAGS, 0o666)
+
+    def _link(self, name: str) -> bool:
+        """Give a nameless file a name that nothing has; False if something has it, or that cannot be done here."""
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             link_open_file(self._fd, name, directory)
-            self._temporary = self._path.parent / name
+        except FileExistsError:
+            return False
         except OSError:  # not in this sandbox: from now on files have names from the beginning
             AtomicFile.unnamed = False
             self._change(lambda lines: lines)
+            return False
         finally:
             os.close(directory)
+        return True
 
     def _discard(self) -> None:
         if self._temporary is not None:
