@@ -220,8 +220,8 @@ class Controller:
 
     async def run(self) -> c.RunStatus:
         """Until the core says `EndRun`; returns its status."""
-        self._spawn(self._keep_lease())
-        self._spawn(self._watch_loop())
+        self._beating = self._loop.call_later(self._settings.beat_s, lambda: self._spawn(self._keep_lease()))
+        self._watching = self._loop.call_later(self._watch.interval_s, self._watch_loop)
         self.post(self._plan.began)
         self._hub.api.enter(self._plan.run_id, self.control)
         try:
@@ -243,12 +243,12 @@ class Controller:
         waits = [max(0.0, self._flush_at - self._loop.time())] if self._flush_at < math.inf else []
         if due is not None:
             waits.append(max(0.0, due - self._now()))
-        try:
-            async with asyncio.timeout(min(waits, default=None)):
-                await self._wake.wait()
-        except TimeoutError:
-            if due is not None and self._now() >= due:
-                self._events.append((e.TimePassed(), self._now()))
+        timer = self._loop.call_later(min(waits), self._wake.set) if waits else None
+        await self._wake.wait()
+        if timer is not None:
+            timer.cancel()
+        if due is not None and not self._events and self._now() >= due:
+            self._events.append((e.TimePassed(), self._now()))
 
     def _look_for_stall(self) -> None:
         """After a gap of this process's own, waiting begins anew; that is told before anything that came afterwards."""
@@ -257,10 +257,9 @@ class Controller:
             self._events.appendleft((e.ControllerStalled(stalled_s=stalled_s), self._now()))
             self._wake.set()
 
-    async def _watch_loop(self) -> None:
-        while True:
-            await asyncio.sleep(self._watch.interval_s)
-            self._look_for_stall()
+    def _watch_loop(self) -> None:
+        self._look_for_stall()
+        self._watching = self._loop.call_later(self._watch.interval_s, self._watch_loop)
 
     async def _turn(self) -> None:
         """Take in all queued events, make what was decided durable, then do it."""
@@ -434,7 +433,6 @@ class Controller:
 
     async def _keep_lease(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.beat_s)
             try:
                 await self._blocking.run(self._lease.beat)
             except Fenced as error:
@@ -442,6 +440,7 @@ class Controller:
                 return
             except StorageError as error:
                 _log.info("The lease could not be renewed this time: %s", error)
+            await asyncio.sleep(self._settings.beat_s)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -457,6 +456,8 @@ class Controller:
     async def _close(self) -> None:
         """Everything down, in the order that loses nothing."""
         await self._agents.close(0.0 if self._state.forced else 30.0)
+        for timer in (self._beating, self._watching):
+            timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,9 +17,6 @@ from holdfast.storage.store import Store
 __all__ = ["make_durable", "volatile"]
 
 
-def volatile(self) -> Store: ...
-
-
 def volatile(store: Store) -> Store:
     """The same store, but what is written through this view may be lost, or empty, after a power cut."""
     if isinstance(store, RetryingStore):

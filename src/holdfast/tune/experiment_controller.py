@@ -248,7 +248,8 @@ class ExperimentController:
         if any(isinstance(record, r.RunFinished | r.RunFailed | r.RunInterrupted) for record in records):
             self._closing.add(trial.trial_id)
         self._record_decided("" if is_starting else trial.trial_id)
-        self._wake.set()
+        if not all(isinstance(record, r.AgentAdded | r.GenerationStarted | r.GenerationRunning) for record in records):
+            self._wake.set()  # perhaps another trial can be started
 
     def _check_metric(self, trial: TrialState, first: r.Reported) -> None:
         """A metric that nobody reports is found out at once, not when the best trial is asked for."""
