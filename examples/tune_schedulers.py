@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import statistics
 import tempfile
 from typing import Any
 
@@ -113,34 +114,43 @@ def search(
     ).fit()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=6)
-    parser.add_argument("--epochs", type=int, default=36)
-    parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--plot", help="write a plot of the best loss over time to this file")
-    options = parser.parse_args()
-    schedulers: dict[str, TrialScheduler | None] = {
+def make_schedulers(epochs: int) -> dict[str, TrialScheduler | None]:
+    return {
         "random": None,
-        "asha": ASHAScheduler(max_t=options.epochs, grace_period=2, reduction_factor=3),
+        "asha": ASHAScheduler(max_t=epochs, grace_period=2, reduction_factor=4),
         "pbt": PopulationBasedTraining(
             time_attr="training_iteration",
-            perturbation_interval=max(1, options.epochs // 12),
+            perturbation_interval=max(1, epochs // 12),
             perturbation_factors=(2.0, 0.5),
             hyperparam_mutations=SPACE,
         ),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=48)
+    parser.add_argument("--seeds", type=int, default=5, help="how often to repeat all three, with other seeds")
+    parser.add_argument("--plot", help="write a plot of the best loss over time, of the first seed, to this file")
+    options = parser.parse_args()
+    found: dict[str, list[tuple[int, float]]] = {}
     axes = None
     with tempfile.TemporaryDirectory() as storage:
-        for name, scheduler in schedulers.items():
-            results = search(name, storage, scheduler, options.trials, options.epochs, options.seed)
-            epochs = sum((one.metrics or {}).get("training_iteration", 0) for one in results)
-            lowest = min(value for _, value in results.best_over_time())
-            print(f"{name}: {epochs} epochs, lowest loss {lowest:.4f}", flush=True)
-            if options.plot:
-                axes = results.plot(ax=axes)
+        for seed in range(1, options.seeds + 1):
+            for name, scheduler in make_schedulers(options.epochs).items():
+                results = search(f"{name}-{seed}", storage, scheduler, options.trials, options.epochs, seed)
+                epochs = sum((one.metrics or {}).get("training_iteration", 0) for one in results)
+                lowest = min(value for _, value in results.best_over_time())
+                found.setdefault(name, []).append((epochs, lowest))
+                print(f"seed {seed}, {name}: {epochs} epochs, lowest loss {lowest:.4f}", flush=True)
+                if options.plot and seed == 1:
+                    axes = results.plot(ax=axes)
+    for name, runs in found.items():
+        epochs, lowest = (statistics.median(values) for values in zip(*runs, strict=True))
+        print(f"{name}: {epochs:g} epochs, lowest loss {lowest:.4f} (medians of {options.seeds})")
     if axes is not None:
-        axes.legend(axes.get_lines(), list(schedulers))
+        axes.legend(axes.get_lines(), list(found))
         axes.figure.savefig(options.plot)
 
 

@@ -286,7 +286,6 @@ BEHAVIOUR = (
         "begins a new one in the same directory, unless `resume` is set",
         "continues it, as `Tuner` does; `resume=True` refuses to begin a new one",
     ),
-    ("`tune.run(restore)`", "trials start from that checkpoint", "refused with a sentence that says what to do"),
     (
         "`tune.report` where a scheduler or `stop` may end the trial",
         "returns at once; the trial is killed some reports later",

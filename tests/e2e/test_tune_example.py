@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tune_schedulers.py"
 def test_the_example_compares_three_ways_to_search(sandbox: Sandbox) -> None:
     pytest.importorskip("matplotlib")
     plot = sandbox.root / "plot.png"
-    command = [sys.executable, str(EXAMPLE), "--trials", "2", "--epochs", "3", "--plot", str(plot)]
+    command = [sys.executable, str(EXAMPLE), "--trials", "2", "--epochs", "3", "--seeds", "1", "--plot", str(plot)]
     done = subprocess.run(
         command, env={**os.environ, "MPLBACKEND": "Agg"}, capture_output=True, text=True, timeout=240, check=False
     )

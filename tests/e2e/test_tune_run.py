@@ -78,7 +78,7 @@ def test_failed_trials_raise_unless_they_are_asked_for(sandbox: Sandbox) -> None
 def test_what_tune_run_does_not_know_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"resume": "SOMETIMES"}, "tune.run.resume. must be"),
-        ({"restore": "/x"}, "tune.run.restore. is not supported"),
+        ({"restore": "/x"}, "tune.run.restore. must be the path of a checkpoint"),
         ({"resume": True}, "holds no experiment"),
         ({"scheduler": "best"}, "must be one of"),
         ({"resume_config": tune.ResumeConfig(unfinished="skip"), "resume": "LOCAL"}, "holds no experiment"),
@@ -102,3 +102,27 @@ def test_a_metric_that_trials_do_not_report_ends_the_experiment_at_the_first_rep
 
     with pytest.raises(ConfigError, match=r'reported no metric "acc".*TuneConfig\(metric=\.\.\.\): loss\.'):
         tune.run(endless, storage_path=sandbox.storage, metric="acc", mode="max")
+
+
+def test_trials_start_from_a_checkpoint_that_is_given(sandbox: Sandbox) -> None:
+    """Also one that goes on: its own checkpoint wins."""
+
+    def climb(config: dict[str, Any]) -> None:
+        checkpoint = tune.get_checkpoint()
+        assert checkpoint is not None
+        step = checkpoint.to_dict()["step"]
+        tune.report({"step": step + 1}, checkpoint=tune.Checkpoint.from_dict({"step": step + 1}))
+        if step < config["until"]:
+            raise ValueError("not yet")
+
+    given = sandbox.root / "given"
+    tune.Checkpoint.from_dict({"step": 5}).to_directory(str(given))
+    found = tune.run(
+        climb,
+        config={"until": tune.grid_search([0, 6])},
+        name="restored",
+        storage_path=sandbox.storage,
+        restore=str(given),
+        max_failures=3,
+    )
+    assert [trial.last_result["step"] for trial in found.trials] == [6, 7]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.checkpoint.handle import Checkpoint
 from holdfast.errors import ConfigError
 from holdfast.train import config as train_config
 from holdfast.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
@@ -52,6 +53,8 @@ class ExperimentRequest:
     """What becomes of trials that have failed."""
     resume_unfinished: bool = True
     must_exist: bool = False
+    initial_checkpoint: Checkpoint | None = None
+    """From which trials start that have none of their own."""
     on_checkpoint: Callable[[], None] | None = None
     """Called for each checkpoint of a trial, in a thread."""
 

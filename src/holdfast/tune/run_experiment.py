@@ -388,6 +388,8 @@ def _trial_requests(request: ExperimentRequest) -> TrialRequests:
 
         def configure(trainer: DataParallelTrainer) -> None:
             trainer.run_config = run_config
+            if request.initial_checkpoint is not None:
+                trainer.resume_from_checkpoint = request.initial_checkpoint
 
         return TrainerRequests(bound.trainable, configure)
     pickle_config(Space(request.space).constants(), "param_space")  # refuses what no trial could be sent
@@ -396,6 +398,7 @@ def _trial_requests(request: ExperimentRequest) -> TrialRequests:
         train_loop_config={},
         scaling_config=_scaling(bound),
         run_config=run_config,
+        resume_from_checkpoint=request.initial_checkpoint,
     )
     return FunctionRequests(trainer)
 

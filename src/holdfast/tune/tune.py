@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from holdfast.checkpoint.handle import Checkpoint
 from holdfast.errors import ConfigError, TuneError
+from holdfast.storage.locate import open_store
 from holdfast.train import checks
 from holdfast.tune.analysis.experiment_analysis import ExperimentAnalysis
 from holdfast.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
@@ -74,16 +76,12 @@ def run(
 
     The arguments are those of `Tuner`, `TuneConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. As with a
     `Tuner`, the same `name` and `storage_path` continue an experiment. `resume=True` refuses to begin a new one;
+    `restore` is the path of a checkpoint from which each trial starts that has none of its own.
     "AUTO+ERRORED" and "AUTO+RESTART_ERRORED" run failed trials again, as `resume_config` can say as well. Raises
     `TuneError` if trials failed, unless `raise_on_failed_trial` is False.
     """
     if isinstance(run_or_experiment, Experiment):
         return run(run_or_experiment.run, **{"name": run_or_experiment.name, **run_or_experiment.settings})
-    if restore is not None:
-        raise ConfigError(
-            "tune.run(restore) is not supported: let the function start from Checkpoint(path) where "
-            "tune.get_checkpoint() is None."
-        )
     if export_formats:
         checks.warn_of_no_effect("tune.run(export_formats)", "save what you need in a checkpoint.", stacklevel=3)
     trainable = find_trainable(run_or_experiment)
@@ -124,6 +122,8 @@ def run(
         ),
     )
     _apply_resume(tuner, resume, resume_config)
+    if restore is not None:
+        tuner._initial_checkpoint = _existing(restore, storage_filesystem)
     results = tuner.fit()
     analysis = ExperimentAnalysis._of_results(results, metric, mode)
     failed = [trial.trial_id for trial in analysis.trials if trial.status == Trial.ERROR]
@@ -171,6 +171,17 @@ def run_experiments(
         settings = {**shared, **experiment.settings}
         trials += run(experiment.run, **{"name": experiment.name, **settings}).trials
     return trials
+
+
+def _existing(path: str, filesystem: object | None) -> Checkpoint:
+    """The checkpoint at this path, or one sentence."""
+    store = open_store(path, filesystem)
+    try:
+        if not store.list():
+            raise ConfigError(f"tune.run(restore) must be the path of a checkpoint; there is nothing in {store.uri}.")
+    finally:
+        store.close()
+    return Checkpoint(path, filesystem)
 
 
 def _checkpoint_config(keep: int | None, score: str | None, frequency: int, at_end: bool) -> CheckpointConfig:

@@ -26,6 +26,7 @@ from holdfast.tune.syncer import make_mirror
 from holdfast.tune.trainable import check_trainable, trainable_name
 
 if TYPE_CHECKING:
+    from holdfast.checkpoint.handle import Checkpoint
     from holdfast.tune.experiment_request import ExperimentRequest
     from holdfast.tune.result_grid import ResultGrid
 
@@ -62,6 +63,7 @@ class Tuner:
         self._errored: Literal["leave", "resume", "restart"] = "leave"
         self._resume_unfinished = True
         self._must_exist = False
+        self._initial_checkpoint: Checkpoint | None = None
 
     def fit(self) -> ResultGrid:
         """Run the experiment to its end. Raises only what kept it from going on, and `Interrupted` after Ctrl+C or
@@ -111,6 +113,7 @@ class Tuner:
             errored=self._errored,
             resume_unfinished=self._resume_unfinished,
             must_exist=self._must_exist,
+            initial_checkpoint=self._initial_checkpoint,
         )
 
     # ------------------------------------------------------------------ by path

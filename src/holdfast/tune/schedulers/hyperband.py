@@ -87,15 +87,6 @@ class HyperBandScheduler(ComparingScheduler):
                 self._apply(tune_controller, bracket, other, worse)
         return TrialScheduler.STOP if trial.trial_id in worse else TrialScheduler.CONTINUE
 
-    def on_trial_complete(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> None:
-        self._leave(tune_controller, trial)
-
-    def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
-        self._leave(tune_controller, trial)
-
-    def on_trial_remove(self, tune_controller: TuneController, trial: Trial) -> None:
-        self._leave(tune_controller, trial)
-
     def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
         """Those of the earliest bracket first, so that brackets end. Paused trials wait for their bracket."""
         pending = [trial for trial in tune_controller.get_live_trials() if trial.status == Trial.PENDING]

@@ -130,15 +130,6 @@ class PopulationBasedTraining(ComparingScheduler):
         self._pin_newest(tune_controller, trial, member)
         return TrialScheduler.PAUSE if _somebody_waits(tune_controller, trial) else TrialScheduler.CONTINUE
 
-    def on_trial_complete(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> None:
-        self._leave(tune_controller, trial)
-
-    def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
-        self._leave(tune_controller, trial)
-
-    def on_trial_remove(self, tune_controller: TuneController, trial: Trial) -> None:
-        self._leave(tune_controller, trial)
-
     def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
         """The one that has run for the shortest time."""
         found = [

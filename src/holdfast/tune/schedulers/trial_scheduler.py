@@ -104,12 +104,18 @@ class TrialScheduler(Stateful):
 
     def on_trial_complete(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> None:
         """A trial has ended by itself, or by a decision of this scheduler; `result` is its last."""
+        self._leave(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """A trial has failed for good."""
+        self._leave(tune_controller, trial)
 
     def on_trial_remove(self, tune_controller: TuneController, trial: Trial) -> None:
         """A trial that was pending or paused has ended."""
+        self._leave(tune_controller, trial)
+
+    def _leave(self, tune_controller: TuneController, trial: Trial) -> None:
+        """For schedulers to which it makes no difference in which of these ways a trial has ended."""
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
         """A pending or paused trial that starts now; None to start none."""
