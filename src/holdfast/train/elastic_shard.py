@@ -32,7 +32,7 @@ class ElasticShard(DatasetShard):
         super().__init__(data, rank, world_size)
         self._global_batch_size = global_batch_size
         self._progress = Progress(f"The elastic data set {name!r}", rank, world_size)
-        self._rng_is_due = rng_state
+        self._rng_state = rng_state
         keep_progress(f"dataset {name}", self._progress)
         if rng_state:
             save_random_states()
@@ -85,6 +85,8 @@ class ElasticShard(DatasetShard):
         """This rank's share of each round."""
         size = len(self._data) if is_sequence(self._data) else None
         over = self._progress.begin(Order(size=size, seed=seed, shuffle=buffer), round_size)
+        if self._rng_state and not (size is None and over.consumed):
+            restore_random_states()
         try:
             rest = self._rest(over, buffer, seed)
             while items := list(islice(rest, round_size)):
@@ -92,8 +94,7 @@ class ElasticShard(DatasetShard):
                     return
                 share = over.share(len(items))
                 mine = items[share.start : share.stop] or items[:1]
-                if self._rng_is_due:
-                    self._rng_is_due = False
+                if self._rng_state:  # not before a stream has been read up to where it was
                     restore_random_states()
                 rows = [self._data[item] for item in mine] if size is not None else mine
                 over.give(share)

@@ -1,7 +1,7 @@
 """The states of one rank's random generators as plain JSON: Python's, and numpy's and torch's where they are in use.
 
-Saved with each report of a rank that has a loader with `rng_state=True`, and restored before that loader's first batch
-after a restart: not earlier, since making models and loaders draws numbers too.
+Saved with each report of a rank that has a loader with `rng_state=True`, and restored when the first of them is
+iterated over after a restart: not earlier, since making models and loaders draws numbers too.
 """
 
 from __future__ import annotations

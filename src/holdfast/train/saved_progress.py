@@ -39,9 +39,11 @@ def save_random_states() -> None:
 
 
 def restore_random_states() -> None:
-    """Make the random generators what they were at the checkpoint, if this rank saved them with it."""
+    """Make the random generators what they were at the checkpoint, if this rank saved them with it: once, by whichever
+    of its loaders is iterated over first."""
     if session.is_installed():
         here = session.current()
         states, _ = here.saved_states(_RNG)
         if here.assignment.rank in states:
             random_states.restore(states[here.assignment.rank])
+            here.drop_saved_states(_RNG)

@@ -571,6 +571,12 @@ class Session:
         states = self._restored.ranks.items()
         return {rank: state[name] for rank, state in states if name in state}, self._restored.world_size
 
+    def drop_saved_states(self, name: str) -> None:
+        """What ranks saved as `name` has been restored, and must not be again."""
+        if self._restored is not None:
+            for state in self._restored.ranks.values():
+                state.pop(name, None)
+
     def _capture_state(self) -> bytes:
         if not self._captures:
             return b""

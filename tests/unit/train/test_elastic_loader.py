@@ -128,6 +128,54 @@ def test_random_states_are_restored_before_the_first_batch(tmp_path: Path) -> No
     assert Generation(tmp_path, 1, one.commit()).run(0, second) == expected
 
 
+class Noisy:
+    """Samples that are augmented at random."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return at + torch.rand(())
+
+
+@pytest.mark.parametrize(
+    "steps", [1, 2, 3, 4], ids=["in an epoch", "before its last batch", "at its end", "in the next"]
+)
+@pytest.mark.parametrize("processes", [0, 1])
+def test_random_numbers_go_on_as_if_nothing_had_happened(processes: int, steps: int, tmp_path: Path) -> None:
+    def loader() -> Any:
+        several = {"num_workers": 1, "persistent_workers": True} if processes else {}
+        return prepare_data_loader(
+            DataLoader(Noisy(), batch_size=2, **several),
+            elastic=True,
+            rng_state=True,  # type: ignore[arg-type]
+        )
+
+    def train(count: int) -> list[float]:
+        """So many steps, over as many epochs as they take, with dropout."""
+        found: list[float] = []
+        other = prepare_data_loader(DataLoader([0]), elastic=True, rng_state=True)
+        train_loader = loader()
+        torch.rand(5)  # a model that is made
+        while True:
+            _iterators.append(iter(train_loader))
+            for batch in _iterators[-1]:
+                # What a loader's processes draw is not saved.
+                found.append(float(torch.rand(()) + (0 if processes else batch.sum())))
+                if len(found) == count:
+                    return found
+            list(other)  # validation
+
+    torch.manual_seed(1)
+    whole = Generation(tmp_path / "whole", 1, None).run(0, lambda: train(8))
+    torch.manual_seed(1)
+    first = Generation(tmp_path, 1, None)
+    found = first.run(0, lambda: train(steps))
+    torch.manual_seed(99)
+    found += Generation(tmp_path, 1, first.commit()).run(0, lambda: train(8 - steps))
+    assert found == whole
+
+
 @pytest.mark.parametrize("buffer", [0, 8])
 @pytest.mark.parametrize("indexed", [True, False])
 def test_shards_give_each_row_once_over_a_resize(indexed: bool, buffer: int, tmp_path: Path) -> None:

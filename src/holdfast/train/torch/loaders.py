@@ -48,7 +48,7 @@ def prepare_data_loader(
     `global_batch_size` (with `elastic`): so many samples a step in all, whatever the number of workers; the batch size
     of the loader does not count. Multiply the loss by `loader.loss_weight`: shares may be uneven.
     `rng_state` (with `elastic`): save the states of this rank's random generators (Python, numpy, torch, CUDA) with
-    each checkpoint, and restore them before the first batch after a restart.
+    each checkpoint, and restore them when the loader is first iterated over after a restart.
     """
     import torch.distributed as dist
 
@@ -150,7 +150,8 @@ class ElasticLoader:
     def __init__(self, loader: DataLoader[Any], sampler: ElasticSampler, rng_state: bool) -> None:
         self._loader = loader
         self.sampler = self.batch_sampler = sampler
-        self._rng_is_due = rng_state
+        self._rng_state = rng_state
+        self._seeds_processes = rng_state and loader.generator is None
         keep_progress(next_loader_name(), sampler.progress)
         if rng_state:
             save_random_states()
@@ -168,11 +169,13 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         over = self.sampler.begin()
+        if self._seeds_processes:  # otherwise it draws a seed for them from the generator that is saved
+            self._loader.generator = self.sampler.generator(over.epoch)
         try:
-            for batch in self._loader:
-                if self._rng_is_due:
-                    self._rng_is_due = False
-                    restore_random_states()
+            batches = iter(self._loader)
+            if self._rng_state:
+                restore_random_states()
+            for batch in batches:
                 over.give(over.share(number=over.rounds))
                 yield batch
         finally:

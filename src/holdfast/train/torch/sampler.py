@@ -6,6 +6,7 @@ the loader that `prepare_data_loader` returns counts (`loaders`). The arithmetic
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -87,6 +88,13 @@ class ElasticSampler:
         for number in range(self.rounds(over)):
             positions = over.positions(number) or [over.filler(number)]
             yield positions if order is None else order[positions].tolist()
+
+    def generator(self, epoch: int) -> Any:
+        """A generator of this rank's own for an epoch, which a loader seeds its processes from."""
+        import torch
+
+        seed = random.Random(f"{self._order.seed} {epoch} {self._rank}").getrandbits(63)
+        return torch.Generator().manual_seed(seed)
 
     def _permutation(self, epoch: int) -> Any:
         if not self._order.shuffle:
