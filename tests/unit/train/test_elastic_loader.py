@@ -148,7 +148,7 @@ def test_random_numbers_go_on_as_if_nothing_had_happened(processes: int, steps: 
         return prepare_data_loader(
             DataLoader(Noisy(), batch_size=2, **several),
             elastic=True,
-            rng_state=True,  # type: ignore[arg-type]
+            rng_state=True,
         )
 
     def train(count: int) -> list[float]:
