@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,37 @@ def test_another_host_takes_over_when_the_leader_dies_and_all_return_the_same(tm
     assert found[0] == found[1]
     assert found[0]["value"]["first"] >= before, "no committed step was lost"
     assert len(list((tmp_path / "storage").iterdir())) == 1, "both took part in one run, whose name was made up"
+
+
+def test_an_experiment_runs_on_all_hosts_and_survives_its_leader(tmp_path: Path) -> None:
+    def start(name: str) -> LaunchedHost:
+        uri = f"file://{tmp_path}/rdzv?min_workers=1&max_workers=2&ttl=3"
+        return LaunchedHost(name, tmp_path, uri, ["-m", "tests.faults.programs.launched_tuner", str(tmp_path)])
+
+    def starts() -> dict[str, list[str]]:
+        """On which hosts each trial has started, and from which step."""
+        return {path.name: path.read_text().splitlines() for path in tmp_path.glob("starts_*")}
+
+    def committed() -> list[int]:
+        trials = (tmp_path / "storage").glob("*/*/checkpoint_*/.manifest.json")
+        return sorted(Counter(path.parent.parent for path in trials).values())
+
+    with launched_hosts() as hosts:
+        hosts += [start(name) for name in ("a", "b")]
+        processes.wait_until(lambda: len(committed()) == 2 and min(committed()) >= 3, "both trials have checkpoints")
+        assert {lines[0].split()[0] for lines in starts().values()} == {"a", "b"}, "one trial on each host"
+        (leader,) = (host for host in hosts if host.leads)
+        (other,) = (host for host in hosts if host is not leader)
+        leader.kill_all()
+        processes.wait_until(lambda: f"{other.name} leads, after {leader.name}." in other.errors, "another leads")
+        again = start(leader.name)
+        hosts.append(again)
+        processes.wait_until(lambda: all(len(lines) >= 2 for lines in starts().values()), "both trials go on")
+        assert all(int(lines[-1].split()[1]) >= 3 for lines in starts().values()), "from their checkpoints"
+        (tmp_path / "end").touch()
+        found = [other.result(), again.result()]
+    assert found[0] == found[1] and len(found[0]["trials"]) == 2
+    assert len(list((tmp_path / "storage").iterdir())) == 1, "both took part in one experiment, whose name was made up"
 
 
 def test_a_plain_script_runs_in_rounds_as_hosts_come_fail_and_go(tmp_path: Path) -> None:

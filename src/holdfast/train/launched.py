@@ -3,14 +3,17 @@
 Every host runs the script. Its `fit()` tells the launcher (`holdfast.launch`) that it could lead, and waits: until its
 host is elected, then this process is the driver, and takes over what another leader has begun; or until the leader's
 `fit()` has ended, whose result it then reads from storage. A leader that finds itself fenced waits again.
+`Tuner.fit()` does the same with an experiment (`tune.launched`).
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from typing import TypeVar
 
 from holdfast.control.history import RUN_FILE
 from holdfast.control.request import TrainOutcome, TrainRequest
@@ -30,10 +33,15 @@ from holdfast.rendezvous.launcher_messages import (
     PublishedRun,
 )
 from holdfast.storage.locate import open_store
+from holdfast.storage.store import Store
 from holdfast.wire.join_string import format_address, parse_join_string
 
-__all__ = ["fit_launched", "find_launcher"]
+__all__ = ["Publish", "check_seen", "find_launcher", "fit_launched", "lead_or_follow", "listen_at", "result_for_all"]
 
+_T = TypeVar("_T")
+_Fit = tuple[TrainRequest, TrainOutcome]
+Publish = Callable[[str, PublishedRun], None]
+"""To be called with the join string and the run once agents are accepted."""
 _FENCES_MAX = 5
 _one_at_a_time = threading.Lock()
 _fits = 0
@@ -49,15 +57,40 @@ def find_launcher() -> LauncherConnection | None:
 def fit_launched(request: TrainRequest) -> tuple[TrainRequest, TrainOutcome]:
     """Lead the run, or wait for whoever does: the request with the run that was led, and what came of it. A process
     that no launcher started, such as a child of the script's, runs it by itself."""
+
+    def lead(order: Lead, publish: Publish) -> tuple[_Fit, FitResult | None]:
+        leading = _as_leader(request, order, publish)
+        outcome = run_training(leading)
+        run = PublishedRun(storage_path=leading.storage_path, name=leading.name)
+        why = str(outcome.error) if outcome.error is not None else ""
+        return (leading, outcome), result_for_all(run, outcome.status, outcome.interrupted_by, why)
+
+    return lead_or_follow(lead, partial(_follow, request), lambda: (request, run_training(request)))
+
+
+def lead_or_follow(
+    lead: Callable[[Lead, Publish], tuple[_T, FitResult | None]],
+    follow: Callable[[FitResult], _T],
+    alone: Callable[[], _T],
+) -> _T:
+    """Wait to be elected, or for the result of whoever was; `alone` where no launcher started this process.
+
+    `lead` runs or takes over what its order names; it gives what `fit()` makes its result of here, and how it ended
+    for all hosts (`result_for_all`).
+    """
     global _fits
     launcher = find_launcher()
     if launcher is None:
-        return request, run_training(request)
+        return alone()
     if not _one_at_a_time.acquire(blocking=False):
         raise ConfigError(
             "Two fit() at a time in one script cannot be told apart on the other hosts of `holdfast launch`: call them "
             "one after the other."
         )
+
+    def publish(join_string: str, run: PublishedRun) -> None:
+        launcher.send(Listening(join=parse_join_string(join_string), run=run))
+
     try:
         _fits += 1
         launcher.send(FitEntered(number=_fits))
@@ -65,26 +98,23 @@ def fit_launched(request: TrainRequest) -> tuple[TrainRequest, TrainOutcome]:
         while True:
             answer = launcher.receive()
             if not isinstance(answer, Lead):
-                return _follow(request, answer.result)
-            leading = _as_leader(request, answer, launcher)
+                return follow(answer.result)
             try:
-                outcome = run_training(leading)
+                outcome, result = lead(answer, publish)
             except Fenced:
                 fences += 1
                 if fences == _FENCES_MAX:
                     raise  # by somebody who takes no part in the rendezvous
                 launcher.send(FitFenced())
                 continue
-            launcher.send(FitEnded(result=_result_for_all(leading, outcome)))
-            return leading, outcome
+            launcher.send(FitEnded(result=result))
+            return outcome
     finally:
         _one_at_a_time.release()
 
 
-def _follow(request: TrainRequest, result: FitResult) -> tuple[TrainRequest, TrainOutcome]:
-    """What the leader's outcome is here."""
-    request = _with_run(request, result.run)
-    store = open_store(request.storage_path, request.filesystem).sub(request.name)
+def check_seen(store: Store, result: FitResult) -> None:
+    """Refuse to go on without the result that the leader has stored."""
     try:
         store.size(RUN_FILE)
     except NotFound:
@@ -92,6 +122,25 @@ def _follow(request: TrainRequest, result: FitResult) -> tuple[TrainRequest, Tra
             f"The run {store.uri} has ended ({result.status}) on {result.run.host}, but this host does not see it "
             "there, so fit() has no result here: use storage that all hosts share."
         ) from None
+
+
+def listen_at(order: Lead) -> str:
+    """Where the leader accepts agents, if nothing else was given."""
+    return format_address(order.address, 0)
+
+
+def result_for_all(run: PublishedRun, status: RunStatus, interrupted_by: str, why: str) -> FitResult | None:
+    """None if a signal stopped this host alone: another takes over."""
+    if status is RunStatus.INTERRUPTED and interrupted_by != STOPPED_BY_CLIENT:
+        return None
+    return FitResult(run=run, status=status.value, why=interrupted_by or why)
+
+
+def _follow(request: TrainRequest, result: FitResult) -> _Fit:
+    """What the leader's outcome is here."""
+    request = _with_run(request, result.run)
+    store = open_store(request.storage_path, request.filesystem).sub(request.name)
+    check_seen(store, result)
     status = RunStatus(result.status)
     interrupted_by = result.why if status is RunStatus.INTERRUPTED else ""
     return request, TrainOutcome(status=status, uri=store.uri, store=store, interrupted_by=interrupted_by)
@@ -105,29 +154,18 @@ def _with_run(request: TrainRequest, run: PublishedRun | None) -> TrainRequest:
     return replace(request, storage_path=storage_path, name=run.name)
 
 
-def _as_leader(request: TrainRequest, order: Lead, launcher: LauncherConnection) -> TrainRequest:
+def _as_leader(request: TrainRequest, order: Lead, publish: Publish) -> TrainRequest:
     request = _with_run(request, order.run)
     run = PublishedRun(storage_path=request.storage_path, name=request.name)
 
-    def publish(join_string: str) -> None:
-        launcher.send(Listening(join=parse_join_string(join_string), run=run))
-
     # Whoever led before is fenced, whether it has died or only lost the rendezvous.
-    request = replace(request, takeover=request.takeover or order.run is not None, on_listening=publish)
+    takeover = request.takeover or order.run is not None
+    request = replace(request, takeover=takeover, on_listening=lambda join_string: publish(join_string, run))
     if request.local_mode:
         return request
     if order.workers is not None:
         least, most = order.workers
         request = replace(request, min_workers=least, max_workers=most, last_call_s=order.last_call_s)
     if request.listen is None:
-        request = replace(request, listen=format_address(order.address, 0))
+        request = replace(request, listen=listen_at(order))
     return replace(request, engine=EngineName.JOIN)
-
-
-def _result_for_all(request: TrainRequest, outcome: TrainOutcome) -> FitResult | None:
-    """None if a signal stopped this host alone: another takes over."""
-    if outcome.status is RunStatus.INTERRUPTED and outcome.interrupted_by != STOPPED_BY_CLIENT:
-        return None
-    run = PublishedRun(storage_path=request.storage_path, name=request.name)
-    why = outcome.interrupted_by or (str(outcome.error) if outcome.error is not None else "")
-    return FitResult(run=run, status=outcome.status.value, why=why)

@@ -57,6 +57,12 @@ class ExperimentRequest:
     """From which trials start that have none of their own."""
     on_checkpoint: Callable[[], None] | None = None
     """Called for each checkpoint of a trial, in a thread."""
+    listen: str | None = None
+    """`HOST:PORT` at which agents of other machines are accepted, unless the trainable says another."""
+    on_listening: Callable[[str], None] | None = None
+    """Called with the join string once agents are accepted."""
+    workers: int | None = None
+    """How many workers all agents together can hold, where that is known."""
 
     def settings(self, seed: int) -> ExperimentSettings:
         """What is kept."""

@@ -69,6 +69,7 @@ __all__ = [
     "ExperimentOutcome",
     "is_experiment",
     "open_results",
+    "read_outcome",
     "read_lines",
     "read_results",
     "read_settings",
@@ -134,7 +135,10 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
             with join_hub() as hub:
                 make_controller = partial(_make_controller, setup, lease, commit, controllers, views)
                 base = requests.base
-                hub.listen(listen_address(base), base.engine, uses_torch="torch" in base.preload)
+                where = listen_address(base) or request.listen
+                join_string = hub.listen(where, base.engine, uses_torch="torch" in base.preload)
+                if request.on_listening is not None:
+                    request.on_listening(join_string)
                 status = hub.run(make_controller, driver_thread)
         finally:
             commit.close()
@@ -144,9 +148,15 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
     if status is RunStatus.FENCED:
         raise Fenced(controllers[0].fenced_by)
     views.check()
+    return _outcome(request, store, machine, status, controllers[0].interrupted_by)
+
+
+def _outcome(
+    request: ExperimentRequest, store: Store, machine: ExperimentMachine, status: RunStatus, interrupted_by: str
+) -> ExperimentOutcome:
     results = _results(request, store, machine)
     failed_fast = None if machine.failed_fast is None else _error(machine.failed_fast)
-    return ExperimentOutcome(status, results, controllers[0].interrupted_by, failed_fast)
+    return ExperimentOutcome(status, results, interrupted_by, failed_fast)
 
 
 def _make_controller(
@@ -182,13 +192,18 @@ def read_settings(store: Store) -> ExperimentSettings:
 
 def read_results(request: ExperimentRequest) -> ResultGrid:
     """The trials as the journal has them now."""
+    return read_outcome(request, RunStatus.RUNNING, "").results
+
+
+def read_outcome(request: ExperimentRequest, status: RunStatus, interrupted_by: str) -> ExperimentOutcome:
+    """How an experiment that another host led has ended."""
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
     settings = read_settings(store)
     experiment_id, lines = read_lines(store)
     machine = _make_machine(request, _trial_requests(request), settings, experiment_id)
     for line in lines:
         machine.apply(line.run, line.record)
-    return _results(request, store, machine)
+    return _outcome(request, store, machine, status, interrupted_by)
 
 
 def open_results(storage_path: str, name: str, filesystem: object | None) -> ResultGrid:
@@ -340,6 +355,8 @@ def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:
     if given := request.tune_config.max_concurrent_trials:
         return given
     base = requests.base
+    if request.workers is not None:
+        return max(1, request.workers // max(1, base.max_workers))
     gang = Gang(run="", workers=100_000, resources=dict(base.resources))
     here = capacity(gang, offers_of(base))
     return max(1, here // max(1, base.max_workers))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
     from holdfast.tune.experiment_request import ExperimentRequest
     from holdfast.tune.result_grid import ResultGrid
+    from holdfast.tune.run_experiment import ExperimentOutcome
 
 __all__ = ["Tuner", "default_name"]
 
@@ -77,15 +78,15 @@ class Tuner:
 
     def _fit(self) -> ResultGrid:
         from holdfast.core.commands import RunStatus
-        from holdfast.tune.run_experiment import run_experiment
 
         request = self._request()
         run = request.run_config
-        mirror = make_mirror(run.sync_config, request.storage_path, request.name, run.storage_filesystem)
-        if mirror is not None and run.sync_config.sync_on_checkpoint:
-            request = replace(request, on_checkpoint=mirror.sync_soon)
-        with mirror or contextlib.nullcontext():
-            outcome = run_experiment(request)
+        if "HOLDFAST_LAUNCHER" in os.environ:
+            from holdfast.tune.launched import tune_launched
+
+            outcome = tune_launched(request, _run_mirrored)
+        else:
+            outcome = _run_mirrored(request)
         if outcome.status is RunStatus.INTERRUPTED:
             raise make_interrupted(outcome.interrupted_by)
         if outcome.failed_fast is not None and run.failure_config.fail_fast == "raise":
@@ -176,6 +177,18 @@ class Tuner:
         self._resume_unfinished = unfinished
         if errored or restart_errored:
             self._errored = "restart" if restart_errored else "resume"
+
+
+def _run_mirrored(request: ExperimentRequest) -> ExperimentOutcome:
+    """With the user's syncer at work, if there is one."""
+    from holdfast.tune.run_experiment import run_experiment
+
+    run = request.run_config
+    mirror = make_mirror(run.sync_config, request.storage_path, request.name, run.storage_filesystem)
+    if mirror is not None and run.sync_config.sync_on_checkpoint:
+        request = replace(request, on_checkpoint=mirror.sync_soon)
+    with mirror or contextlib.nullcontext():
+        return run_experiment(request)
 
 
 def default_name(trainable: Any) -> str:
