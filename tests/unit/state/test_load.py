@@ -42,6 +42,14 @@ def test_load_into_fills_tensors_in_place_and_returns_the_rest() -> None:
     assert into["step"] == 0
 
 
+def test_tensors_begin_where_torch_puts_them_also_from_a_file(tmp_path: Path) -> None:
+    # A file has no holes between them; BLAS adds in another order where memory is not aligned.
+    state = {f"number {size}": torch.ones(size, dtype=torch.float64) for size in range(1, 9)}
+    for back in (on_disk(state, tmp_path), in_memory(state)):
+        assert same(back, state)
+        assert {tensor.data_ptr() % 64 for tensor in back.values()} == {0}
+
+
 def test_load_into_may_leave_out_keys() -> None:
     weight = torch.zeros(2, 3)
     result = in_memory(STATE, into={"model": {"weight": weight, "bias": None}})

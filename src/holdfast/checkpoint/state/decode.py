@@ -1,4 +1,4 @@
-"""Make tensors and arrays from the bytes of a file, without a copy where the memory is ours.
+"""Make tensors and arrays from the bytes of a file, without a copy where the memory is ours and lies well.
 
 A file that was mapped privately is ours: its pages are read when they are touched and copied when they are written
 to. Memory that somebody else will use again is copied. `load` finds the bytes; `tensors` is the way out.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.checkpoint.state.dtypes import BY_CODE, RAW
-from holdfast.checkpoint.state.safetensors import TensorInfo
+from holdfast.checkpoint.state.safetensors import DATA_ALIGNMENT, TensorInfo
 from holdfast.checkpoint.state.shard_index import Chunk, ShardedTensor
 from holdfast.checkpoint.state.tensors import carrier_of
 from holdfast.errors import Damaged, MissingExtra
@@ -111,7 +111,10 @@ def make_tensor(reference: Reference, piece: Piece) -> Any:
     if 0 in reference.shape:
         return _empty(torch, reference.shape, dtype)
     flat, own = _view(torch, piece, dtype)
-    return (flat if own else flat.clone()).view(dtype).view(reference.shape)
+    # Where a tensor begins decides in which order BLAS adds. So it is where torch would have put it, and training goes
+    # on with the same bits whether its state came from a file or from memory. Large tensors are so in their files.
+    is_aligned = flat.data_ptr() % DATA_ALIGNMENT == 0
+    return (flat if own and is_aligned else flat.clone()).view(dtype).view(reference.shape)
 
 
 def view_tensor(reference: Reference, piece: Piece) -> Any:
