@@ -165,6 +165,32 @@ def test_an_agent_without_a_controller_ends_at_the_first_signal(sandbox: Sandbox
         assert agent.wait(60) == 0
 
 
+@pytest.mark.parametrize("moment", ["the run has ended", "the driver is done"])
+def test_an_agent_that_stays_ends_at_a_signal_as_its_controller_ends(sandbox: Sandbox, moment: str) -> None:
+    port = free_port()
+    with ExitStack() as stack:
+        agent = stack.enter_context(joined_agent(port, "a", "--stay", "--drain-deadline", "600"))
+        threads = stack.enter_context(ThreadPoolExecutor())
+        result = threads.submit(_trainer(sandbox, port, _do_nothing).fit)
+        if moment == "the run has ended":
+            wait_until(lambda: _has_record(sandbox, r.RunFinished), moment)
+        else:
+            result.result(60)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(60) == 0
+        result.result(60)
+
+
+def _do_nothing(config: dict[str, Any]) -> None:
+    train.report({"step": 1})
+
+
+def _has_record(sandbox: Sandbox, kind: type[r.Record]) -> bool:
+    with suppress(NotFound):
+        return any(isinstance(record, kind) for record in sandbox.records())
+    return False
+
+
 def test_an_agent_does_not_start_where_the_notice_is_there_already(sandbox: Sandbox) -> None:
     (sandbox.root / "notice").touch()
     with joined_agent(free_port(), "a", HOLDFAST_NOTICE_FILE=str(sandbox.root / "notice")) as agent:
