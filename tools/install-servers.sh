@@ -20,6 +20,11 @@ apt_install() {
 
 command -v fusermount3 >/dev/null || apt_install fuse3
 command -v npm >/dev/null || apt_install nodejs npm
+# What the tests over network namespaces cut links with; they need root as well.
+if [ "$(id -u)" -eq 0 ]; then
+    command -v nft >/dev/null || apt_install nftables
+    command -v tc >/dev/null || apt_install iproute2
+fi
 # Only the counting benchmark needs it; its test is skipped where it is missing.
 if [ "$(id -u)" -eq 0 ]; then command -v strace >/dev/null || apt_install strace; fi
 

@@ -1,4 +1,4 @@
-"""The fixture of all tests with several hosts: two of them, and a directory that both see."""
+"""The fixtures of all tests with several hosts: two or four of them, and a directory that all see."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ PORT = 7077
 
 
 class Hosts:
-    """Two hosts: the driver runs on the first, agents on both."""
+    """The driver runs on the first, agents on all of them."""
 
-    def __init__(self, first: Host, second: Host, root: Path) -> None:
-        self.first, self.second = first, second
+    def __init__(self, hosts: list[Host], root: Path) -> None:
+        self.all = hosts
+        self.first, self.second = hosts[:2]
         self.root = root
         self.storage = root / "storage"
         self.directory = root / "directory"
@@ -110,12 +111,21 @@ _TREE = Path(__file__).parents[2]
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    yield from _hosts(2, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def four_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    yield from _hosts(4, tmp_path, monkeypatch)
+
+
+def _hosts(count: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(root / "state"))
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
-    open_secret()  # both hosts have the same home
+    open_secret()  # all hosts have the same home
     assert os.geteuid() == 0
-    with network(2) as (first, second):
-        made = Hosts(first, second, tmp_path)
+    with network(count) as found:
+        made = Hosts(found, root)
         try:
             yield made
         finally:

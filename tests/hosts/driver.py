@@ -82,12 +82,16 @@ def _large(step: int, rank: int) -> bytes:
 def main() -> None:
     options = json.loads(sys.argv[1])
     kind: type[DataParallelTrainer] = DataParallelTrainer
-    if options["function"] == "allreduce":
+    functions = dict(globals())
+    if options["function"] in ("allreduce", "learn"):
+        from tests.hosts.learning import learn
+
+        functions["learn"] = learn
         from holdfast.train.torch import TorchTrainer
 
         kind = TorchTrainer
     trainer = kind(
-        globals()[options["function"]],
+        functions[options["function"]],
         train_loop_config=options.get("config", {}),
         scaling_config=ScalingConfig(**options["scaling"]),
         run_config=RunConfig(

@@ -1,4 +1,5 @@
-"""Hosts as network namespaces: each has an address on a network of its own, and a cable that can be pulled.
+"""Hosts as network namespaces: each has an address on a network of its own, and a cable that can be pulled, cut in one
+direction, or made slow.
 
 All are connected to a bridge in a namespace of its own. They share disk and process table with this machine.
 """
@@ -54,8 +55,27 @@ class Host:
         """Pull the cable: nothing arrives any more, and nobody is told."""
         _ip("-n", self._switch, "link", "set", self._port, "down")
 
+    def cut_outgoing(self) -> None:
+        """What this host sends is lost; it still hears the others."""
+        self._drop("iifname")
+
+    def cut_incoming(self) -> None:
+        """Nothing arrives at this host; the others still hear it."""
+        self._drop("oifname")
+
     def heal(self) -> None:
+        """Undo every cut."""
         _ip("-n", self._switch, "link", "set", self._port, "up")
+        _in(self._switch, "nft", f"flush chain bridge cuts {self._port}")
+
+    def slow_down(self, bits_per_s: int) -> None:
+        """Let both directions have so much, with a queue of at most 0.4 s."""
+        rate = ["rate", str(bits_per_s), "burst", "16kb", "latency", "400ms"]
+        _in(self.namespace, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
+        _in(self._switch, "tc", "qdisc", "replace", "dev", self._port, "root", "tbf", *rate)
+
+    def _drop(self, direction: str) -> None:
+        _in(self._switch, "nft", f"add rule bridge cuts {self._port} {direction} {self._port} drop")
 
     def kill_all(self) -> None:
         """As if the power failed."""
@@ -80,6 +100,8 @@ def network(count: int = 2) -> Iterator[list[Host]]:
             cable = ["link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", host.namespace]
             _ip("-n", switch, *cable)
             _ip("-n", switch, "link", "set", f"p{number}", "master", "bridge", "up")
+            forward = "{ type filter hook forward priority 0; }"
+            _in(switch, "nft", f"add table bridge cuts; add chain bridge cuts p{number} {forward}")
             _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "eth0")
             _ip("-n", host.namespace, "link", "set", "eth0", "up")
             _ip("-n", host.namespace, "link", "set", "lo", "up")
@@ -93,3 +115,7 @@ def network(count: int = 2) -> Iterator[list[Host]]:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def _in(namespace: str, *command: str) -> None:
+    _ip("netns", "exec", namespace, *command)

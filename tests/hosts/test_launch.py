@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tests.contract.etcd_server import EtcdServer
 from tests.faults.programs import processes
 from tests.faults.programs.launched import LaunchedHost, launched_hosts
+from tests.hosts.learning_check import check_learning
 from tests.hosts.namespaces import Host, network
 
 from holdfast.train import Result
@@ -30,8 +32,15 @@ class _Cluster:
     def start_etcd(self) -> None:
         self.etcd.start(self._on_first)
 
-    def start(self, name: str, *script: str) -> LaunchedHost:
+    def cable(self, name: str) -> Host:
+        return self._hosts[name]
+
+    def start(self, name: str, *script: str, sees_storage: bool = True) -> LaunchedHost:
+        """Without `sees_storage` the host has an empty directory where the others have it."""
         host = self._hosts[name]
+        storage = self.directory / "storage"
+        storage.mkdir(exist_ok=True)
+        hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(storage)]
         query = "min_workers=1&max_workers=3&last_call_timeout=1&ttl=5"
         uri = f"etcd://{self.etcd.address}/images?{query}"
         made = LaunchedHost(
@@ -40,11 +49,16 @@ class _Cluster:
             uri,
             script,
             address=host.address,
-            prefix=["ip", "netns", "exec", host.namespace],
-            environment={"OMP_NUM_THREADS": "1"},
+            prefix=["ip", "netns", "exec", host.namespace, *([] if sees_storage else hide)],
+            environment={"OMP_NUM_THREADS": "1", "HOLDFAST_AGENT_SILENCE_S": "4"},
         )
         self.started.append(made)
         return made
+
+    def reports(self, run: str) -> list[int]:
+        """How many workers made each step."""
+        path = self.directory / "storage" / run / "result.json"
+        return [json.loads(line)["workers"] for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_step(self, more: int, run: str = "images") -> int:
         """Until so many reports more have been stored; the newest step."""
@@ -69,21 +83,57 @@ def cluster(tmp_path: Path) -> Iterator[_Cluster]:
 
 
 def test_training_goes_on_without_etcd_and_another_host_takes_over_when_it_is_back(cluster: _Cluster) -> None:
-    script = ["-m", "tests.faults.programs.launched", str(cluster.directory), "1"]
+    script = ["-m", "tests.hosts.learning_script", str(cluster.directory), "1", "3"]
     hosts = [cluster.start(name, *script) for name in "ab"]
-    cluster.wait_for_step(3, "*")
+    cluster.wait_for_step(3, "run")
     cluster.etcd.kill()
-    cluster.wait_for_step(5, "*")
+    cluster.wait_for_step(5, "run")
     cluster.start_etcd()
     (leader,) = (host for host in hosts if host.leads)
     (other,) = (host for host in hosts if host is not leader)
     leader.kill_all()
     processes.wait_until(lambda: other.leads, "another leads", 120)
-    cluster.wait_for_step(3, "*")
+    cluster.wait_for_step(3, "run")
     added = cluster.start("c", *script)
     processes.wait_until(lambda: "has joined job 1" in added.errors, "a host is added")
     (cluster.directory / "end").touch()
     assert other.result() == added.result()
+    check_learning(cluster.directory / "storage" / "run", cluster.directory / "undisturbed")
+
+
+@pytest.mark.parametrize("direction", [pytest.param("both ways", marks=pytest.mark.slow), "outgoing"])
+def test_a_leader_that_is_cut_off_is_fenced_and_follows_when_the_link_is_back(
+    cluster: _Cluster, direction: str
+) -> None:
+    script = ["-m", "tests.hosts.learning_script", str(cluster.directory), "1", "3"]
+    hosts = [cluster.start(name, *script) for name in "ab"]
+    cluster.wait_for_step(3, "run")
+    (leader,) = (host for host in hosts if host.leads)
+    (other,) = (host for host in hosts if host is not leader)
+    cable = cluster.cable(leader.name)
+    {"both ways": cable.cut, "outgoing": cable.cut_outgoing}[direction]()
+    processes.wait_until(lambda: other.leads, "another leads", 60)
+    cluster.wait_for_step(3, "run")
+    cable.heal()
+    (cluster.directory / "end").touch()
+    assert other.result() == leader.result()
+    check_learning(cluster.directory / "storage" / "run", cluster.directory / "undisturbed")
+
+
+def test_a_host_that_does_not_see_the_storage_takes_part_and_says_that_it_has_no_result(cluster: _Cluster) -> None:
+    script = ["-m", "tests.hosts.learning_script", str(cluster.directory), "2", "2"]
+    leader = cluster.start("a", *script)
+    processes.wait_until(lambda: leader.leads, "the host with the storage leads")
+    other = cluster.start("b", *script, sees_storage=False)
+    processes.wait_until(lambda: cluster.reports("run")[-3:] == [2, 2, 2], "both hosts train", 60)
+    cluster.wait_for_step(12, "run")  # with a checkpoint
+    (cluster.directory / "end").touch()
+    assert leader.result()["value"]["step"] > 12
+    assert other.wait() == 1
+    assert "if a dies, the run can only wait until it is back" in other.errors
+    assert other.errors.count("does not see it there, so fit() has no result here: use storage that all hosts") == 1
+    assert "File " not in other.errors.split("does not see it there")[0].splitlines()[-1]
+    check_learning(cluster.directory / "storage" / "run", cluster.directory / "undisturbed")
 
 
 def test_the_walkthrough_kills_a_node_and_adds_a_node(cluster: _Cluster) -> None:
