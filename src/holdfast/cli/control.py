@@ -12,14 +12,13 @@ from typing import Any
 import click
 import msgspec
 
+from holdfast.cli.named_run import NamedRun, find_named_run
 from holdfast.cli.output import json_option, print_json, print_line, print_table
-from holdfast.cli.uri_args import find_run_or_name
-from holdfast.control.client import DriverAddress, ask, find_driver
+from holdfast.control.client import DriverAddress, ask
 from holdfast.control.history import History, read_history
 from holdfast.core import records as r
 from holdfast.errors import NotFound, WireError
 from holdfast.launch.options import parse_range
-from holdfast.storage.store import Store
 from holdfast.views.formatting import count_text, metrics_text, ranks_brief, running_time
 from holdfast.wire import control_messages as cm
 
@@ -34,22 +33,25 @@ _POLL_S = 0.1
 def status(run: str, as_json: bool) -> None:
     """Show how RUN stands: what its driver says, or, where none runs, how it ended and how to continue.
 
-    RUN is the URI of a run's directory, or its name where it lies in the default storage path.
+    RUN is the URI of a run's directory, or its name where it lies in the default storage path; also a tuning
+    experiment, or the directory of one of its trials.
     """
-    store = find_run_or_name(run)
-    driver = find_driver(store)
+    named = find_named_run(run)
+    driver = named.find_driver()
     if driver is not None:
         try:
-            reply = ask(driver, cm.GetStatus(), cm.RunStatusReply)
+            reply = ask(driver, cm.GetStatus(), cm.ExperimentStatusReply if named.is_experiment else cm.RunStatusReply)
         except WireError as error:
-            _print_stored(store, as_json, driver, str(error))
+            _print_stored(named, as_json, driver, str(error))
             return
         if as_json:
             print_json({"running": True, **msgspec.to_builtins(reply)})
-        else:
+        elif isinstance(reply, cm.ExperimentStatusReply):
+            _print_experiment(reply)
+        elif isinstance(reply, cm.RunStatusReply):
             _print_running(reply)
         return
-    _print_stored(store, as_json)
+    _print_stored(named, as_json)
 
 
 @click.command(short_help="Stop a run, as Ctrl+C in its terminal does.")
@@ -58,17 +60,20 @@ def status(run: str, as_json: bool) -> None:
 def stop(run: str, force: bool) -> None:
     """Stop RUN, as Ctrl+C in its terminal does, and wait until it has ended.
 
-    Other runs of the same driver go on. The same script continues the run from its newest checkpoint.
+    Other runs of the same driver go on. The same script continues the run from its newest checkpoint. A trial that is
+    stopped has ended, and its experiment goes on with others.
     """
-    store = find_run_or_name(run)
-    driver = find_driver(store)
+    named = find_named_run(run)
+    driver = named.find_driver()
     if driver is None:
-        print_line(f"Nothing runs in {store.uri}.")
+        print_line(f"Nothing runs in {named.store.uri}.")
         return
     print_line(ask(driver, cm.StopRun(force=force), cm.Done).text, err=True)
-    while (now := find_driver(store)) is not None and now.holder.epoch.id == driver.holder.epoch.id:
+    if named.trial:
+        return  # its experiment goes on
+    while (now := named.find_driver()) is not None and now.holder.epoch.id == driver.holder.epoch.id:
         time.sleep(_POLL_S)
-    _print_stored(store, as_json=False)
+    _print_stored(named, as_json=False)
 
 
 @click.command(short_help="Take a driver's runs off a node.")
@@ -84,7 +89,7 @@ def drain(run: str, node: str, deadline: float | None) -> None:
     room for them, and otherwise stay where they are, or until shortly before --deadline.
     """
     request = cm.DrainNode(node=node, deadline_s=deadline)
-    print_line(ask(_running(find_run_or_name(run)), request, cm.Done).text)
+    print_line(ask(_running(find_named_run(run)), request, cm.Done).text)
 
 
 @click.command(short_help="Change how many workers a run may have.")
@@ -99,20 +104,20 @@ def scale(run: str, workers: str) -> None:
     """
     workers_min, workers_max = parse_range(workers, "WORKERS")
     request = cm.SetWorkers(workers_min=workers_min, workers_max=workers_max)
-    print_line(ask(_running(find_run_or_name(run)), request, cm.Done).text)
+    print_line(ask(_running(find_named_run(run)), request, cm.Done).text)
 
 
 @click.command(short_help="Print what an agent needs in order to join a run.")
 @click.argument("run", metavar="RUN")
 def join(run: str) -> None:
     """Print RUN's join string, for `holdfast agent --join` on another machine."""
-    print_line(ask(_running(find_run_or_name(run)), cm.GetJoinString(), cm.Done).text)
+    print_line(ask(_running(find_named_run(run)), cm.GetJoinString(), cm.Done).text)
 
 
-def _running(store: Store) -> DriverAddress:
-    driver = find_driver(store)
+def _running(named: NamedRun) -> DriverAddress:
+    driver = named.find_driver()
     if driver is None:
-        raise NotFound(f"Nothing runs in {store.uri}: start its script first.")
+        raise NotFound(f"Nothing runs in {named.store.uri}: start its script first.")
     return driver
 
 
@@ -152,8 +157,37 @@ def _phase(agent: cm.AgentStatus) -> str:
     return f"{agent.phase} ({', '.join(notes)})" if notes else str(agent.phase)
 
 
-def _print_stored(store: Store, as_json: bool, driver: DriverAddress | None = None, why: str = "") -> None:
+def _print_experiment(reply: cm.ExperimentStatusReply) -> None:
+    since = f", in process {reply.pid} on {reply.host} for {running_time(time.time() - reply.started_at)}"
+    print_line(f"Experiment {reply.name}: {_state_of(reply)}{since if reply.pid else ''}")
+    of = "" if reply.total_trials is None else f" of {reply.total_trials}"
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(reply.counts.items()))
+    rows = [("trials", f"{sum(reply.counts.values())}{of}  {counts}".rstrip())]
+    if reply.best is not None:
+        rows.append(("best", f"{reply.best.directory}  {metrics_text(reply.best.metrics)}".rstrip()))
+    rows.append(("directory", reply.uri))
+    for name, value in rows:
+        print_line(f"  {name:<12}{value}")
+    if reply.live:
+        print_line()
+        table = [[one.directory, one.status, str(one.iteration), metrics_text(one.metrics)] for one in reply.live]
+        print_table(["TRIAL", "STATUS", "ITERATION", "METRICS"], table)
+
+
+def _state_of(reply: cm.ExperimentStatusReply) -> str:
+    if reply.ended:
+        return f"ending ({reply.ended})" if reply.pid else f"ended ({reply.ended})"
+    if reply.pid:
+        return "running"
+    return "not ended" if reply.live else "ended"
+
+
+def _print_stored(named: NamedRun, as_json: bool, driver: DriverAddress | None = None, why: str = "") -> None:
     """What the run's directory knows; `why` its driver, which may still run, did not answer."""
+    if named.is_experiment or named.experiment is not None:
+        _print_stored_experiment(named, as_json, driver, why)
+        return
+    store = named.store
     history = read_history(store)
     newest = history.durable.resume_point()
     if as_json:
@@ -177,6 +211,30 @@ def _print_stored(store: Store, as_json: bool, driver: DriverAddress | None = No
     if driver is None and not isinstance(history.durable.outcome, r.RunFinished):
         source = f"from {newest.name}" if newest else "from the beginning"
         print_line(f"To continue {source}, run the same script again.")
+
+
+def _print_stored_experiment(named: NamedRun, as_json: bool, driver: DriverAddress | None, why: str) -> None:
+    """Of an experiment, or of a trial, whose records its experiment has."""
+    from holdfast.tune.run_experiment import read_status, read_trial_status
+
+    reply: cm.ExperimentStatusReply | cm.TrialStatus
+    if named.experiment is not None:
+        reply = read_trial_status(named.experiment, named.trial)
+    else:
+        reply = read_status(named.store)
+    if as_json:
+        shape = {"running": None if driver else False, **msgspec.to_builtins(reply)}
+        print_json(shape | ({"error": why} if why else {}))
+        return
+    if why and not (driver is not None and named.trial):
+        print_line(f"warning: {why}", err=True)
+    if isinstance(reply, cm.TrialStatus):
+        done = f"after {count_text(reply.iteration, 'iteration')}"
+        print_line(f"Trial {reply.directory}: {reply.status} {done}  {metrics_text(reply.metrics)}".rstrip())
+        return
+    _print_experiment(reply)
+    if driver is None and reply.live:
+        print_line("To continue, run the same script again.")
 
 
 def _outcome(history: History) -> str:

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 
 import click
 
+from holdfast.cli.named_run import find_named_run
 from holdfast.cli.output import print_line
-from holdfast.cli.uri_args import find_run_or_name
-from holdfast.control.client import find_driver, follow
+from holdfast.control.client import follow
 from holdfast.control.history import read_history
-from holdfast.errors import NotFound, WireError
+from holdfast.errors import ConfigError, NotFound, WireError
 from holdfast.storage.store import Store
 from holdfast.views.formatting import count_text, ranks_brief
 from holdfast.wire import control_messages as cm
 
 __all__ = ["logs"]
 
+_GENERATION = re.compile(r"logs/generation_([0-9]+)/")
 _RANK = re.compile(r"rank_([0-9]+)\.log")
 
 
@@ -31,14 +32,17 @@ def logs(run: str, follows: bool, rank: int | None) -> None:
     While it runs, its driver gives the last lines, and with -f what comes. Otherwise the log files in its directory are
     shown, which are complete: those of its last generation.
     """
-    store = find_run_or_name(run)
-    driver = find_driver(store)
+    named = find_named_run(run)
+    store, driver = named.store, named.find_driver()
+    if named.is_experiment:
+        raise ConfigError(f"{store.uri} is an experiment: name one of its trials, which `holdfast status` shows.")
     if driver is not None:
         try:
             follow(driver, cm.ReadLogs(rank=rank, follow=follows), _Printer(store).show)
             return
         except WireError as error:
-            print_line(f"warning: {error}", err=True)
+            if not named.trial:  # which has ended
+                print_line(f"warning: {error}", err=True)
     for number, text in _stored_lines(store, rank):
         print_line(f"({ranks_brief([number])}) {text}")
 
@@ -60,9 +64,17 @@ class _Printer:
             print_line(f"({who}) {line.text}")
 
 
+def _last_generation(store: Store) -> int:
+    """Of a trial, whose journal is its experiment's, the last that printed something."""
+    if generation := read_history(store).durable.generation:
+        return generation
+    found = (_GENERATION.match(entry.key) for entry in store.list("logs"))
+    return max((int(one[1]) for one in found if one), default=0)
+
+
 def _stored_lines(store: Store, rank: int | None) -> Iterator[tuple[int, str]]:
     """The lines of the last generation, rank by rank. Only keys of the form that agents write are read."""
-    prefix = f"logs/generation_{read_history(store).durable.generation:06d}"
+    prefix = f"logs/generation_{_last_generation(store):06d}"
     names = (entry.key.rpartition("/")[2] for entry in store.list(prefix))
     found = {int(one[1]): one[0] for name in names if (one := _RANK.fullmatch(name))}
     if not found:

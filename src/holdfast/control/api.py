@@ -25,10 +25,12 @@ class ControlledRun(Protocol):
     """What control clients may do with a run."""
 
     @property
-    def logs(self) -> RecentLogs: ...
+    def logs(self) -> RecentLogs | None:
+        """None: there are none, and `answer` says so."""
+        ...
 
     def answer(self, request: cm.ControlRequest) -> cm.ControlReply:
-        """Carry out any request but `ReadLogs`. Must not block."""
+        """Carry out any request, `ReadLogs` only where there are none. Must not block."""
         ...
 
 
@@ -45,7 +47,9 @@ class ControlApi:
 
     def leave(self, run_id: str) -> None:
         """The run has ended; who follows its logs is told."""
-        self._runs.pop(run_id).logs.close()
+        logs = self._runs.pop(run_id).logs
+        if logs is not None:
+            logs.close()
 
     async def serve(self, channel: Channel[cm.ControlRequest]) -> None:
         """One client's connection."""
@@ -72,8 +76,8 @@ class ControlApi:
         if run is None:
             reason = f"This driver has no run {envelope.run!r} now: it is about to start, or has ended."
             await channel.send(cm.Refused(reason=reason), envelope.run)
-        elif isinstance(envelope.message, cm.ReadLogs):
-            reading = asyncio.ensure_future(_send_logs(channel, envelope.run, envelope.message, run.logs))
+        elif isinstance(envelope.message, cm.ReadLogs) and (logs := run.logs) is not None:
+            reading = asyncio.ensure_future(_send_logs(channel, envelope.run, envelope.message, logs))
             self._reading.add(reading)
             try:
                 # A client that follows, and hangs up or asks for something else, does not want more.

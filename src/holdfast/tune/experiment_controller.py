@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from holdfast.control.blocking_calls import BlockingCalls
@@ -22,6 +23,7 @@ from holdfast.control.lease import GuestLease, Lease
 from holdfast.control.loop import Controller, ControllerSetup, RunOwner
 from holdfast.control.publisher import Publisher
 from holdfast.control.retry import retry_for
+from holdfast.control.run_control import RunControl
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.commands import RunStatus
@@ -31,6 +33,7 @@ from holdfast.journal.format import Line
 from holdfast.journal.reader import JournalReader, Mark
 from holdfast.runtime import current
 from holdfast.storage.store import Store
+from holdfast.tune.experiment_control import ExperimentControl, ExperimentFacts
 from holdfast.tune.experiment_observer import ExperimentObserver
 from holdfast.tune.machine import AskSearcher, ExperimentMachine, TrialState
 from holdfast.tune.objective import require_metric
@@ -57,6 +60,7 @@ class ExperimentSetup:
     begin: Sequence[r.Record]
     """What is recorded first."""
     make_trial: MakeTrial
+    facts: ExperimentFacts
     observers: Sequence[ExperimentObserver | TrialFiles]
     """Whom to show each record once it is durable."""
     storage_patience_s: float = 300.0
@@ -89,6 +93,9 @@ class ExperimentController:
         self._error: BaseException | None = None
         self._unsaved: deque[Line] = deque()
         """What observers are not to see before it is durable."""
+        self._control = ExperimentControl(
+            setup.facts, setup.machine, self._trial_controls, self._stop_requested, hub.join_strings[0]
+        )
         # It passes on whatever it is given: lines, since the journal has records of many runs.
         self._publisher = Publisher(cast("Any", setup.observers), cast("Any", self._read_back))
         commit.on_saved = self._publish
@@ -106,7 +113,18 @@ class ExperimentController:
             self._loop.call_soon_threadsafe(self._stop_requested, event)
 
     def stop_by(self, stop: Callable[[e.StopRequested], None]) -> None:
-        """Control clients know trials only, each as a run."""
+        """Control clients that stop the experiment do so by calling this."""
+        self._control.stop = stop
+
+    def _stop_trial(self, trial: TrialState, event: e.StopRequested) -> None:
+        """A control client stops a trial, which does not go on then."""
+        self._machine.stop_trial(trial)
+        self._record_decided("")
+        if event.force:
+            self._controllers[trial.trial_id].post(event)
+
+    def _trial_controls(self) -> dict[str, RunControl]:
+        return {trial_id: controller.control for trial_id, controller in self._controllers.items()}
 
     def _stop_requested(self, event: e.StopRequested) -> None:
         is_first, self._stop = self._stop is None, event
@@ -122,6 +140,7 @@ class ExperimentController:
         side = [self._loop.create_task(self._keep_lease())]
         if (left_s := self._machine.time_left_s) is not None:
             side.append(self._loop.create_task(self._end_budget(left_s)))
+        self._hub.api.enter(self._machine.id, self._control)
         try:
             self._record(self._setup.begin)
             self._machine.stop_at_limit()
@@ -135,6 +154,7 @@ class ExperimentController:
                 await self._wake.wait()
             return await self._end()
         finally:
+            self._hub.api.leave(self._machine.id)
             for task in side:
                 task.cancel()
             await asyncio.gather(*side, return_exceptions=True)
@@ -209,6 +229,7 @@ class ExperimentController:
         setup = await self._blocking.run(self._setup.make_trial, trial, lease, _TrialOwner(self, trial))
         controller = Controller(setup, lease, RunJournal(self._commit, trial.trial_id), self._hub)
         self._controllers[trial.trial_id] = controller
+        controller.stop_by(partial(self._stop_trial, trial))
         if self._stop is not None:
             controller.post(self._stop)
         status = await controller.run()

@@ -15,7 +15,7 @@ from holdfast.tune.callback_view import CallbackView, ReporterCallback
 from holdfast.tune.experiment_observer import ExperimentObserver, ExperimentView
 from holdfast.tune.experiment_request import ExperimentRequest
 from holdfast.tune.machine import ExperimentMachine, TrialState
-from holdfast.tune.objective import Objective
+from holdfast.tune.objective import find_objective
 from holdfast.tune.progress import JsonLines, Progress
 from holdfast.tune.progress_reporter import CLIReporter, is_users_own
 from holdfast.tune.stopper.resolve import make_stopper
@@ -89,7 +89,7 @@ def _make_progress(request: ExperimentRequest, base: TrainRequest, total_trials:
         reporter.setup(total_samples=total_trials, metric=tune.metric, mode=tune.mode)
         table, options = reporter.make_table(), {"rows_max": reporter.rows_max}
     else:
-        objective = Objective(tune.metric, tune.mode) if tune.metric and tune.mode else None
+        objective = find_objective(tune.metric, tune.mode)
         table = TrialTable(objective, total_trials=total_trials)
     return Progress(
         request.name,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from holdfast.core.metrics import find_metric, flatten_metrics
 from holdfast.errors import ConfigError
 
-__all__ = ["ADDED_METRICS", "Objective", "check_metric", "check_mode", "number", "require_metric"]
+__all__ = ["ADDED_METRICS", "Objective", "check_metric", "check_mode", "find_objective", "number", "require_metric"]
 
 ADDED_METRICS = frozenset(("timestamp", "time_this_iter_s", "time_total_s", "training_iteration"))
 """What every result has besides what was reported, and a searcher may look for."""
@@ -35,6 +35,11 @@ class Objective(NamedTuple):
         if math.isnan(value):
             return -math.inf
         return value if self.mode == "max" else -value
+
+
+def find_objective(metric: Any, mode: Any) -> Objective | None:
+    """What a metric and a mode, as users give them, say together; None if one is missing."""
+    return Objective(metric, mode) if isinstance(metric, str) and isinstance(mode, str) and metric and mode else None
 
 
 def require_metric(metric: str, reported: Mapping[str, Any], trial: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.errors import ConfigError
 from holdfast.printable import printable
 from holdfast.tune.experiment.trial import Trial
-from holdfast.tune.objective import Objective, check_metric, check_mode
+from holdfast.tune.objective import check_metric, check_mode, find_objective
 from holdfast.tune.trial_table import TrialTable
 
 __all__ = ["CLIReporter", "JupyterNotebookReporter", "ProgressReporter", "is_users_own"]
@@ -118,7 +118,7 @@ class CLIReporter(ProgressReporter):
 
     def make_table(self) -> TrialTable:
         """The table with these columns."""
-        objective = Objective(self._metric, self._mode) if self._metric and self._mode else None
+        objective = find_objective(self._metric, self._mode)
         return TrialTable(
             objective,
             metrics=self._metrics,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from holdfast.control.history import RUN_FILE, run_id
 from holdfast.control.hub import Hub
 from holdfast.control.hub_thread import join_hub
 from holdfast.control.job_pickle import pickle_config
-from holdfast.control.lease import acquire, read_cuts
+from holdfast.control.lease import Lease, acquire, read_cuts
 from holdfast.control.setup import check_resources, listen_address, offers_of, write_run_file
 from holdfast.control.view import RunView
 from holdfast.core import records as r
@@ -41,17 +42,20 @@ from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
 from holdfast.storage.uri import join
 from holdfast.train.config import ScalingConfig, SyncConfig
+from holdfast.train.paths import split_run_path
 from holdfast.train.request import plain_json
 from holdfast.train.result import Result
 from holdfast.train.trainer import DataParallelTrainer
 from holdfast.tune.config import RunConfig, TuneConfig
 from holdfast.tune.experiment.trial import Trial
+from holdfast.tune.experiment_control import ExperimentFacts, describe, describe_trial
 from holdfast.tune.experiment_controller import ExperimentController, ExperimentSetup
 from holdfast.tune.experiment_observer import replaying_machine
 from holdfast.tune.experiment_request import ExperimentRequest, ExperimentSettings
 from holdfast.tune.experiment_views import ExperimentViews
 from holdfast.tune.function_trial import TrialFunction
 from holdfast.tune.machine import ExperimentMachine, Policies, TrialState, make_result
+from holdfast.tune.objective import find_objective
 from holdfast.tune.result_grid import ResultGrid
 from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, configure_scheduler
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
@@ -64,6 +68,8 @@ from holdfast.tune.trial_files import TrialFiles
 from holdfast.tune.trial_names import TrialNames
 from holdfast.tune.trial_setup import FunctionRequests, TrainerRequests, TrialRequests, TrialSetup
 from holdfast.views.files.sinks import can_append
+from holdfast.wire import control_messages as cm
+from holdfast.wire.join_string import parse_join_string
 
 __all__ = [
     "ExperimentOutcome",
@@ -73,6 +79,8 @@ __all__ = [
     "read_lines",
     "read_results",
     "read_settings",
+    "read_status",
+    "read_trial_status",
     "run_experiment",
 ]
 
@@ -97,54 +105,32 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
     _check_directory(request, store)
     write_run_file(requests.base, store, is_experiment=True)
-    lease = acquire(store, takeover=request.run_config.takeover, with_keys=[RUN_FILE], has_checkpoints=False)
-    driver_thread = DriverThread()
-    try:
-        experiment_id, lines = read_lines(store)
-        before = _settings(experiment_id, lines)
-        _check_same_space(request, store, before)
-        settings = request.settings(int(current().token_hex(4), 16) if before is None else before.seed)
-        machine = _make_machine(request, requests, settings, experiment_id)
-        for line in lines:
-            machine.apply(line.run, line.record)
-        me = this_process()
-        started = r.ExperimentStarted(
-            at=current().now(),
-            epoch=lease.epoch,
-            host=me.host,
-            pid=me.pid,
-            settings=msgspec.to_builtins(settings),
-        )
-        place = join(request.storage_path, request.name)
-        views = ExperimentViews(request, requests.base, machine, store, place)
-        files = TrialFiles()
-        setup = ExperimentSetup(
-            store=store,
-            machine=machine,
-            begin=[started, *_resets(request, machine, started.at, before, settings)],
-            make_trial=TrialSetup(
-                requests, store, place, request.name, _awaits_decisions(request), files, can_append(store)
-            ),
-            storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
-            observers=[views.observer, files],
-            metric=_required_metric(request.tune_config),
-        )
-        commit = GroupCommit(Journal(store, lease.epoch, lease.id))
-        controllers: list[ExperimentController] = []
+    base = requests.base
+    controllers: list[ExperimentController] = []
+    with ExitStack() as before_release:
+        # The hub comes first: the lease says at which address control clients find it.
+        hub = before_release.enter_context(join_hub())
+        where = listen_address(base) or request.listen
+        join_string = hub.listen(where, base.engine, uses_torch="torch" in base.preload)
+        address = parse_join_string(join_string)
+        takeover = request.run_config.takeover
+        lease = acquire(store, takeover=takeover, with_keys=[RUN_FILE], address=address, has_checkpoints=False)
+        driver_thread = DriverThread()
         try:
-            with join_hub() as hub:
+            if request.on_listening is not None:
+                request.on_listening(join_string)
+            machine, views, setup = _make_setup(request, requests, store, lease)
+            commit = GroupCommit(Journal(store, lease.epoch, lease.id))
+            try:
                 make_controller = partial(_make_controller, setup, lease, commit, controllers, views)
-                base = requests.base
-                where = listen_address(base) or request.listen
-                join_string = hub.listen(where, base.engine, uses_torch="torch" in base.preload)
-                if request.on_listening is not None:
-                    request.on_listening(join_string)
                 status = hub.run(make_controller, driver_thread)
+            finally:
+                before_release.close()  # with the last run the agents end
+                commit.close()
         finally:
-            commit.close()
-    finally:
-        lease.release()
-        driver_thread.close()
+            before_release.close()
+            lease.release()
+            driver_thread.close()
     if status is RunStatus.FENCED:
         raise Fenced(controllers[0].fenced_by)
     views.check()
@@ -157,6 +143,47 @@ def _outcome(
     results = _results(request, store, machine)
     failed_fast = None if machine.failed_fast is None else _error(machine.failed_fast)
     return ExperimentOutcome(status, results, interrupted_by, failed_fast)
+
+
+def _make_setup(
+    request: ExperimentRequest, requests: TrialRequests, store: Store, lease: Lease
+) -> tuple[ExperimentMachine, ExperimentViews, ExperimentSetup]:
+    """The machine with everything that the journal has, and what goes on from there."""
+    experiment_id, lines = read_lines(store)
+    before = _settings(experiment_id, lines)
+    _check_same_space(request, store, before)
+    settings = request.settings(int(current().token_hex(4), 16) if before is None else before.seed)
+    machine = _make_machine(request, requests, settings, experiment_id)
+    for line in lines:
+        machine.apply(line.run, line.record)
+    me, now = this_process(), current().now()
+    started = r.ExperimentStarted(
+        at=now, epoch=lease.epoch, host=me.host, pid=me.pid, settings=msgspec.to_builtins(settings)
+    )
+    place = join(request.storage_path, request.name)
+    views = ExperimentViews(request, requests.base, machine, store, place)
+    files = TrialFiles()
+    tune = request.tune_config
+    setup = ExperimentSetup(
+        store=store,
+        machine=machine,
+        begin=[started, *_resets(request, machine, now, before, settings)],
+        make_trial=TrialSetup(
+            requests, store, place, request.name, _awaits_decisions(request), files, can_append(store)
+        ),
+        facts=ExperimentFacts(
+            name=request.name,
+            uri=place,
+            objective=find_objective(tune.metric, tune.mode),
+            host=me.host,
+            pid=me.pid,
+            started_at=now,
+        ),
+        storage_patience_s=float(os.environ.get("HOLDFAST_STORAGE_PATIENCE_S", "300")),
+        observers=[views.observer, files],
+        metric=_required_metric(tune),
+    )
+    return machine, views, setup
 
 
 def _make_controller(
@@ -207,8 +234,7 @@ def read_outcome(request: ExperimentRequest, status: RunStatus, interrupted_by: 
 
 
 def open_results(storage_path: str, name: str, filesystem: object | None) -> ResultGrid:
-    """The trials of an experiment of which only the place is known. Values of configurations that cannot be made here
-    are texts."""
+    """The trials of an experiment of which only the place is known."""
     store = open_store(storage_path, filesystem).sub(name)
     tune = read_settings(store).tune
     request = ExperimentRequest(
@@ -219,11 +245,29 @@ def open_results(storage_path: str, name: str, filesystem: object | None) -> Res
         storage_path=storage_path,
         name=name,
     )
+    return _results(request, store, _replayed(store)[0])
+
+
+def read_status(store: Store) -> cm.ExperimentStatusReply:
+    """How the experiment whose directory is the root of `store` stood when its last driver ended."""
+    machine, settings = _replayed(store)
+    tune = {} if settings is None else settings.tune
+    objective = find_objective(tune.get("metric"), tune.get("mode"))
+    return describe(machine, ExperimentFacts(name=split_run_path(store.uri)[1], uri=store.uri, objective=objective))
+
+
+def read_trial_status(store: Store, trial: str) -> cm.TrialStatus:
+    """The same of one of its trials, which there must be."""
+    return describe_trial(_replayed(store)[0].trials[trial])
+
+
+def _replayed(store: Store) -> tuple[ExperimentMachine, ExperimentSettings | None]:
+    """An experiment of which only the place is known. Values of configurations that cannot be made here are texts."""
     experiment_id, lines = read_lines(store)
     machine = replaying_machine(experiment_id, _read_config)
     for line in lines:
         machine.apply(line.run, line.record)
-    return _results(request, store, machine)
+    return machine, _settings(experiment_id, lines)
 
 
 def _read_config(stored: dict[str, Any]) -> dict[str, Any]:

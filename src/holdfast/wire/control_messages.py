@@ -22,6 +22,7 @@ __all__ = [
     "ControlRequest",
     "Done",
     "DrainNode",
+    "ExperimentStatusReply",
     "GetJoinString",
     "GetStatus",
     "LogLines",
@@ -32,6 +33,7 @@ __all__ = [
     "RunStatusReply",
     "SetWorkers",
     "StopRun",
+    "TrialStatus",
 ]
 
 
@@ -43,7 +45,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class GetStatus(_Message, frozen=True, kw_only=True):
-    """Answered by `RunStatusReply`."""
+    """Answered by `RunStatusReply`, or, of a tuning experiment, by `ExperimentStatusReply`."""
 
 
 class StopRun(_Message, frozen=True, kw_only=True):
@@ -157,6 +159,42 @@ class RunStatusReply(_Message, frozen=True, kw_only=True):
     agents: tuple[AgentStatus, ...] = ()
 
 
+class TrialStatus(_Message, frozen=True, kw_only=True):
+    """One trial of an experiment."""
+
+    trial: str
+    """Its id, which is that of its run."""
+    directory: str
+    """The name of its directory, below the experiment's."""
+    status: str
+    """PENDING, RUNNING, PAUSED, TERMINATED or ERROR."""
+    iteration: int = 0
+    metrics: dict[str, Any] = {}
+    """Of its last report."""
+    config: dict[str, Any] = {}
+
+
+class ExperimentStatusReply(_Message, frozen=True, kw_only=True):
+    """How a tuning experiment stands."""
+
+    name: str
+    uri: str
+    host: str = ""
+    pid: int = 0
+    """The driver's process."""
+    started_at: float = 0.0
+    """When this driver took the experiment on, in seconds since 1970."""
+    counts: dict[str, int] = {}
+    """How many trials there are of each status."""
+    total_trials: int | None = None
+    """How many there will be at most; None: there is no end."""
+    best: TrialStatus | None = None
+    live: tuple[TrialStatus, ...] = ()
+    """Trials that have not ended, or the first of them: those that run before the others."""
+    ended: str = ""
+    """Why no trial is started any more; "" while some may be."""
+
+
 class LogLines(_Message, frozen=True, kw_only=True):
     """Lines that workers printed, in order of arrival."""
 
@@ -172,4 +210,4 @@ class LogsEnded(_Message, frozen=True, kw_only=True):
 
 
 ControlRequest = GetStatus | StopRun | DrainNode | SetWorkers | ReadLogs | GetJoinString
-ControlReply = Done | Refused | RunStatusReply | LogLines | LogsEnded
+ControlReply = Done | Refused | RunStatusReply | ExperimentStatusReply | LogLines | LogsEnded
