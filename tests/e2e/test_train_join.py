@@ -102,6 +102,27 @@ def test_custom_resources_of_an_agent_are_what_runs_wait_for(sandbox: Sandbox) -
             assert result.result(timeout=120).return_value == ["with"]
 
 
+def _workers_here() -> int:
+    return train.get_context().get_local_world_size()
+
+
+def test_strictly_spread_workers_are_on_agents_of_their_own(sandbox: Sandbox) -> None:
+    port = free_port()
+    with ThreadPoolExecutor() as threads:
+        trainer = _trainer(sandbox, port, num_workers=2, placement_strategy="STRICT_SPREAD")
+        trainer.train_loop_per_worker = _workers_here
+        result = threads.submit(trainer.fit)
+        with joined_agent(port, "first", "--slots", "2"), joined_agent(port, "second", "--slots", "2"):
+            assert result.result(timeout=120).return_value == 1
+
+
+def test_what_one_machine_can_never_place_is_one_sentence(sandbox: Sandbox) -> None:
+    scaling = ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD")
+    run = RunConfig(name="run", storage_path=sandbox.storage)
+    with pytest.raises(ConfigError, match=r"placement_strategy='STRICT_SPREAD'\) cannot place 2 workers on this one"):
+        DataParallelTrainer(_workers_here, scaling_config=scaling, run_config=run).fit()
+
+
 def test_an_address_that_is_taken_is_one_sentence(sandbox: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

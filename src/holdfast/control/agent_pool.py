@@ -305,6 +305,8 @@ class AgentPool:
             why = "no agent has joined"
         else:
             why = f"{count_text(len(self.links), 'agent')} joined, with room for {room}"
+            if run.gang.strategy.is_strict:
+                why = f"{why} ({run.gang.strategy.value})"
         return f"{missing} of {count_text(run.gang.needed, 'worker')}: {why}"
 
     def _offers(self) -> list[Offer]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from holdfast.control.fingerprint import Fingerprint
+from holdfast.core.admission import PlacementStrategy
 from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.commands import RunStatus
 from holdfast.engines.engine import EngineName
@@ -80,6 +81,8 @@ class TrainRequest:
     """For how long there is room for more workers before the run grows."""
     local_mode: bool
     """`num_workers=0`: one worker, in the calling process; `min_workers` is then 1."""
+    placement: PlacementStrategy = PlacementStrategy.PACK
+    """Which agents workers go to; on Ray, the placement group decides that."""
     nodes: int
     """How many local agents stand in for nodes."""
     engine: EngineName = EngineName.LOCAL

@@ -41,7 +41,7 @@ from holdfast.control.validation import PrepareValidation
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.control.working_dir import PackedDirectory, find_working_dir, pack_directory
 from holdfast.core import events as e
-from holdfast.core.admission import Gang, capacity
+from holdfast.core.admission import Gang, PlacementStrategy, capacity
 from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.records import RunFinished
 from holdfast.core.resources import GPU, Offer
@@ -313,9 +313,14 @@ def check_resources(request: TrainRequest) -> None:
     if request.engine is not EngineName.LOCAL:
         return
     gang = _gang(request, "")
-    here = _host_offer()
-    if request.local_mode or capacity(gang, offers_of(request)) >= gang.needed:
+    here, offers = _host_offer(), offers_of(request)
+    if request.local_mode or capacity(gang, offers) >= gang.needed:
         return
+    if capacity(msgspec.structs.replace(gang, strategy=PlacementStrategy.PACK), offers) >= gang.needed:
+        raise ConfigError(
+            f"ScalingConfig(placement_strategy={gang.strategy.value!r}) cannot place {gang.needed} workers on this one "
+            'machine: use "SPREAD", or let agents of other machines join (ScalingConfig(listen=...)).'
+        )
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in sorted(gang.resources.items()))
     has = ", ".join(f"{amount:g} {name}" for name, amount in [*here.resources.items(), ("GPU", len(here.gpus))])
     if request.words.resources:
@@ -334,6 +339,7 @@ def _gang(request: TrainRequest, run: str) -> Gang:
         resources=dict(request.resources),
         workers_per_agent=_workers_per_agent(request),
         spares=request.spares,
+        strategy=request.placement,
     )
 
 

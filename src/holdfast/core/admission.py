@@ -12,10 +12,14 @@ gang which waits could use.
 
 A gang that loses an agent keeps its turn and the rest of its places, and waits for what is missing. Two such gangs
 might wait for each other's places for ever; so the later one has to give its places up if that lets the earlier go on.
+
+On which agents a gang's workers go together, or apart, is its `PlacementStrategy`.
 """
 
 from __future__ import annotations
 
+import enum
+import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +27,25 @@ import msgspec
 
 from holdfast.core.resources import FreeResources, Offer, Taken
 
-__all__ = ["Admission", "Decision", "Gang", "Grant", "Revoke", "capacity"]
+__all__ = ["Admission", "Decision", "Gang", "Grant", "PlacementStrategy", "Revoke", "capacity"]
+
+
+class PlacementStrategy(enum.StrEnum):
+    """Which agents a gang prefers, or insists on."""
+
+    PACK = "PACK"
+    """Agents are filled one after the other, in the order in which they joined."""
+    SPREAD = "SPREAD"
+    """Workers are spread evenly, as far as there is room."""
+    STRICT_PACK = "STRICT_PACK"
+    """All workers are on one agent."""
+    STRICT_SPREAD = "STRICT_SPREAD"
+    """No two workers are on one agent."""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a gang rather waits than is placed otherwise."""
+        return self in (PlacementStrategy.STRICT_PACK, PlacementStrategy.STRICT_SPREAD)
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +63,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """It takes so many agents besides, and keeps as many places there as its workers may need if another is lost."""
     slots_per_worker: int = 1
     """0 for workers that an agent holds besides as many as it has slots for."""
+    strategy: PlacementStrategy = PlacementStrategy.PACK
 
     @property
     def needed(self) -> int:
@@ -95,7 +118,7 @@ class _Request:
         """The run wants this gang, and no other."""
         self.gang = gang
         resources = frozenset(gang.resources.items())
-        self.kind = gang.workers, gang.needed, gang.workers_per_agent, gang.slots_per_worker, resources
+        self.kind = gang.workers, gang.needed, gang.workers_per_agent, gang.slots_per_worker, gang.strategy, resources
 
     @property
     def missing(self) -> int:
@@ -142,10 +165,17 @@ class _Request:
         self.leaving.add(agent)
         self.placed -= len(self.held[agent])
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether it may have workers only on the agent where it has some."""
+        return self.gang.strategy is PlacementStrategy.STRICT_PACK and bool(self.held.keys() - self.leaving)
+
     def count(self, agent: str, free: FreeResources) -> int:
         """How many more of its workers fit on an agent where so much is free."""
         if agent in self.leaving:
             return 0  # not before all of it is given back
+        if self.is_bound and agent not in self.held:
+            return 0
         return _count(self.gang, free, self.gang.workers, len(self.held.get(agent, ())))
 
 
@@ -155,14 +185,20 @@ class _Room:
     def __init__(self, request: _Request, free: Mapping[str, FreeResources]) -> None:
         self._request = request
         self._counts = {agent: request.count(agent, one) for agent, one in free.items()}
-        self.total = sum(self._counts.values())
+        self._total = sum(self._counts.values())
+
+    @property
+    def total(self) -> int:
+        if self._request.gang.strategy is PlacementStrategy.STRICT_PACK:
+            return max(self._counts.values(), default=0)
+        return self._total
 
     def update(self, agent: str, free: FreeResources | None) -> None:
         """The agent has changed, or (None) is gone."""
-        self.total -= self._counts.pop(agent, 0)
+        self._total -= self._counts.pop(agent, 0)
         if free is not None:
             self._counts[agent] = self._request.count(agent, free)
-            self.total += self._counts[agent]
+            self._total += self._counts[agent]
 
 
 class Admission:
@@ -314,6 +350,8 @@ class Admission:
     def _request_changed(self, request: _Request) -> None:
         run = request.gang.run
         self._growing.pop(run, None)
+        if request.gang.strategy is PlacementStrategy.STRICT_PACK:
+            self._rooms.pop(run, None)  # where it has workers decides what all other agents are worth
         if request.missing:
             self._waiting[run] = request
         else:
@@ -378,16 +416,16 @@ class Admission:
 
     def _place(self, request: _Request, left: Mapping[str, FreeResources]) -> dict[str, int] | None:
         """How many of the wanted workers go to each agent; None if not even all that are missing fit."""
-        wanted, placed = request.wanted, 0
-        places: dict[str, int] = {}
-        for agent, free in self._free.items():
-            count = min(wanted - placed, request.count(agent, left.get(agent, free)))
-            if count:
-                places[agent] = count
-                placed += count
-                if placed == wanted:
-                    break
-        return places if placed >= request.missing else None
+        wanted = request.wanted
+        rooms = ((agent, request.count(agent, left.get(agent, free))) for agent, free in self._free.items())
+        match request.gang.strategy:
+            case PlacementStrategy.SPREAD:
+                places = _spread(wanted, dict(rooms), request.held)
+            case PlacementStrategy.STRICT_PACK:
+                places = _pack_one(wanted, rooms)
+            case _:
+                places = _pack(wanted, rooms)
+        return places if sum(places.values()) >= request.missing else None
 
     def _place_spares(self, request: _Request, left: Mapping[str, FreeResources]) -> dict[str, int]:
         """How many places to keep on each of the spare agents that it misses, as far as there are any."""
@@ -443,8 +481,45 @@ class Admission:
         return [agent for agent, offer in self._offers.items() if _count(gang, FreeResources(offer), 1)]
 
 
+def _pack(wanted: int, rooms: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Fill one agent after the other."""
+    places: dict[str, int] = {}
+    for agent, room in rooms:
+        if count := min(wanted, room):
+            places[agent] = count
+            wanted -= count
+            if not wanted:
+                break
+    return places
+
+
+def _pack_one(wanted: int, rooms: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The first agent that has room for all; where none has, the one with the most."""
+    agent, room = max(((agent, min(wanted, room)) for agent, room in rooms), key=lambda one: one[1], default=("", 0))
+    return {agent: room} if room else {}
+
+
+def _spread(wanted: int, rooms: dict[str, int], held: Mapping[str, Collection[Taken]]) -> dict[str, int]:
+    """One worker after the other where the fewest of them are, of equal agents where the first is."""
+    places: dict[str, int] = {}
+    heap = [(len(held.get(agent, ())), n, agent) for n, (agent, room) in enumerate(rooms.items()) if room]
+    heapq.heapify(heap)
+    for _ in range(wanted):
+        if not heap:
+            break
+        there, n, agent = heap[0]
+        places[agent] = places.get(agent, 0) + 1
+        if places[agent] == rooms[agent]:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (there + 1, n, agent))
+    return places
+
+
 def _count(gang: Gang, free: FreeResources, most: int, there: int = 0) -> int:
     """How many workers of the gang fit, up to `most`, where so many are there already."""
+    if gang.strategy is PlacementStrategy.STRICT_SPREAD:
+        most = min(most, 1 - there)
     if gang.workers_per_agent is not None:
         most = min(most, gang.workers_per_agent - there)
     return free.count(gang.resources, gang.slots_per_worker, most)
@@ -456,6 +531,8 @@ def _take(free: FreeResources, gang: Gang) -> Taken | None:
 
 def capacity(gang: Gang, offers: Iterable[Offer]) -> int:
     """How many of the gang's workers these agents could hold if they were empty; at most all of them."""
+    if gang.strategy is PlacementStrategy.STRICT_PACK:
+        return max((_count(gang, FreeResources(offer), gang.workers) for offer in offers), default=0)
     total = 0
     for offer in offers:
         if total == gang.workers:

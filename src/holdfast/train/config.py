@@ -38,8 +38,10 @@ class ScalingConfig:
     """How many workers, and what each of them gets.
 
     `num_workers=0` is local mode: the function runs in the calling process, for breakpoints, or in each process
-    of torchrun. `placement_strategy`, `accelerator_type` and what follows them mean something to a cluster and are kept
-    for it. The order of the fields is Ray's; what follows is ours.
+    of torchrun. `placement_strategy`: "PACK" fills one node after the other, "SPREAD" spreads workers evenly as far as
+    there is room, "STRICT_PACK" puts all on one node, and "STRICT_SPREAD" each on one of its own; a node is an agent.
+    `accelerator_type` and what follows it mean something to a cluster and are kept for it. The order of the fields is
+    Ray's; what follows is ours.
 
     `engine`: "local" starts the workers on this machine; "join" uses agents that join by themselves (`holdfast agent`,
     docs/hosts.md), and is the default where `listen` is not an address of loopback; "ray" uses the nodes of a Ray
@@ -90,9 +92,13 @@ class ScalingConfig:
         if self.engine is not None:
             checks.one_of("ScalingConfig(engine)", self.engine, tuple(EngineName))
         checks.address("ScalingConfig(listen)", self.listen)
-        # Only Ray places workers.
+        if self.spares and self.placement_strategy == "STRICT_PACK":
+            raise ConfigError(
+                'ScalingConfig(spares) keeps a node for some of the workers, but placement_strategy="STRICT_PACK" puts '
+                "all on one; leave spares out."
+            )
         for_ray = asked_engine(self.engine) is EngineName.RAY
-        unplaced = () if for_ray else ("placement_strategy", "accelerator_type", "label_selector")
+        unplaced = () if for_ray else ("accelerator_type", "label_selector")
         fixed = "the number of workers is fixed."
         checks.has_no_effect(
             self,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.control.request import RequestWords, RunContext, TrainRequest
+from holdfast.core.admission import PlacementStrategy
 from holdfast.core.masking import masked
 from holdfast.engines.engine import EngineName
 from holdfast.engines.ray.options import RayOptions
@@ -110,6 +111,7 @@ def build_request(
         spares=0 if local_mode or engine is EngineName.RAY else scaling.spares,
         resize_settle_s=float(scaling.elastic_resize_monitor_interval_s),
         local_mode=local_mode,
+        placement=PlacementStrategy.PACK if engine is EngineName.RAY else PlacementStrategy(scaling.placement_strategy),
         nodes=1 if local_mode else _local_nodes(),
         engine=engine,
         listen=listen,

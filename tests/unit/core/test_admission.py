@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from tests.opcodes import count_opcodes
 
-from holdfast.core.admission import Admission, Decision, Gang, Grant, Revoke, capacity
+from holdfast.core.admission import Admission, Decision, Gang, Grant, PlacementStrategy, Revoke, capacity
 from holdfast.core.resources import Offer, Taken
 
 CPU = Taken(amounts={"CPU": 10_000})
+SPREAD, STRICT_SPREAD = PlacementStrategy.SPREAD, PlacementStrategy.STRICT_SPREAD
+STRICT_PACK = PlacementStrategy.STRICT_PACK
 
 
 def offer(cpus: float = 0, *gpus: str, slots: int | None = None) -> Offer:
@@ -196,6 +199,74 @@ def test_workers_per_agent_spread_a_gang() -> None:
     assert policy.agent_joined("b", offer()) == [grant("r", "a", *two), grant("r", "b", Taken())]
 
 
+def placed(decisions: list[Decision]) -> dict[str, int]:
+    return {one.agent: len(one.workers) for one in decisions if isinstance(one, Grant)}
+
+
+def strategic(strategy: PlacementStrategy, workers: int, fewest: int | None = None, run: str = "r") -> Gang:
+    return Gang(run=run, workers=workers, min_workers=fewest, resources={"CPU": 1}, strategy=strategy)
+
+
+def test_spread_workers_are_placed_evenly_and_go_where_there_is_room() -> None:
+    policy = admission(a=offer(4), b=offer(4), c=offer(1))
+    assert placed(policy.ask(strategic(SPREAD, 5))) == {"a": 2, "b": 2, "c": 1}
+    assert placed(policy.ask(strategic(SPREAD, 3, run="s"))) == {"a": 2, "b": 1}
+
+
+def test_spread_workers_that_are_replaced_go_where_the_fewest_of_their_run_are() -> None:
+    policy = admission(a=offer(4), b=offer(4), c=offer(4))
+    assert placed(policy.ask(strategic(SPREAD, 4))) == {"a": 2, "b": 1, "c": 1}
+    assert placed(policy.agent_lost("b")) == {"c": 1}
+
+
+def test_no_two_strictly_spread_workers_share_an_agent() -> None:
+    policy = admission(a=offer(4), b=offer(4))
+    assert policy.ask(strategic(STRICT_SPREAD, 3)) == []
+    assert placed(policy.agent_joined("c", offer(1))) == {"a": 1, "b": 1, "c": 1}
+    assert policy.resize(strategic(STRICT_SPREAD, 4, 4)) == []
+    assert policy.agent_lost("a") == [] and policy.missing("r") == 2
+    assert placed(policy.agent_joined("d", offer(8))) == {}
+    assert placed(policy.agent_joined("e", offer(8))) == {"d": 1, "e": 1}
+    wider = strategic(STRICT_SPREAD, 2).with_bounds(4, 4)
+    assert capacity(wider, [offer(8)] * 3) == 3
+
+
+def test_strictly_packed_workers_are_all_on_one_agent_and_move_together() -> None:
+    policy = admission(a=offer(1), b=offer(2))
+    assert policy.ask(strategic(STRICT_PACK, 3)) == []
+    assert placed(policy.agent_joined("c", offer(3))) == {"c": 3}
+    assert policy.agent_joined("d", offer(2)) == []
+    assert policy.agent_lost("c") == [] and policy.missing("r") == 3
+    assert placed(policy.agent_joined("e", offer(4))) == {"e": 3}
+    assert policy.drain("e") == []
+    assert placed(policy.agent_joined("f", offer(3))) == {"f": 3}
+
+
+def test_a_strictly_packed_elastic_gang_takes_the_agent_with_most_room_and_grows_only_there() -> None:
+    policy = admission(a=offer(1), b=offer(3), c=offer(2))
+    other = gang("other", 1, CPU=1)
+    assert placed(policy.ask(strategic(STRICT_PACK, 4, 2))) == {"b": 3}
+    assert policy.agent_joined("d", offer(8)) == []
+    assert placed(policy.ask(other)) == {"a": 1}
+    assert placed(policy.agent_lost("b")) == {"d": 4}
+
+
+def test_a_strictly_packed_gang_waits_only_for_an_agent_that_can_hold_it() -> None:
+    policy = admission(a=offer(2), b=offer(4))
+    assert placed(policy.ask(gang("first", 4, CPU=1))) == {"a": 2, "b": 2}
+    assert policy.ask(strategic(STRICT_PACK, 3)) == []
+    assert policy.withdraw("first") == []
+    assert policy.release("first", "a") == []
+    assert placed(policy.release("first", "b")) == {"b": 3}
+
+
+def test_capacity_is_of_one_agent_for_strictly_packed_and_of_one_worker_each_for_strictly_spread_gangs() -> None:
+    offers = [offer(2), offer(3)]
+    assert capacity(strategic(STRICT_PACK, 5), offers) == 3
+    assert capacity(strategic(STRICT_SPREAD, 5), offers) == 2
+    assert capacity(strategic(SPREAD, 5), offers) == 5
+
+
 def test_slots_limit_workers_of_all_runs() -> None:
     policy = admission(a=offer(slots=3))
     policy.ask(gang("r", 2))
@@ -317,10 +388,16 @@ class AnyOrder(RuleBasedStateMachine):
             self.leaving.discard(key)
         self.follow(self.policy.agent_lost(agent))
 
-    @rule(target=runs, workers=st.integers(1, 5), resources=RESOURCES, most=st.sampled_from([None, None, 1, 2]))
-    def ask(self, workers: int, resources: dict[str, float], most: int | None) -> str:
+    @rule(
+        target=runs,
+        workers=st.integers(1, 5),
+        resources=RESOURCES,
+        most=st.sampled_from([None, None, 1, 2]),
+        strategy=st.sampled_from([PlacementStrategy.PACK, *PlacementStrategy]),
+    )
+    def ask(self, workers: int, resources: dict[str, float], most: int | None, strategy: PlacementStrategy) -> str:
         name = self.name("r")
-        self.gangs[name] = gang(name, workers, most, **resources)
+        self.gangs[name] = msgspec.structs.replace(gang(name, workers, most, **resources), strategy=strategy)
         self.follow(self.policy.ask(self.gangs[name]))
         return name
 
@@ -356,6 +433,13 @@ class AnyOrder(RuleBasedStateMachine):
     def no_gang_has_more_on_an_agent_than_it_allows(self) -> None:
         for (run, _), workers in self.given.items():
             assert len(workers) <= (self.gangs[run].workers_per_agent or 99)
+
+    @invariant()
+    def strict_strategies_are_kept(self) -> None:
+        for run, one in self.gangs.items():
+            here = [len(workers) for key, workers in self.given.items() if key[0] == run and key not in self.leaving]
+            assert one.strategy is not STRICT_PACK or len(here) <= 1
+            assert one.strategy is not STRICT_SPREAD or all(count == 1 for count in here)
 
     @invariant()
     def those_who_wait_are_those_who_miss_something(self) -> None:

@@ -53,6 +53,11 @@ def test_the_defaults_are_those_of_ray() -> None:
         (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 0}}, r"contradict each other"),
         (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 1.5}}, r"'GPU': 1.5 is neither a whole"),
         (ScalingConfig, {"placement_strategy": "pack"}, r'placement_strategy\) must be one of "PACK"'),
+        (
+            ScalingConfig,
+            {"placement_strategy": "STRICT_PACK", "spares": 1},
+            r"spares\) keeps a node .* leave spares out",
+        ),
         (ScalingConfig, {"use_tpu": True}, r"TPUs are not supported"),
         (ScalingConfig, {"engine": "slurm"}, r"engine\) must be one of \"local\", \"join\", \"ray\", not 'slurm'"),
         (ScalingConfig, {"listen": "7077"}, r"ScalingConfig\(listen\) must be of the form HOST:PORT"),

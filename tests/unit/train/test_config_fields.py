@@ -19,7 +19,6 @@ from holdfast.train.torch import TorchConfig
 
 _SOURCE = Path(holdfast.__file__).parent
 _OTHER: dict[tuple[type, str], Any] = {
-    (ScalingConfig, "placement_strategy"): "SPREAD",
     (ScalingConfig, "accelerator_type"): "L4",
     (ScalingConfig, "trainer_resources"): {"CPU": 1},
     (ScalingConfig, "use_tpu"): True,
