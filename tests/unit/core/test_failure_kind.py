@@ -14,7 +14,7 @@ class _Own(errors.Damaged):
 
 
 def test_error_classes_round_trip_through_their_kind() -> None:
-    subclasses = {"ControllerError", "PreemptionError", "TuneError", "Unreachable", "WorkerGroupError"}
+    subclasses = {"ControllerError", "HungUp", "PreemptionError", "TuneError", "Unreachable", "WorkerGroupError"}
     for name in set(errors.__all__) - subclasses:
         error = getattr(errors, name)("what happened")
         kind = FailureKind.of(error)
