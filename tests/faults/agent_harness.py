@@ -171,16 +171,16 @@ class AgentHarness:
         return await self.expect(AgentPrepared, run=run)
 
     def start(self, generation: int = 1, ranks: int = 1, run: str = RUN, **changes: Any) -> None:
+        places = (Place(agent="a1", node_rank=0, ranks=tuple(range(ranks))),)
         self.send(
             StartWorkers(
                 generation=generation,
                 world_size=ranks,
-                places=(Place(agent="a1", node_rank=0, ranks=tuple(range(ranks))),),
                 node_count=1,
                 restart_count=generation - 1,
                 master_address="127.0.0.1",
                 master_port=self.master_port,
-                **{"checkpoint": None, "iteration": 0, **changes},
+                **{"checkpoint": None, "iteration": 0, "places": places, **changes},
             ),
             run,
         )

@@ -13,9 +13,9 @@ from tests.faults.programs import processes
 
 from holdfast import train
 from holdfast.core.checkpoint_types import Draft
-from holdfast.core.commands import AnnounceCheckpoint
-from holdfast.core.events import Ticket, WorkerExited, WorkerFinished
-from holdfast.wire.messages import CloseRun, RunClosed, Upload, Uploaded
+from holdfast.core.commands import AnnounceCheckpoint, Place
+from holdfast.core.events import AgentPrepared, Ticket, WorkerExited, WorkerFinished
+from holdfast.wire.messages import CloseRun, PrepareRun, RunClosed, Upload, Uploaded
 
 
 def _wait(config: dict[str, Any]) -> None:
@@ -197,5 +197,61 @@ def test_the_death_of_a_zygote_fails_only_the_runs_that_use_it(tmp_path: Path) -
             await wait_gone(first)
             assert second in processes.descendants(harness.process.pid)
             assert not [one for one in harness.messages if isinstance(one, WorkerExited)]
+
+    run_async(test)
+
+
+def test_a_run_whose_function_was_never_sent_fails_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            await _start(harness, "good", job_of(_wait, {}))
+            storage = str(harness.storage.with_name("bad"))
+            lost = PrepareRun(
+                function_key="gone",
+                storage=storage,
+                experiment="exp",
+                trial_id="t",
+                trial_dir=storage,
+                work_dir=str(tmp_path / "work"),
+            )
+            harness.send(lost, "bad")
+            await harness.expect(AgentPrepared, run="bad")
+            harness.start(run="bad")
+            ended = await harness.expect(WorkerExited, run="bad")
+            assert "not started: The controller has not sent the function 'gone'" in ended.failure.cause
+            await harness.stop(run="good")
+            await harness.started(generation=2, run="good")
+
+    run_async(test)
+
+
+def test_a_directory_that_cannot_be_a_path_fails_its_run_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            await _start(harness, "good", job_of(_wait, {}))
+            await harness.prepare(job_of(_wait, {}), "bad", work_dir=str(tmp_path / "wo\0rk"))
+            harness.start(run="bad")
+            ended = await harness.expect(WorkerExited, run="bad")
+            assert "not started: embedded null byte" in ended.failure.cause
+            await harness.stop(run="good")
+            await harness.started(generation=2, run="good")
+
+    run_async(test)
+
+
+def test_an_unexpected_error_fails_the_generation_of_its_run_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            job = job_of(_wait, {})
+            await _start(harness, "good", job)
+            await harness.prepare(job, "bad")
+            place = Place(agent="a1", node_rank=0, ranks=(0,))
+            harness.start(run="bad", places=(place, place))  # the controller sends each agent its own place only
+            ended = await harness.expect(WorkerExited, run="bad")
+            assert "internal error of the agent: ValueError" in ended.failure.cause
+            await harness.stop(run="bad")
+            await harness.started(generation=2, run="bad")
+            await harness.stop(run="good")
+            await harness.started(generation=2, run="good")
 
     run_async(test)

@@ -365,9 +365,8 @@ class Agent:
                 functools.partial(self._send, run=run),
                 self._backlog_bytes,
                 self._choose_death_signal,
-                self._fail,
             )
-        self._runs[run].prepare(order, self._functions[order.function_key])
+        self._runs[run].prepare(order, self._functions.get(order.function_key))
 
     async def _close_run(self, run: str, flush_s: float) -> None:
         """End one run; nothing of it is left on this node afterwards."""
@@ -460,7 +459,7 @@ class Agent:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """An unexpected error ends the agent; the controller then handles the loss of the agent."""
+        """An unexpected error that is no run's own ends the agent; the controller then handles its loss."""
         self._error = self._error or error
         self._end.set()
 

@@ -34,7 +34,7 @@ from holdfast.core.commands import (
 )
 from holdfast.core.events import AgentPrepared, DamageFound, WorkerExited, WorkersStopped
 from holdfast.core.records import WorkerFailure
-from holdfast.errors import Damaged, HoldfastError, NotCommitted, StorageError
+from holdfast.errors import Damaged, HoldfastError, NotCommitted, StorageError, WireError
 from holdfast.streaming.messages import ServedStorage
 from holdfast.wire.messages import (
     AgentMessage,
@@ -70,7 +70,6 @@ class RunHost:
         send: Callable[[AgentMessage], None],
         backlog_bytes: Callable[[], int],
         on_uploads: Callable[[], None],
-        on_error: Callable[[BaseException], None],
     ) -> None:
         """`node` is the agent's name and its host, `address` where others reach it. `on_uploads` is called when there
         may be uploads to finish, or none any more."""
@@ -81,7 +80,6 @@ class RunHost:
         self._on_uploads = on_uploads
         self._send = send
         self._backlog_bytes = backlog_bytes
-        self._on_error = on_error
         self._buffers = buffers
         self._storage = RunStorage(directory, self._buffers)
         self._spawner = spawners.spawner(run, self)
@@ -92,17 +90,17 @@ class RunHost:
         """Where the run's storage is served, if this node does not see it."""
         self._storage_answer: asyncio.Future[StorageServed] | None = None
         self._prepared: asyncio.Task[None] | None = None
-        self._unprepared: HoldfastError | OSError | None = None
+        self._unprepared: Exception | None = None
         """Why the run cannot be prepared: told as the failure of every worker that is to be started."""
         self._workers: WorkerGroup | None = None
-        self._starting: tuple[int, asyncio.Task[None]] | None = None
+        self._starting: tuple[StartWorkers, asyncio.Task[None]] | None = None
         self._lifecycle = asyncio.Lock()
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     # ------------------------------------------------------------------ commands
 
-    def prepare(self, order: PrepareRun, function: FunctionMemory) -> None:
-        """What the run needs; replaces what was there before."""
+    def prepare(self, order: PrepareRun, function: FunctionMemory | None) -> None:
+        """What the run needs; replaces what was there before. `function` is None if the controller has not sent it."""
         order = msgspec.structs.replace(order, work_dir=self._platform.work_dir(order.work_dir))
         if self._order is None:
             self._spawn(self._sync_logs_periodically())
@@ -111,8 +109,14 @@ class RunHost:
 
     def handle(self, message: ControllerMessage) -> None:
         """Carry out one command."""
+        try:
+            self._handle(message)
+        except Exception as error:  # noqa: BLE001  this run's failure, not that of all runs here
+            self._failed(error)
+
+    def _handle(self, message: ControllerMessage) -> None:
         if isinstance(message, StartWorkers):
-            self._starting = (message.generation, self._spawn(self._start(message)))
+            self._starting = (message, self._spawn(self._start(message)))
         elif isinstance(message, StopWorkers):
             self._spawn(self._stop(message))
         elif isinstance(message, Upload):
@@ -138,9 +142,11 @@ class RunHost:
 
     # ------------------------------------------------------------------ generations
 
-    async def _prepare(self, order: PrepareRun, function: FunctionMemory) -> None:
+    async def _prepare(self, order: PrepareRun, function: FunctionMemory | None) -> None:
         self._unprepared = cold_reason = None
         try:
+            if function is None:
+                raise WireError(f"The controller has not sent the function {order.function_key!r} of this run.")
             await function.ready()
             async with self._lifecycle:
                 self._directory.make_work_dir(Path(order.work_dir))
@@ -153,8 +159,8 @@ class RunHost:
                 cold_reason = await self._spawner.prepare(function, order)
         except SpawnError as error:
             _log.error("%s", error)  # `_start` tries again
-        except (HoldfastError, OSError) as error:
-            _log.error("%s", error)
+        except Exception as error:  # noqa: BLE001  told as the run's failure
+            _log.error("%s", error, exc_info=None if isinstance(error, HoldfastError | OSError) else error)
             self._unprepared = error
         port = self._master_port.number
         self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason, master_port=port))
@@ -233,12 +239,17 @@ class RunHost:
 
     async def _stop(self, command: StopWorkers) -> None:
         generation = command.generation
-        if self._starting is not None and self._starting[0] == generation:
+        if self._starting is not None and self._starting[0].generation == generation:
             self._starting[1].cancel()  # no effect once its workers are on their way
         if self._is_current(generation):
             async with self._lifecycle:
                 if self._is_current(generation):
-                    await self._end_generation(command.dump_stacks)
+                    try:
+                        await self._end_generation(command.dump_stacks)
+                    except Exception:  # noqa: BLE001  as in `handle`
+                        _log.exception("Generation %d did not end as it should; it is killed.", generation)
+                        await self.kill_workers()
+                        self._workers = None
         self._send(WorkersStopped(generation=generation, agent=self._agent, master_port=self._master_port.number))
 
     def _is_current(self, generation: int) -> bool:
@@ -332,7 +343,16 @@ class RunHost:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_error(error)
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """An unexpected error: the workers of this run fail here, and nothing else."""
+        _log.error("A part of run %s failed here: %r", self._run, error, exc_info=error)
+        cause = f"internal error of the agent: {error!r}"
+        if self._workers is not None and self._workers.has_workers:
+            self._workers.workers_lost(cause)
+        elif self._starting is not None:
+            self._fail_workers(self._starting[0], RuntimeError(cause))
 
     def _assign(self, order: PrepareRun, start: StartWorkers, verified: list[VerifiedFile]) -> Iterator[Assignment]:
         """The assignments of this node's workers; `start` has this node's place only."""

@@ -104,6 +104,11 @@ class WorkerGroup:
         elif ended is not None:
             self._send_failure(worker, ended)
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether any was begun."""
+        return bool(self._workers)
+
     def workers_lost(self, why: str) -> None:
         for worker in self._workers.values():
             if worker.alive and (failure := worker.lost(why)) is not None:

@@ -170,15 +170,21 @@ class Persister:
             metrics=command.metrics,
             worker_states=worker_states,
         )
-        found = await asyncio.gather(
-            *(
+        asking = [
+            asyncio.ensure_future(
                 self._retry(
                     partial(self._ask, command.ticket, draft, rank, agent, links[agent], parent_files, hashed, info)
                 )
-                for rank, agent in command.parts
-                for hashed in [hash_only.get(rank, ())]
             )
-        )
+            for rank, agent in command.parts
+            for hashed in [hash_only.get(rank, ())]
+        ]
+        try:
+            found = await asyncio.gather(*asking)
+        finally:  # after the first failure nobody asks for the other parts again
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
         return dict(zip(ranks, found, strict=True))
 
     async def _ask(
