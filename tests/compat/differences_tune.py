@@ -192,6 +192,7 @@ OURS = {
     },
     **{f"air.session.get_dataset_shard({name})": "as `train` has it" for name in _ELASTIC},
     **{f"{name}.Result(return_value)": "as `train.Result` has it" for name in ("tune", "air", "air.result")},
+    "tune.TuneConfig(budget)": "the parameter that says how long a trial is; a longer version starts from its end",
     "air.Checkpoint": "Ray had it here before; with `from_dict` and `to_dict`, which do not pickle",
     "air.session": "Ray has it too, though not in the list of its names",
     **{

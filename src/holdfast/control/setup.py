@@ -130,13 +130,15 @@ def make_guest_setup(
     owner: RunOwner,
     *,
     holder: Store,
+    has_checkpoint: bool = False,
     restart: bool = False,
 ) -> ControllerSetup:
     """Everything that the `Controller` of a lease's guest needs; `holder` is the directory of the lease. Of a run that
-    was started before (`summary` has an epoch), what storage holds is looked at, and the fence is made first."""
+    was started before (`summary` has an epoch), what storage holds is looked at, and the fence is made first;
+    so it is if a new one `has_checkpoint`, another's."""
     # A copy: the owner brings its own up to date with the same records.
     durable = deepcopy(summary.durable) if summary.durable.epoch else Durable()
-    if durable.epoch == 0:
+    if durable.epoch == 0 and not has_checkpoint:
         began = e.ControllerBegan(epoch=lease.epoch, host=current().machine()[0], pid=current().pid())
     else:
         lease.make_fence()

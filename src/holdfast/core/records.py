@@ -357,6 +357,9 @@ class TrialCreated(_Record, frozen=True, kw_only=True):
     name: str = ""
     told: int | None = None
     """Of a searcher that is asked in a thread: of how many events it had been told by then."""
+    donor: str | None = None
+    """A trial with the same configuration that was to go on for less time: this one starts from its checkpoint."""
+    checkpoint: str | None = None
 
 
 class TrialStopped(_Record, frozen=True, kw_only=True):

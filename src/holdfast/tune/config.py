@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -109,6 +109,9 @@ class TuneConfig:
 
     `metric` and `mode` ("min" or "max") say which trial is better. `reuse_actors` is accepted: workers are forked from
     a process that has imported everything, so nothing has to be used again.
+
+    `budget` (ours) names the parameter that says how long a trial goes on, such as "epochs": a trial that differs from
+    one that has ended in that parameter alone, and is longer, starts from its checkpoint.
     """
 
     mode: str | None = None
@@ -122,6 +125,7 @@ class TuneConfig:
     trial_name_creator: Callable[[Trial], str] | None = None
     trial_dirname_creator: Callable[[Trial], str] | None = None
     chdir_to_trial_dir: Any = None
+    budget: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_mode("TuneConfig(mode)", self.mode, optional=True)
@@ -140,6 +144,7 @@ class TuneConfig:
             checks.seconds("TuneConfig(time_budget_s)", self.time_budget_s)
         if self.num_samples == 0:
             raise ConfigError("TuneConfig(num_samples=0) would try nothing: set 1 or more, or -1 for any number.")
+        check_metric("TuneConfig(budget)", self.budget, optional=True)
         checks.has_no_effect(
             self, {"chdir_to_trial_dir": "set HOLDFAST_CHDIR_TO_TRIAL_DIR=0 to leave workers where the driver is."}
         )

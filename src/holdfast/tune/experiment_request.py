@@ -34,7 +34,7 @@ _CHECKPOINT_FIELDS = (
 )
 _TUNE_FIELDS = (
     *("mode", "metric", "search_alg", "scheduler", "num_samples", "max_concurrent_trials", "time_budget_s"),
-    *("trial_name_creator", "trial_dirname_creator"),
+    *("trial_name_creator", "trial_dirname_creator", "budget"),
 )
 _GIVE_TRAINABLE = "give it as Tuner.restore(path, trainable=...)"
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from holdfast.core import records as r
 from holdfast.core.curve import Row
+from holdfast.core.metrics import find_metric
 from holdfast.core.summary import Summary
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
@@ -105,6 +108,9 @@ class Policies(NamedTuple):
     fail_fast: bool = False
     time_budget_s: float | None = None
     """How long the experiment may run, the time of earlier drivers included."""
+    budget: str | None = None
+    """The parameter that says how long a trial goes on. One that differs from another in that alone, and is longer,
+    starts from the other's checkpoint."""
 
 
 _UNTOLD_MAX = 1_000
@@ -163,6 +169,8 @@ class ExperimentMachine:
         self._untold: deque[tuple[str, tuple[Any, ...]]] = deque()
         """What a searcher that is not quick is told before it is asked again: a method's name and arguments. It learns
         of the same things before each suggestion when records are read back."""
+        self._alike: dict[bytes, list[TrialState]] = {}
+        """With a budget: the trials of each configuration, whatever their budget."""
         self._told = 0
         """How many of those it was told."""
         self._is_exhausted = False
@@ -282,6 +290,10 @@ class ExperimentMachine:
             self._policies.scheduler.on_trial_add(self, trial)
         trial.name, trial.directory = record.name, record.directory
         self.trials[record.trial] = self._live[record.trial] = trial
+        if self._policies.budget is not None:
+            self._alike.setdefault(_split_budget(trial.config, self._policies.budget)[0], []).append(trial)
+        if record.donor is not None and record.checkpoint is not None:
+            self._start_from(trial, record.donor, record.checkpoint, record.at)
 
     def _apply_to_trial(self, trial: TrialState, record: r.Record) -> None:
         change = trial.summary.apply(record)
@@ -395,16 +407,7 @@ class ExperimentMachine:
     def _clone(self, trial: TrialState, record: r.TrialCloned) -> None:
         _, config = self._clones.pop(trial.trial_id, (None, None))
         trial.config = self._decode_config(record.config) if config is None else config
-        donor = self.trials[record.donor]
-        if (stored := donor.summary.durable.checkpoints.get(record.checkpoint)) is not None:
-            # Its result comes with the checkpoint: one that has nothing left to do is as far as its donor was then.
-            point = donor.summary.curve.at(stored.iteration)
-            row = Row(stored.iteration, point.at, stored.metrics, 0.0, point.total_s)
-            trial.told_iteration, trial.last_result = stored.iteration, make_result(trial, row)
-        self._set_source(
-            trial,
-            CloneSource(record.donor, donor.directory, record.checkpoint, f"{trial.trial_id} {record.at!r}"),
-        )
+        self._start_from(trial, record.donor, record.checkpoint, record.at)
         if trial.status == Trial.RUNNING:
             trial.goes_on = True
             trial.stopped = trial.stopped or r.TrialStopped(
@@ -412,6 +415,15 @@ class ExperimentMachine:
             )
         else:
             trial.status, trial.stopped = Trial.PENDING, None
+
+    def _start_from(self, trial: TrialState, donor_id: str, checkpoint: str, at: float) -> None:
+        donor = self.trials[donor_id]
+        if (stored := donor.summary.durable.checkpoints.get(checkpoint)) is not None:
+            # Its result comes with the checkpoint: one that has nothing left to do is as far as its donor was then.
+            point = donor.summary.curve.at(stored.iteration)
+            row = Row(stored.iteration, point.at, stored.metrics, 0.0, point.total_s)
+            trial.told_iteration, trial.last_result = stored.iteration, make_result(trial, row)
+        self._set_source(trial, CloneSource(donor_id, donor.directory, checkpoint, f"{trial.trial_id} {at!r}"))
 
     def _set_source(self, trial: TrialState, source: CloneSource | None) -> None:
         """What a clone is to start from stays until it has."""
@@ -545,7 +557,32 @@ class ExperimentMachine:
         name, directory = self._name_trial(trial)
         told = None if self._policies.searcher.is_quick else self._told
         config = to_json(trial.config)
-        return r.TrialCreated(at=now, trial=trial_id, config=config, name=name, directory=directory, told=told)
+        shorter = self._find_shorter(trial)
+        return r.TrialCreated(
+            at=now,
+            trial=trial_id,
+            config=config,
+            name=name,
+            directory=directory,
+            told=told,
+            donor=None if shorter is None else shorter.trial_id,
+            checkpoint=None if shorter is None else shorter.checkpoint,
+        )
+
+    def _find_shorter(self, trial: TrialState) -> TrialState | None:
+        """Of the trials that have ended, and of which this is a longer version, the one that came farthest."""
+        name = self._policies.budget
+        if name is None:
+            return None
+        alike, budget = _split_budget(trial.config, name)
+        found: list[tuple[int, TrialState]] = []
+        for other in self._alike.get(alike, ()):
+            newest = other.summary.durable.resume_point()
+            if other.status == Trial.TERMINATED and newest is not None:
+                other_budget = _split_budget(other.config, name)[1]
+                if other_budget is not None and budget is not None and other_budget < budget:
+                    found.append((newest.iteration, other))
+        return max(found, key=lambda one: one[0], default=(0, None))[1]
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Tell the searcher, or note that it is to be told."""
@@ -572,6 +609,18 @@ class ExperimentMachine:
         """Nothing runs, and nothing new comes: paused trials must go on."""
         paused = [trial for trial in self._live.values() if trial.status == Trial.PAUSED]
         return r.TrialReset(at=self._now, trial=paused[0].trial_id, idle=True) if paused else None
+
+
+def _split_budget(config: Mapping[str, Any], name: str) -> tuple[bytes, float | None]:
+    """A configuration without its budget, to compare it by, and the budget."""
+    budget = find_metric(config, name)
+    rest: dict[str, Any] = {key: to_json(value) for key, value in config.items()}
+    inside, keys = rest, name.split("/")
+    for key in keys[:-1]:
+        inside = inside[key] if isinstance(inside.get(key), dict) else {}
+    inside.pop(keys[-1], None)
+    is_number = isinstance(budget, int | float) and not isinstance(budget, bool)
+    return msgspec.json.encode(rest, order="sorted"), float(budget) if is_number else None
 
 
 def _status_after(trial: TrialState) -> str:

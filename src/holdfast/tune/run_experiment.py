@@ -370,6 +370,7 @@ def _make_machine(
         _max_concurrent(request, requests),
         bool(request.run_config.failure_config.fail_fast),
         tune.time_budget_s,  # type: ignore[arg-type]  # seconds by now
+        tune.budget,
     )
     names = TrialNames(trainable_name(request.trainable), request.space, tune)
     return ExperimentMachine(experiment_id, policies, names, _config_decoder(constants))

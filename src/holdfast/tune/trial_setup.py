@@ -147,6 +147,7 @@ class TrialSetup:
             lease,
             owner,
             holder=self.store,
+            has_checkpoint=trial.source is not None,
             restart=trial.restart,
         )
         self.files.expect(trial.trial_id, files)
