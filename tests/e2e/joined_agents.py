@@ -47,14 +47,17 @@ def joined_agent(port: int, name: str, *options: str, **environment: str) -> Ite
 
 @contextmanager
 def agent_without(
-    storage: Path, port: int, name: str, *, slots: int = 1, hide: bool = True
+    storage: Path, port: int, name: str, *, slots: int = 1, hide: bool = True, cache: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent that sees an empty directory where the driver has its storage."""
+    """An agent that sees an empty directory where the driver has its storage; `cache`: its own, as on another host."""
+    environment = {} if cache is None else {"HOLDFAST_LOCAL_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "holdfast", "agent", "--join", f"127.0.0.1:{port}", "--agent-id", name, "--stay"]
     if hide:
         command = [*_UNSHARE, "sh", "-c", _HIDE, str(storage), *command]
     agent = subprocess.Popen(
-        [*command, "--slots", str(slots), "--dial", "60", "--drain-deadline", "1"], stderr=subprocess.DEVNULL
+        [*command, "--slots", str(slots), "--dial", "60", "--drain-deadline", "1"],
+        env={**os.environ, **environment},
+        stderr=subprocess.DEVNULL,
     )
     try:
         yield agent

@@ -33,9 +33,12 @@ def _secret(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sandbox.storage.mkdir()
 
 
-def _trainer(sandbox: Sandbox, port: int, function: Any, workers: int = 1, **run: Any) -> DataParallelTrainer:
+def _trainer(
+    sandbox: Sandbox, port: int, function: Any, workers: int = 1, config: dict[str, Any] | None = None, **run: Any
+) -> DataParallelTrainer:
     return DataParallelTrainer(
         function,
+        train_loop_config=config,
         scaling_config=ScalingConfig(num_workers=workers, engine="join", listen=f"127.0.0.1:{port}"),
         run_config=RunConfig(name="run", storage_path=sandbox.storage, **run),
     )
@@ -98,6 +101,61 @@ def test_checkpoints_logs_and_artifacts_of_a_node_without_the_path_go_to_the_dri
     assert Path(result.checkpoint.path, "step").stat().st_mode & 0o700 == 0o500
     assert "a line for the log" in sandbox.log(2, 0)
     assert (sandbox.storage / "run" / "artifact.txt").read_text() == "after 2"
+
+
+def _write_and_wait(config: dict[str, Any]) -> str:
+    """Leave an artifact and a line; rank 0 alone gives a checkpoint. Then wait to be let go, so that it is not the end
+    of the run that stores them."""
+    rank = train.get_context().get_world_rank()
+    Path(f"from_{rank}.txt").write_text(f"of rank {rank}")
+    print(f"a line of rank {rank}")
+    if rank == 0:
+        target = Path("state").absolute()
+        target.mkdir()
+        Path(target, "step").write_text("1")
+        train.report({}, checkpoint=Checkpoint.from_directory(target))
+    else:
+        train.report({})
+    processes.wait_until(Path(config["go"]).exists, "the artifacts are stored", 60)
+    return os.getcwd()  # noqa: PTH109
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [{"sync_period": 0.2, "sync_artifacts_on_checkpoint": False}, {"sync_period": 300}],
+    ids=["period", "checkpoint"],
+)
+def test_artifacts_and_logs_of_every_node_are_stored_when_sync_config_says(
+    sync: dict[str, Any], sandbox: Sandbox
+) -> None:
+    port, go, run = free_port(), sandbox.root / "go", sandbox.storage / "run"
+    trainer = _trainer(
+        sandbox,
+        port,
+        _write_and_wait,
+        workers=2,
+        config={"go": str(go)},
+        sync_config=SyncConfig(sync_artifacts=True, **sync),
+    )
+    with (
+        agent_without(sandbox.storage, port, "a", cache=sandbox.root / "cache-a"),
+        agent_without(sandbox.storage, port, "b", cache=sandbox.root / "cache-b"),
+        ThreadPoolExecutor() as threads,
+    ):
+        fitting = threads.submit(trainer.fit)
+        try:
+            wanted = [run / f"from_{rank}.txt" for rank in (0, 1)]
+            if sync["sync_period"] < 1:
+                wanted += [run / "logs" / "generation_000001" / f"rank_{rank}.log" for rank in (0, 1)]
+            for path in wanted:
+                processes.wait_until(path.exists, f"{path} is stored while the run goes on", 60)
+            assert not fitting.done()
+        finally:
+            go.touch()
+        assert fitting.result(timeout=60).return_value.startswith(str(sandbox.root / "cache-"))
+    for rank in (0, 1):
+        assert (run / f"from_{rank}.txt").read_text() == f"of rank {rank}"
+        assert f"a line of rank {rank}" in sandbox.log(1, rank)
 
 
 def _from_state() -> float:
