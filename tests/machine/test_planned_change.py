@@ -232,7 +232,7 @@ def test_all_agents_that_join_within_the_settling_time_make_one_change() -> None
     rig = elastic("a")
     rig.feed(joined("b"), 10.0)
     rig.feed(e.AgentPrepared(agent="b"), 12.0)
-    assert rig.deadline == 42.0
+    assert rig.deadline == 40.0
     rig.feed(joined("c"), 20.0)
     rig.feed(e.AgentPrepared(agent="c"), 30.0)
     assert rig.deadline == 42.0
@@ -244,6 +244,31 @@ def test_all_agents_that_join_within_the_settling_time_make_one_change() -> None
     (start,) = (one for one in decided.commands if isinstance(one, c.StartWorkers))
     assert (start.world_size, start.iteration) == (3, 1)
     assert rig.state.durable.failures == 0
+
+
+def test_an_agent_that_takes_long_to_be_prepared_has_settled_by_then() -> None:
+    rig = elastic("a")
+    rig.feed(joined("b"), 10.0)
+    rig.feed(joined("c"), 20.0)
+    rig.feed(e.AgentPrepared(agent="b"), 55.0)
+    assert rig.deadline == 85.0, "another is on its way"
+    decided = rig.feed(e.AgentPrepared(agent="c"), 58.0)
+    assert decided == Step([r.ChangePlanned(at=58.0, generation=1, why="there is room for 3 workers")], [hold(0, "a")])
+
+
+def test_agents_that_are_prepared_one_after_the_other_make_no_two_changes_within_the_settling_time() -> None:
+    rig = elastic("a")
+    rig.feed(joined("b"), 10.0)
+    decided = rig.feed(e.AgentPrepared(agent="b"), 50.0)
+    assert [type(one) for one in decided.records] == [r.ChangePlanned]
+    rig.feed(joined("c"), 50.5)
+    rig.feed(report(0, 1, part=True, held=True), 51.0)
+    rig.feed(checkpoint_of(1, stored(0, 1)), 51.0)
+    rig.feed(e.WorkersStopped(generation=1, agent="a"), 52.0)
+    for agent in ("a", "b"):
+        rig.feed(e.WorkersStarted(generation=2, agent=agent), 53.0)
+    rig.feed(e.AgentPrepared(agent="c"), 60.0)
+    assert rig.deadline == 82.0
 
 
 def test_the_settling_time_begins_anew_with_each_generation() -> None:
@@ -258,7 +283,7 @@ def test_the_settling_time_begins_anew_with_each_generation() -> None:
     rig.feed(e.AgentPrepared(agent="c"), 43.0)
     for agent in ("a", "b"):
         rig.feed(e.WorkersStarted(generation=2, agent=agent), 44.0)
-    assert rig.deadline == 73.0
+    assert rig.deadline == 72.0
 
 
 def test_an_agent_that_leaves_within_the_settling_time_makes_no_change() -> None:

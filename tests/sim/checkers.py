@@ -105,6 +105,8 @@ class Checkers:
         """The one that each controller started last."""
         self._room_since: dict[Guest, float] = {}
         """Since when its agents have had room for a larger one, by its own clock."""
+        self._joined_at: dict[Guest, float] = {}
+        """When an agent joined last, by its own clock."""
         self._stopping: set[Guest] = set()
         """Those that have ended it, and wait for its workers."""
         self._need_not_wait: set[Guest] = set()
@@ -265,6 +267,8 @@ class Checkers:
             self.nothing_lost()
         if isinstance(event, e.AgentLost):
             self.sim.moment("lost")
+        if isinstance(event, e.AgentJoined) and guest not in self._stopping:
+            self._joined_at[guest] = now
         if isinstance(event, e.StopRequested):
             self._asked_to_stop(guest, event, folded, now)
         for record in decided.records:
@@ -393,11 +397,10 @@ class Checkers:
                 self.fail(f"a planned change at iteration {ended.iteration} goes on from {kept}: {ended.why}")
         if ended.why.startswith("there is room") and guest not in self._need_not_wait:
             settle_s, started = self.scenario.spec.resize_settle_s, self._generations[guest]
-            since = max(self._room_since.get(guest, ended.detected_at), started.at)
-            if ended.detected_at < since + settle_s - _ROUNDING_S:
-                self.fail(
-                    f"the run grew at {ended.detected_at:.3f}, within {settle_s} s: there was room from {since:.3f} on"
-                )
+            quiet_since = min(self._room_since.get(guest, ended.detected_at), self._joined_at[guest])
+            had_s = ended.detected_at - max(quiet_since, started.at)
+            if had_s < settle_s - _ROUNDING_S:
+                self.fail(f"the run grew {had_s:.3f} s after the last change, or after agents joined, not {settle_s} s")
 
     def _gave_up(self, decided: Step) -> None:
         """Only what a rank did not hold in full is given up with its generation, or what lacks reports of rank 0."""

@@ -97,6 +97,7 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             state.began = True
         case e.AgentJoined():
             state.add_agent(AgentState(event.agent, event.host, event.slots, event.address))
+            state.joined_at = now
             state.requested_slots = max(0, state.requested_slots - event.slots)
             state.failed_requests = 0
             spare = event.agent in placement.spare_agents(state)

@@ -69,7 +69,7 @@ def deadlines(state: State, generation: Generation) -> list[float]:
     for agent in _leaving(state, generation):
         asked = generation.change is not None and generation.change.kind is StopKind.DRAIN
         times.append(_leave_at(agent) if asked else _ask_at(agent))
-    if generation.change is None and (grow_at := _grow_at(state)) is not None and not generation.finished:
+    if generation.change is None and (grow_at := _grow_at(state, generation)) is not None and not generation.finished:
         times.append(grow_at)
     return times
 
@@ -97,7 +97,7 @@ def _reason(state: State, generation: Generation, now: float) -> tuple[StopKind,
     if generation.world_size > state.workers_max and has_room:
         most = state.workers_max
         return StopKind.RESIZE, f"{most} {'worker' if most == 1 else 'workers'} at most may run now"
-    if (grow_at := _grow_at(state)) is not None and now >= grow_at:
+    if (grow_at := _grow_at(state, generation)) is not None and now >= grow_at:
         return StopKind.RESIZE, f"there is room for {_largest(state)} workers"
     return None
 
@@ -107,13 +107,21 @@ def _largest(state: State) -> int:
     return min(state.workers_max, state.ready_slots) if state.ready_slots >= state.workers_min else 0
 
 
-def _grow_at(state: State) -> float | None:
+def _grow_at(state: State, generation: Generation) -> float | None:
     """When the group is to grow, if there is room. Where somebody asked for it and all that was asked for is there,
-    nothing is waited for."""
-    since = state.may_grow_since
+    nothing is waited for.
+
+    Preparing an agent may take as long as the settling time. Who joined meanwhile is known before it is prepared: as
+    soon as no more are on their way, the time since the last one joined counts. Two changes are as far apart as ever.
+    """
+    since, settle_s = state.may_grow_since, state.spec.resize_settle_s
     if since is None or (state.bounds_changed and state.ready_slots >= state.workers_max):
         return since
-    return since + state.spec.resize_settle_s
+    if generation.change is not None and generation.change.kind is StopKind.RESIZE:
+        return since  # it has begun: who joins now does not put it off
+    if state.ready_slots < state.slots:
+        return since + settle_s
+    return min(since + settle_s, max(since, max(state.joined_at, generation.started_at) + settle_s))
 
 
 def _watch_growth(state: State, generation: Generation, now: float) -> None:

@@ -454,6 +454,8 @@ class State:
     ready_slots: int = 0
     """Of those that are prepared."""
     requested_slots: int = 0
+    joined_at: float = 0.0
+    """When the last agent joined."""
     agents_wanted_since: float | None = None
     enough_since: float | None = None
     """Since when a run that waits for agents has enough of them to start: this is the last call for more."""
