@@ -83,11 +83,35 @@ def function_limit_bytes() -> int:
     return int(text)
 
 
-class _ConfigPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Notes the modules of what it pickles."""
+_CachedFunction = type(functools.cache(len))
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends cached functions of the script (`functools.cache`) as it sends its other functions: by value, and empty.
+    cloudpickle would send their names, which workers do not find."""
 
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is _CachedFunction and _is_of_script(value):
+            how = value.cache_parameters()
+            info = type(value.cache_info())
+            return _CachedFunction, (value.__wrapped__, how["maxsize"], how["typed"], info), vars(value)
+        return super().reducer_override(value)
+
+
+def _is_of_script(function: Any) -> bool:
+    """Whether workers cannot import it."""
+    is_imported = function.__module__ in sys.modules and function.__module__ != "__main__"
+    return not is_imported or "<locals>" in function.__qualname__
+
+
+class _ConfigPickler(_Pickler):
+    """Notes the modules of what it pickles."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer)
         self.modules: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
@@ -140,7 +164,7 @@ def _nothing() -> None:
 
 def _dump(job: Job, limit_bytes: int) -> bytes:
     buffer = _LimitedBuffer(limit_bytes)
-    cloudpickle.dump(job, buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    _Pickler(buffer).dump(job)
     return buffer.getvalue()
 
 
