@@ -271,6 +271,11 @@ BEHAVIOUR = (
         "has ended the trials",
         "of all calls together; more time lets the trials go on that it stopped",
     ),
+    (
+        "`RunConfig(log_to_file=...)` with file names",
+        "output goes to these files of each trial",
+        "a warning: the output of each worker is kept in any case, in the trial's `logs/`",
+    ),
     ("`RunConfig(stop=[...])`", "a list of stoppers", "a list of stoppers, dicts and functions"),
     (
         "`MaximumIterationStopper` after a trial's failure",

@@ -150,3 +150,24 @@ def test_a_syncer_of_the_users_mirrors_a_local_experiment(sandbox: Sandbox, mend
     remote = air.RunConfig(name="x", storage_path="s3://bucket/x", sync_config=sync)
     with pytest.raises(ConfigError, match="leave the syncer out"):
         tune.Tuner(my_trainable, run_config=remote).fit()
+
+
+def test_a_trainable_is_found_again_where_its_module_was(
+    sandbox: Sandbox, mend: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that was started elsewhere; but not in a directory to which others may write."""
+    from your_module import my_trainable
+
+    run_config = air.RunConfig(name="found", local_dir=str(sandbox.storage))
+    assert tune.Tuner(my_trainable, run_config=run_config).fit().num_errors == 1
+    mend.touch()
+    where = mend.parent
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(where)])
+    monkeypatch.delitem(sys.modules, "your_module")
+    where.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"your_module:my_trainable, which cannot be imported.*trainable="):
+        tune.Tuner.restore(sandbox.storage / "found")
+    assert str(where) not in sys.path
+    where.chmod(0o755)
+    results = tune.Tuner.restore(sandbox.storage / "found", resume_errored=True).fit()
+    check(results, [f"checkpoint_00000{n}" for n in range(8)])

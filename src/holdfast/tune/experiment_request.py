@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -39,6 +43,27 @@ _TUNE_FIELDS = (
 _GIVE_TRAINABLE = "give it as Tuner.restore(path, trainable=...)"
 
 
+def find_search_path(trainable: Any) -> str:
+    """Where a function's or a class's module was found; "" if that is installed, or is not known."""
+    module = sys.modules.get(str(getattr(trainable, "__module__", "")).partition(".")[0])
+    file = getattr(module, "__file__", None)
+    if module is None or module.__name__ == "__main__" or file is None:
+        return ""
+    path = Path(file).absolute().parent
+    path = path.parent if hasattr(module, "__path__") else path  # a package lies in a directory of its own
+    installed = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
+    return "" if installed & {path, *path.parents} else str(path)
+
+
+def _belongs_to_user(directory: str) -> bool:
+    """Whether to import from it: that storage names a directory does not make what lies there the user's code."""
+    try:
+        found = Path(directory).stat()
+    except OSError:
+        return False
+    return bool(directory) and found.st_uid == os.geteuid() and not found.st_mode & 0o002
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRequest:
     """One experiment, checked as far as it can be before storage is looked at."""
@@ -70,6 +95,7 @@ class ExperimentRequest:
         return ExperimentSettings(
             seed=seed,
             trainable=to_json(self.trainable.trainable),
+            search_path=find_search_path(self.trainable.trainable),
             space=to_json(self.space),
             tune={name: to_json(getattr(self.tune_config, name)) for name in _TUNE_FIELDS},
             failure={name: to_json(getattr(run.failure_config, name)) for name in _FAILURE_FIELDS},
@@ -89,12 +115,25 @@ class ExperimentSettings(msgspec.Struct, frozen=True, kw_only=True):
     failure: dict[str, Any]
     checkpoint: dict[str, Any]
     stop: Any = None
+    search_path: str = ""
+    """The directory from which the trainable's module was imported, if it was not installed."""
 
     def restored_trainable(self) -> Any:
-        """The trainable, if it is a function or a class that can be imported."""
+        """The trainable, if it is a function or a class that can be imported; from its directory as well, if that is
+        there and belongs to the user."""
         if not isinstance(self.trainable, Mapping) or self.trainable.get("$tune") not in ("function", "component"):
             raise ConfigError(f"The trainable of this experiment cannot be imported again: {_GIVE_TRAINABLE}.")
-        return from_json(self.trainable, "trainable", _GIVE_TRAINABLE)
+        try:
+            return from_json(self.trainable, "trainable", _GIVE_TRAINABLE)
+        except ConfigError:
+            if not _belongs_to_user(self.search_path) or self.search_path in sys.path:
+                raise
+        sys.path.append(self.search_path)  # and stays there: workers are sent this process's path
+        try:
+            return from_json(self.trainable, "trainable", _GIVE_TRAINABLE)
+        except ConfigError:
+            sys.path.remove(self.search_path)
+            raise
 
     def restored_space(self) -> Any:
         return from_json(self.space, "param_space", "give it as Tuner.restore(path, param_space=...)")
