@@ -108,7 +108,7 @@ def test_status_logs_and_stop_of_one_of_two_runs(
     assert main(["join", "a"]) == 3
     assert "Nothing runs in" in capsys.readouterr().err
     assert main(["status", "c"]) == 3
-    assert "is no training run" in capsys.readouterr().err
+    assert f"There is no run c in {sandbox.storage}, where a name alone is looked for" in capsys.readouterr().err
 
 
 def test_a_run_in_local_mode_is_interrupted_in_its_function(sandbox: Sandbox) -> None:

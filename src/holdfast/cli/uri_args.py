@@ -60,7 +60,15 @@ def find_run_or_name(text: str) -> Store:
     """The store of a run that is named by its URI, or by its name alone where it lies in the default storage path."""
     if is_uri(text) or "/" in text or Path(text).is_dir():
         return find_run(text)
-    return find_run(uris.join(default_storage_path(), text))
+    from holdfast.control.history import RUN_FILE
+
+    store = find_run(uris.join(default_storage_path(), text))
+    if not _holds(store, RUN_FILE):
+        raise NotFound(
+            f"There is no run {text} in {default_storage_path()}, where a name alone is looked for: give the path or "
+            f"URI of its directory, such as results/{text}."
+        )
+    return store
 
 
 def find_checkpoint(uri: str) -> tuple[Store, str]:
