@@ -37,7 +37,10 @@ def make_tuner(sandbox: Sandbox) -> tune.Tuner:
 
 @pytest.mark.timeout(120)
 def test_an_experiment_and_its_trials_are_shown_and_stopped(
-    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOLDFAST_STORAGE", str(sandbox.storage))
 
@@ -83,5 +86,12 @@ def test_an_experiment_and_its_trials_are_shown_and_stopped(
     results = make_tuner(sandbox).fit()
     assert [one.metrics["training_iteration"] for one in results if one.metrics] == [2, 1, 2]
     assert "Experiment tuning: ended\n" in run("status", "tuning")
+    told = run("events", "tuning")
+    assert "DAMAGED" not in told
+    assert [told.count(text) for text in ("is created.", "stopped after 1 report by the user", "ends.")] == [3, 1, 3]
+    assert "Generation 1" in run("events", f"{experiment}/{first}")
+    runs = {one["run"] for one in json.loads(run("events", "tuning", "--json"))["records"]}
+    assert len(runs) == 4
+    assert not [one for one in caplog.messages if "another run" in one]
     assert main(["status", f"{experiment}/nothing"]) != 0
     assert "is no training run" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def _find_trial(text: str, store: Store) -> NamedRun | None:
         return None
     if not is_experiment(identity):
         return None
-    for _, line in JournalReader(experiment, read_cuts(experiment), run_id(identity)).read():
+    for _, line in JournalReader(experiment, read_cuts(experiment), run_id(identity), shared=True).read():
         if isinstance(line.record, r.TrialCreated) and line.record.directory == name:
             return NamedRun(store, experiment=experiment, trial=line.record.trial)
     return None

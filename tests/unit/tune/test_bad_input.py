@@ -12,7 +12,7 @@ from holdfast import tune
 from holdfast.errors import ConfigError
 from holdfast.tune.objective import require_metric
 from holdfast.tune.schedulers import ASHAScheduler
-from holdfast.tune.search import ConcurrencyLimiter, Searcher
+from holdfast.tune.search import ConcurrencyLimiter, Repeater, Searcher
 
 LOCK = threading.Lock()
 
@@ -32,6 +32,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any], str]] 
     "scheduler without a mode": (
         *(objective, {}, {"metric": "loss", "scheduler": ASHAScheduler()}, {}),
         r"AsyncHyperBandScheduler compares trials and needs a mode: set TuneConfig\(mode=...\)",
+    ),
+    "searcher without a metric": (
+        *(objective, {"x": tune.uniform(0, 1)}, {"mode": "min", "search_alg": Repeater(Own(), 2)}, {}),
+        r"Repeater learns from results and needs a metric: set TuneConfig\(metric=...\)",
     ),
     "two metrics": (
         *(objective, {}, {"metric": "loss", "mode": "min", "scheduler": ASHAScheduler(metric="acc", mode="min")}, {}),

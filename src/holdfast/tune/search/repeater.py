@@ -21,6 +21,8 @@ class Repeater(SearcherWrapper):
     """Give `TuneConfig(num_samples)` a multiple of `repeat`. Of a group of repeats the searcher knows the first trial
     only; when all have ended, it is told the mean of those that have a result."""
 
+    needs_metric = True
+
     def __init__(self, searcher: Searcher, repeat: int = 1, set_index: bool = True) -> None:
         super().__init__(searcher)
         if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:

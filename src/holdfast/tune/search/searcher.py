@@ -30,6 +30,9 @@ class Searcher(Stateful):
     accepts_grid_search = False
     """Whether a space with `grid_search` can be given to `set_search_properties`."""
 
+    needs_metric = False
+    """Whether it can suggest nothing without a metric and a mode."""
+
     is_quick = False
     """No call takes long enough to need a thread."""
 
@@ -134,6 +137,8 @@ def configure_searcher(
     for what, given, own in (("metric", metric, searcher.metric), ("mode", mode, searcher.mode)):
         if given and own and given != own:
             raise ConfigError(f"TuneConfig({what}={given!r}) and {name}({what}={own!r}) differ: give one of them.")
+        if searcher.needs_metric and not given and not own:
+            raise ConfigError(f"{name} learns from results and needs a {what}: set TuneConfig({what}=...).")
     taken = searcher.set_search_properties(
         None if searcher.metric else metric,
         None if searcher.mode else mode,

@@ -30,6 +30,10 @@ class SearcherWrapper(Searcher):
         return self.searcher.accepts_grid_search
 
     @property
+    def needs_metric(self) -> bool:  # type: ignore[override]
+        return self.searcher.needs_metric
+
+    @property
     def is_quick(self) -> bool:  # type: ignore[override]
         return self.searcher.is_quick
 

@@ -52,6 +52,7 @@ class OptunaSearch(Searcher):
     and counts with a given `sampler` too. `study_name` and `storage` have no effect.
     """
 
+    needs_metric = True
     history_limit = 1_000
     """How many ended trials TPE and GP see; at most twice as many before the older ones are left out."""
 
