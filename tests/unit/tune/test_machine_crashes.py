@@ -22,6 +22,7 @@ from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, TrialSchedul
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
 from holdfast.tune.search.sample import uniform
 from holdfast.tune.search.searcher import Searcher, configure_searcher
+from holdfast.tune.search.variant_generator import grid_search
 from holdfast.tune.stopper.resolve import make_stopper
 
 ITERATIONS = 9
@@ -72,13 +73,20 @@ class Learner(Searcher):
         self.heard.append((trial_id, "goes on"))
 
 
-def make_machine(scheduler: str, max_concurrent: int, searcher: Searcher | None = None) -> ExperimentMachine:
+def make_machine(
+    scheduler: str, max_concurrent: int, searcher: Searcher | None = None, *, lengths: bool = False
+) -> ExperimentMachine:
+    """With `lengths`, trials differ in how long they are, and in nothing else."""
     searcher, made = searcher or BasicVariantGenerator(), SCHEDULERS[scheduler]()
-    space = {"width": 3, **({"x": uniform(0, 1)} if searcher.is_quick else {})}
+    space: dict[str, Any] = {"width": 3, **({"x": uniform(0, 1)} if searcher.is_quick else {})}
+    if lengths:
+        space = {"x": 0.5, "length": grid_search([3, ITERATIONS, 6])}
     constants = configure_searcher(searcher, "loss", "min", space, num_samples=TRIALS, seed=5)
     configure_scheduler(made, "loss", "min", seed=5)
     stopper = make_stopper(lambda _, result: result["loss"] < 0.02)
-    policies = Policies(searcher, made, stopper, constants, TRIALS, max_concurrent)
+    policies = Policies(
+        searcher, made, stopper, constants, TRIALS, max_concurrent, budget="length" if lengths else None
+    )
     return ExperimentMachine("e", policies, lambda trial: (trial.trial_id, trial.trial_id))
 
 
@@ -97,6 +105,8 @@ class Model:
     clock: float = 0.0
     learns: bool = False
     """The searcher takes its time: trials go on meanwhile."""
+    lengths: bool = False
+    """Trials differ in how long they are: a longer one starts from where a shorter one ended."""
     started: list[str] = field(default_factory=list)
     linked: dict[str, tuple[int, StoredCheckpoint]] = field(default_factory=dict)
     """The checkpoint that each trial was given last, in storage, with the index that it has there."""
@@ -109,7 +119,7 @@ class Model:
         """Read the journal, and go on; False if it died before the experiment ended."""
         self.searcher = Learner() if self.learns else None
         self.answered: tuple[AskSearcher, Any] | None = None
-        self.machine = make_machine(self.scheduler, self.max_concurrent, self.searcher)
+        self.machine = make_machine(self.scheduler, self.max_concurrent, self.searcher, lengths=self.lengths)
         for run, record in self.journal:
             self.machine.apply(run, record)
         self.live: dict[str, TrialState] = {}
@@ -180,9 +190,10 @@ class Model:
     def go_on(self, trial_id: str) -> None:
         """One more report, or the end of a trial."""
         trial = self.live[trial_id]
-        if trial.stopped is None and trial.summary.iteration < ITERATIONS:
+        length = trial.config.get("length", ITERATIONS)
+        if trial.stopped is None and trial.summary.iteration < length:
             self.report(trial)
-        elif trial.stopped is not None or trial.summary.iteration >= ITERATIONS:
+        elif trial.stopped is not None or trial.summary.iteration >= length:
             self.record(trial_id, r.RunFinished(at=self.now()))
             self.due = len(self.journal)
             del self.live[trial_id]
@@ -237,10 +248,22 @@ def test_a_driver_that_dies_changes_nothing_with_one_trial_at_a_time(scheduler: 
     check_one_at_a_time(scheduler, seed)
 
 
-def check_one_at_a_time(scheduler: str, seed: int, *, learns: bool = False) -> None:
-    undisturbed = Model(scheduler, random.Random(0), learns=learns)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_longer_version_of_a_trial_starts_from_its_end_after_any_crash(seed: int) -> None:
+    dying = check_one_at_a_time("fifo", seed, lengths=True)
+    reported: dict[str, set[int]] = {trial: set() for trial in dying.machine.trials}
+    for run, record in dying.journal:
+        if isinstance(record, r.Reported):
+            reported[run].add(record.iteration)
+    done = [sorted(reported[trial]) for trial in dying.machine.trials]
+    assert done[:4] == [[1, 2, 3], [4, 5, 6, 7, 8, 9], [4, 5, 6], [1, 2, 3]]
+    assert done[4] == [7, 8, 9], "of several it starts from the one that came farthest"
+
+
+def check_one_at_a_time(scheduler: str, seed: int, *, learns: bool = False, lengths: bool = False) -> Model:
+    undisturbed = Model(scheduler, random.Random(0), learns=learns, lengths=lengths)
     assert undisturbed.run()
-    dying = Model(scheduler, random.Random(seed), learns=learns)
+    dying = Model(scheduler, random.Random(seed), learns=learns, lengths=lengths)
     for _ in range(8):
         if dying.run(dying.random.randint(1, 40)):
             break
@@ -248,6 +271,7 @@ def check_one_at_a_time(scheduler: str, seed: int, *, learns: bool = False) -> N
     assert dying.run()
     assert dying.outcome() == undisturbed.outcome()
     assert {trial.status for trial in dying.machine.trials.values()} == {Trial.TERMINATED}
+    return dying
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
