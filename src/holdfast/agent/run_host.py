@@ -260,7 +260,8 @@ class RunHost:
             return
         await self._workers.stop(dump_stacks)
         self._storage.generation_ended(self._directory.staging(self._workers.number))
-        self._spawn(asyncio.to_thread(self._directory.remove_temporary, self._workers.number))
+        if not self._directory.drop_temporary(self._workers.number):
+            self._spawn(asyncio.to_thread(self._directory.remove_temporary, self._workers.number))
         self._workers = None
 
     # ------------------------------------------------------------------ calls of the spawner (`spawner.Parent`)

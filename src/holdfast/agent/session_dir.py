@@ -113,8 +113,19 @@ class RunDirectory:
         link = self.session.temp_link
         return path if link is None else link / path.name
 
+    def drop_temporary(self, generation: int) -> bool:
+        """Its workers are gone: remove their TMPDIR if it is empty, as most are. False if it is not."""
+        path = self._temporary.get(generation)
+        try:
+            if path is not None:
+                path.rmdir()
+        except OSError:
+            return False
+        self._temporary.pop(generation, None)
+        return True
+
     def remove_temporary(self, generation: int) -> None:
-        """Its workers are gone. May take a while if they have left much."""
+        """Remove what is in there, too, which may take a while."""
         if (path := self._temporary.pop(generation, None)) is not None:
             _remove(path)
 

@@ -45,6 +45,10 @@ class WorkerProcess(WorkerHandle):
         self._unsent = bytearray()
         self._connection, theirs = socket.socketpair()
         self._connection.setblocking(False)
+        self._fd = self._connection.fileno()
+        """What the event loop is given: it takes much longer to find a socket."""
+        self._writes = False
+        """Whether the event loop waits until the connection takes more."""
         self._pipes: dict[int, str] = {}
         ends = [theirs.detach()]
         for name in ("stdout", "stderr", "dump"):
@@ -53,7 +57,7 @@ class WorkerProcess(WorkerHandle):
             self._pipes[reading] = name
             ends.append(writing)
         self.worker_fds = WorkerFds.from_fds([*ends, *([] if listen_fd is None else [listen_fd])])
-        self._loop.add_reader(self._connection, self._receive)
+        self._loop.add_reader(self._fd, self._receive)
         for fd in self._pipes:
             self._loop.add_reader(fd, self._read, fd)
 
@@ -71,11 +75,11 @@ class WorkerProcess(WorkerHandle):
     def pause(self) -> None:
         """Stop reading its messages, because the controller lags: it blocks when its socket is full."""
         if self.alive:
-            self._loop.remove_reader(self._connection)
+            self._loop.remove_reader(self._fd)
 
     def resume(self) -> None:
         if self.alive:
-            self._loop.add_reader(self._connection, self._receive)
+            self._loop.add_reader(self._fd, self._receive)
 
     async def dump_stacks(self) -> str:
         """The Python stacks of all its threads, taken in C, whatever it is doing; "" if it gives none in time."""
@@ -116,8 +120,8 @@ class WorkerProcess(WorkerHandle):
             while self._read(fd):
                 continue
         self.alive = False
-        self._loop.remove_reader(self._connection)
-        self._loop.remove_writer(self._connection)
+        self._loop.remove_reader(self._fd)
+        self._write_no_more()
         self._connection.close()
         for fd in list(self._pipes):
             self._close_pipe(fd)
@@ -150,7 +154,7 @@ class WorkerProcess(WorkerHandle):
         except OSError:
             data = b""
         if not data:
-            self._loop.remove_reader(self._connection)
+            self._loop.remove_reader(self._fd)
             return False
         try:
             for body in self._splitter.feed(data):
@@ -158,7 +162,7 @@ class WorkerProcess(WorkerHandle):
         except (WireError, *DECODE_ERRORS) as error:
             # Someone in that process wrote to our descriptor; what follows cannot be trusted.
             self._log.note(f"holdfast: rank {self.rank} broke its connection to the agent: {error}")
-            self._loop.remove_reader(self._connection)
+            self._loop.remove_reader(self._fd)
             self._connection.shutdown(socket.SHUT_RDWR)
             return False
         return True
@@ -205,8 +209,14 @@ class WorkerProcess(WorkerHandle):
             while self._unsent:
                 del self._unsent[: self._connection.send(self._unsent)]
         except BlockingIOError:
-            self._loop.add_writer(self._connection, self._write)
+            self._loop.add_writer(self._fd, self._write)
+            self._writes = True
             return
         except OSError:
             self._unsent.clear()  # it died; the spawner will say so
-        self._loop.remove_writer(self._connection)
+        self._write_no_more()
+
+    def _write_no_more(self) -> None:
+        if self._writes:
+            self._loop.remove_writer(self._fd)
+            self._writes = False

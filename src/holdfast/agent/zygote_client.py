@@ -304,8 +304,11 @@ class _ZygoteProcess:
             self._process = self._start()
             self.pid = self._process.pid
         self._control.setblocking(False)
+        self._fd = self._control.fileno()
+        self._writes = False
+        """Whether the event loop waits until the socket takes more."""
         os.set_blocking(self._output, False)
-        self._loop.add_reader(self._control, self._receive)
+        self._loop.add_reader(self._fd, self._receive)
         self._loop.add_reader(self._output, self._read_output)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -390,7 +393,8 @@ class _ZygoteProcess:
             try:
                 sent = socket.send_fds(self._control, [data], fds) if fds else self._control.send(data)
             except BlockingIOError:
-                self._loop.add_writer(self._control, self._write)
+                self._loop.add_writer(self._fd, self._write)
+                self._writes = True
                 return
             except OSError:
                 break  # its death comes by way of the reader
@@ -400,7 +404,12 @@ class _ZygoteProcess:
             if sent == len(data):
                 self._unsent.popleft()
         if not self.lost:
-            self._loop.remove_writer(self._control)
+            self._write_no_more()
+
+    def _write_no_more(self) -> None:
+        if self._writes:
+            self._loop.remove_writer(self._fd)
+            self._writes = False
 
     def _receive(self) -> None:
         try:
@@ -452,8 +461,8 @@ class _ZygoteProcess:
         if self.lost:
             return
         self.lost = True
-        self._loop.remove_reader(self._control)
-        self._loop.remove_writer(self._control)
+        self._loop.remove_reader(self._fd)
+        self._write_no_more()
         self._loop.remove_reader(self._output)
         self._read_output()  # as much as a pipe can hold
         self._log(self._lines.rest())

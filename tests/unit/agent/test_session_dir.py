@@ -97,6 +97,19 @@ def test_session_directories_are_private(tmp_path: Path, umask: int) -> None:
         os.umask(before)
 
 
+def test_temporary_files_of_ended_workers_are_removed_at_once_if_there_are_none(tmp_path: Path) -> None:
+    session = SessionDir("a1", tmp_path / "cache")
+    run = session.run("r")
+    empty, full = run.temporary(1), run.temporary(2)
+    (full / "left").touch()
+    assert run.drop_temporary(1)
+    assert not empty.exists()
+    assert not run.drop_temporary(2)
+    run.remove_temporary(2)
+    assert not full.exists()
+    session.remove()
+
+
 def test_session_directories_work_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(fd: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
