@@ -196,15 +196,18 @@ def _is_abandoned(path: Path, lock_path: Path) -> bool:
 def remove_dangling_links(directories: Sequence[Path] = _LINK_DIRECTORIES) -> None:
     """Remove this user's links to temporary directories of agents that are gone."""
     for directory in directories:
-        with suppress(OSError):
-            for link in directory.glob(f"{_LINK_PREFIX}*"):
-                if link.is_symlink() and link.lstat().st_uid == os.getuid() and _is_dangling(link):
-                    link.unlink(missing_ok=True)
+        with suppress(OSError), os.scandir(directory) as entries:  # Path is slow, and there may be thousands
+            for entry in entries:
+                if entry.name.startswith(_LINK_PREFIX) and entry.is_symlink() and _is_dangling(entry):
+                    Path(entry.path).unlink(missing_ok=True)
 
 
-def _is_dangling(link: Path) -> bool:
-    target = link.readlink()
-    return target.name == "tmp" and target.parent.parent.name == "agents" and not target.exists()
+def _is_dangling(link: os.DirEntry[str]) -> bool:
+    """Whether this user's link leads to the temporary directory of an agent, which is not there."""
+    target = os.path.join(os.path.dirname(link.path), os.readlink(link.path))  # noqa: PTH115, PTH118, PTH120
+    parts = target.split("/")
+    is_ours = parts[-1] == "tmp" and parts[-3:-2] == ["agents"]
+    return is_ours and link.stat(follow_symlinks=False).st_uid == os.getuid() and not os.path.exists(target)  # noqa: PTH110
 
 
 def _make_link(target: Path) -> Path | None:

@@ -178,7 +178,8 @@ def _pickle_config(job: Job, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> tuple[by
         pickler.dump(job.config)
     except _TooLarge:
         return None, []
-    return buffer.getvalue(), sorted(pickler.modules & sys.modules.keys() - {"builtins", "__main__"})
+    modules = pickler.modules - {"builtins", "__main__"}
+    return buffer.getvalue(), sorted(name for name in modules if name in sys.modules)
 
 
 def _sources(pickled: bytes) -> dict[str, str]:

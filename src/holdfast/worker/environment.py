@@ -28,6 +28,7 @@ __all__ = [
     "count_openblas_threads",
     "enter_work_dir",
     "find_openblas",
+    "keep_compile_cache",
     "one_openblas_thread",
     "refresh_randomness",
     "refuse_breakpoints",
@@ -86,10 +87,16 @@ def set_environment(assignment: Assignment) -> None:
 def use_temp_dir(assignment: Assignment) -> None:
     """Set TMPDIR to a directory that the agent removes, unless the user has set it."""
     if "TMPDIR" not in os.environ:
-        # torch.compile keeps its cache among temporary files; a restarted worker should find it.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(local_cache_dir() / "torch_compile"))
+        keep_compile_cache()
         os.environ["TMPDIR"] = assignment.temp_dir
         tempfile.tempdir = None  # whatever the zygote had found out
+
+
+def keep_compile_cache() -> None:
+    """torch.compile keeps its cache among temporary files, where a restarted worker would not find it: let it lie
+    elsewhere. Called in the zygote, too, so that workers find that done."""
+    if "TMPDIR" not in os.environ and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(local_cache_dir() / "torch_compile")
 
 
 def enter_work_dir(assignment: Assignment) -> None:

@@ -31,7 +31,13 @@ from holdfast.core.records import WorkerFailure
 from holdfast.linux.process import become_subreaper, die_with_parent, is_exiting, live_without_parent, name_process
 from holdfast.wire.frames import Splitter, encode
 from holdfast.worker.bootstrap import ForkContext, run_worker
-from holdfast.worker.environment import OpenBlas, find_openblas, set_environment, set_openblas_threads
+from holdfast.worker.environment import (
+    OpenBlas,
+    find_openblas,
+    keep_compile_cache,
+    set_environment,
+    set_openblas_threads,
+)
 from holdfast.worker.job import Assignment
 from holdfast.worker.job_loader import Loaded, import_quietly, load_job, set_up_imports
 from holdfast.worker.main_module import send_main_by_value
@@ -211,6 +217,7 @@ class Zygote:
         self._openblas = find_openblas()
         self.fork_context = ForkContext(next(reversed(sys.modules)))
         _leave_torch_libraries()
+        keep_compile_cache()
         self._children.keep_trackers()
         gc.collect()
         gc.freeze()

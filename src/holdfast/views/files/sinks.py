@@ -179,6 +179,7 @@ class FileSink(_OwnFile):
     def __init__(self, path: Path, fenced: Callable[[], bool]) -> None:
         super().__init__(str(path))
         self._path = path
+        self._directory = str(path.parent)
         self._fenced = fenced
         self._temporary: Path | None = None
         self._waits = False
@@ -252,11 +253,11 @@ class FileSink(_OwnFile):
             return os.open(self._temporary, os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
     def _make_unnamed(self) -> int:
-        return os.open(self._path.parent, os.O_TMPFILE | _FLAGS, 0o666)
+        return os.open(self._directory, os.O_TMPFILE | _FLAGS, 0o666)
 
     def _link(self, name: str) -> bool:
         """Give a nameless file a name that nothing has; False if something has it, or that cannot be done here."""
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             link_open_file(self._fd, name, directory)
         except FileExistsError:
