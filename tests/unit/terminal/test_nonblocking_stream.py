@@ -73,3 +73,26 @@ def test_a_closed_stream_is_ignored() -> None:
     nonblocking.drain()
     nonblocking.line("again")
     nonblocking.drain(wait=True)
+
+
+def test_the_terminal_is_not_asked_for_its_size_while_there_is_nothing_to_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def size_of(*_: int) -> os.terminal_size:
+        asked.append("its size")
+        return os.terminal_size((80, 24))
+
+    class Run:
+        """Whose status is shown."""
+
+    run = Run()
+    monkeypatch.setattr(os, "get_terminal_size", size_of)
+    nonblocking = NonblockingStream(io.StringIO(), True)
+    for n in range(100):
+        nonblocking.set_status(run, f"step {n}")
+        nonblocking.line("a report")
+        nonblocking.drain()
+    assert not asked
+    nonblocking.set_status(run, "one\ntwo\nthree")
+    nonblocking.drain()
+    assert asked

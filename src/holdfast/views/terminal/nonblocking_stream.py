@@ -125,8 +125,8 @@ class NonblockingStream:
         """What is to be drawn: no more than half of the terminal."""
         statuses = [text for text in self._statuses.values() if text]
         lines = [line for text in statuses for line in text.split("\n")]
-        most = max(2, self.height // 2)
-        if len(lines) > most:
+        # The terminal is not asked for its size without need: this is done after every report.
+        if len(lines) > 2 and len(lines) > (most := max(2, self.height // 2)):
             what = "runs" if len(lines) == len(statuses) else "lines"
             lines[most - 1 :] = [f"and {len(lines) - most + 1} more {what}"]
         return tuple(lines)
