@@ -29,7 +29,7 @@ def make_tuner(sandbox: Sandbox) -> tune.Tuner:
 
     return tune.Tuner(
         hold,
-        param_space={"x": tune.grid_search([0, 1, 2]), "root": str(sandbox.root)},
+        param_space={"x": tune.grid_search([0, 1, 2]), "root": str(sandbox.root), "api_key": "hush"},
         tune_config=tune.TuneConfig(metric="loss", mode="min", max_concurrent_trials=2),
         run_config=tune.RunConfig(name="tuning", storage_path=sandbox.storage, stop={"training_iteration": 3}),
     )
@@ -59,6 +59,7 @@ def test_an_experiment_and_its_trials_are_shown_and_stopped(
             (sandbox.root / f"{n}.here").unlink()
         told = json.loads(run("status", "tuning", "--json"))
         assert (told["running"], told["pid"], told["counts"]) == (True, os.getpid(), {"TERMINATED": 1, "RUNNING": 2})
+        assert told["best"]["config"]["x"] == 0 and "hush" not in json.dumps(told)
         assert told["total_trials"] == 3 and told["best"]["metrics"] == {"loss": 0}
         first, second = (one["directory"] for one in told["live"])
         assert first.endswith("x=1") and second.endswith("x=2")

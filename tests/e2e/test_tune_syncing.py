@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract import servers
@@ -171,3 +172,36 @@ def test_a_trainable_is_found_again_where_its_module_was(
     where.chmod(0o755)
     results = tune.Tuner.restore(sandbox.storage / "found", resume_errored=True).fit()
     check(results, [f"checkpoint_00000{n}" for n in range(8)])
+
+
+def test_a_secret_of_the_space_is_not_stored_and_is_asked_for(sandbox: Sandbox) -> None:
+    """The same call has it again; a restored experiment needs it. What is drawn is stored, whatever its name."""
+    bad = sandbox.root / "bad"
+    bad.touch()
+
+    def use(config: dict[str, Any]) -> None:
+        assert config["login"]["password"] == "hush" and config["keys"] == ["a", {"api_key": "hush"}]
+        if bad.exists():
+            raise ValueError("not yet")
+        tune.report({"secret_size": config["secret_size"]})
+
+    space = {
+        "login": {"user": "me", "password": "hush"},
+        "keys": ["a", {"api_key": "hush"}],
+        "secret_size": tune.grid_search([1, 2]),
+    }
+
+    def tuner() -> tune.Tuner:
+        return tune.Tuner(
+            use, param_space=space, run_config=tune.RunConfig(name="secret", storage_path=sandbox.storage)
+        )
+
+    assert tuner().fit().num_errors == 2
+    for file in (sandbox.storage / "secret").rglob("*"):
+        assert file.is_dir() or b"hush" not in file.read_bytes(), file
+    bad.unlink()
+    with pytest.raises(ConfigError, match=r"a secret, which cannot be stored.*param_space="):
+        tune.Tuner.restore(sandbox.storage / "secret", use, restart_errored=True)
+    results = tune.Tuner.restore(sandbox.storage / "secret", use, restart_errored=True, param_space=space).fit()
+    assert [one.metrics["secret_size"] for one in results if one.metrics] == [1, 2]
+    assert len(tuner().fit()) == 2

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from holdfast.control.driver_thread import grace_s
 from holdfast.control.run_control import STOPPED_BY_CLIENT, RunControl
 from holdfast.core.events import StopRequested
+from holdfast.core.masking import masked
 from holdfast.train.request import plain_json
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.machine import ExperimentMachine, TrialState
@@ -66,7 +67,7 @@ def describe_trial(trial: Trial) -> cm.TrialStatus:
         status=trial.status,
         iteration=trial.summary.iteration,
         metrics=trial.summary.durable.metrics or {},
-        config=plain_json(trial.config),
+        config=masked("", plain_json(trial.config)),
     )
 
 

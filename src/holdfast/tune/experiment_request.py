@@ -17,7 +17,8 @@ from holdfast.checkpoint.handle import Checkpoint
 from holdfast.errors import ConfigError
 from holdfast.train import config as train_config
 from holdfast.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
-from holdfast.tune.serialization import from_json, to_json
+from holdfast.tune.search.variant_generator import Space
+from holdfast.tune.serialization import SecretFilter, from_json, to_json
 from holdfast.tune.trainable import BoundTrainable
 
 __all__ = ["ExperimentRequest", "ExperimentSettings"]
@@ -96,7 +97,7 @@ class ExperimentRequest:
             seed=seed,
             trainable=to_json(self.trainable.trainable),
             search_path=find_search_path(self.trainable.trainable),
-            space=to_json(self.space),
+            space=SecretFilter(Space(self.space).constants()).hide(to_json(self.space)),
             tune={name: to_json(getattr(self.tune_config, name)) for name in _TUNE_FIELDS},
             failure={name: to_json(getattr(run.failure_config, name)) for name in _FAILURE_FIELDS},
             checkpoint={name: to_json(getattr(run.checkpoint_config, name)) for name in _CHECKPOINT_FIELDS},

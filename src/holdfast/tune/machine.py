@@ -23,7 +23,7 @@ from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
 from holdfast.tune.search.searcher import Searcher
 from holdfast.tune.search.variant_generator import merge_configs
-from holdfast.tune.serialization import to_json
+from holdfast.tune.serialization import SecretFilter, to_json
 
 __all__ = ["AskSearcher", "CloneSource", "ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
 
@@ -162,6 +162,7 @@ class ExperimentMachine:
         self._policies = policies
         self._name_trial = name_trial
         self._decode_config = decode_config
+        self._secrets = SecretFilter(policies.constants)
         self._suggested: TrialState | None = None
         """The trial whose record is about to be applied."""
         self._asking: AskSearcher | None = None
@@ -235,7 +236,7 @@ class ExperimentMachine:
             iteration=known.summary.iteration,
             donor=donor.trial_id,
             checkpoint=checkpoint,
-            config=to_json(config),
+            config=self._secrets.hide(to_json(config)),
         )
         self._clones[trial.trial_id] = (cloned, config)
 
@@ -556,7 +557,7 @@ class ExperimentMachine:
         self._suggested = trial
         name, directory = self._name_trial(trial)
         told = None if self._policies.searcher.is_quick else self._told
-        config = to_json(trial.config)
+        config = self._secrets.hide(to_json(trial.config))
         shorter = self._find_shorter(trial)
         return r.TrialCreated(
             at=now,

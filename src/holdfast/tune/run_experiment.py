@@ -392,6 +392,8 @@ def _filled(stored: Any, constants: Any) -> Any:
             return constants
         known = constants if isinstance(constants, dict) else {}
         return {key: _filled(value, known.get(key)) for key, value in stored.items()}
+    if isinstance(stored, list) and isinstance(constants, list) and len(stored) == len(constants):
+        return [_filled(*one) for one in zip(stored, constants, strict=True)]
     return stored
 
 

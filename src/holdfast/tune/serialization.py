@@ -18,10 +18,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from holdfast.core.masking import MASK, masked
 from holdfast.errors import ConfigError
 from holdfast.tune.search import sample
 
-__all__ = ["Component", "Stateful", "from_json", "is_stored_whole", "to_json"]
+__all__ = ["Component", "SecretFilter", "Stateful", "from_json", "is_stored_whole", "to_json"]
 
 _TAG = "$tune"
 _RETRY = "call Tuner(...) again with the same name and storage_path, where it is given, instead of Tuner.restore(...)"
@@ -127,6 +128,35 @@ def from_json(value: Any, what: str, way_out: str = _RETRY) -> Any:
         arguments = {key: from_json(item, what, way_out) for key, item in value["arguments"].items()}
         return sample.FACTORIES[value["name"]](**arguments)
     raise ConfigError(f"The {what} of this experiment was written by another version of Holdfast ({kind}): {way_out}.")
+
+
+class SecretFilter:
+    """Leaves out of what is stored the constants that look like secrets: they are what the space has there when the
+    experiment goes on, as other values that cannot be stored."""
+
+    def __init__(self, constants: Any) -> None:
+        self._constants = to_json(constants)
+        self._masked = masked("", self._constants)
+        self._has_secrets = self._masked != self._constants
+
+    def hide(self, form: Any) -> Any:
+        """`form` is what `to_json` made of a space or configuration with these constants in it."""
+        return _hide(form, self._constants, self._masked) if self._has_secrets else form
+
+
+def _hide(form: Any, constants: Any, hidden: Any) -> Any:
+    if form != constants and not (isinstance(form, dict) and isinstance(constants, dict)):
+        return form  # no constant, and not above one
+    if hidden == MASK and constants != MASK:
+        return {_TAG: "missing", "what": "a secret"}
+    if isinstance(form, dict) and isinstance(hidden, dict):
+        return {
+            key: _hide(item, constants[key], hidden[key]) if key in constants and key in hidden else item
+            for key, item in form.items()
+        }
+    if isinstance(form, list) and isinstance(hidden, list) and len(form) == len(hidden):
+        return [_hide(*one) for one in zip(form, constants, hidden, strict=True)]
+    return form
 
 
 def is_stored_whole(value: Any) -> bool:
