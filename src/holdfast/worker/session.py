@@ -319,6 +319,7 @@ class Session:
         self._agent.wait_for_pending()
         target = self._staging_target()
         if source is None:
+            make_private_directory(target.parent)
             checkpoint.to_directory(target)  # verified on the way: a damaged one must not become a new commit
         else:
             stage(source, target, move=move)
@@ -350,12 +351,13 @@ class Session:
             return snapshot, needed_ranks
         self._agent.wait_for_pending()
         target = self._staging_target()
+        make_private_directory(target.parent)
         plan.write_files(target)
         return StagedPart(str(target)), needed_ranks
 
     def _staging_target(self) -> Path:
         here = self.assignment
-        return make_private_directory(Path(here.staging_dir)) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
+        return Path(here.staging_dir) / f"g{here.generation}-r{here.rank}-n{self._number + 1}"
 
     def _make_report(
         self,
