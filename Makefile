@@ -11,7 +11,9 @@ PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 # Tests of a tier that no machine has everything for may all be skipped or, with status 5, not exist.
 OR_NONE := || [ $$? -eq 5 ]
 FRAMEWORKS := .venv-frameworks
-RAY := .venv-ray
+# Another one than that of the benchmarks, for test-ray-cluster: make test-ray-cluster RAY_VERSION=2.49.0
+RAY_VERSION ?=
+RAY := .venv-ray$(RAY_VERSION:%=-%)
 # The tests start thousands of processes: none of them should compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -50,7 +52,7 @@ $(FRAMEWORKS)/.installed: $(VENV)/.dev
 	$(call overlay,$(FRAMEWORKS),-e '.[frameworks$(comma)bench]')
 
 $(RAY)/.installed: $(VENV)/.dev
-	$(call overlay,$(RAY),-e '.[bench$(comma)ray]')
+	$(call overlay,$(RAY),$(if $(RAY_VERSION),-e '.[ray]' 'ray[default]==$(RAY_VERSION)',-e '.[bench$(comma)ray]'))
 
 ## demo          train on 2 workers, kill one, watch it recover
 demo: $(VENV)/.base
@@ -79,7 +81,7 @@ test-frameworks: $(FRAMEWORKS)/.installed
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/compat -m "ray and not slow" $(OR_NONE)
 
-## test-ray-cluster  the Ray engine on Ray clusters of three nodes, in .venv-ray
+## test-ray-cluster  the Ray engine on Ray clusters of three nodes, in .venv-ray, or with RAY_VERSION=2.49.0 in .venv-ray-2.49.0
 test-ray-cluster: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/ray_cluster -m "ray and not slow" $(OR_NONE)
 
@@ -150,4 +152,4 @@ counts: $(VENV)/.dev
 	$(BIN)/python -m bench.counts
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(RAY) .cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) .venv-ray .venv-ray-* .cache .mypy_cache .ruff_cache .hypothesis

@@ -29,6 +29,7 @@ __all__ = [
     "draining_nodes",
     "driver_address",
     "group_nodes",
+    "import_ray",
     "kill_actor",
     "nodes",
     "reason_of",
@@ -61,7 +62,7 @@ class AgentProcess(NamedTuple):
 
 def connect() -> None:
     """Connect this process to a cluster, unless it is. Raises `ConfigError`, or `MissingExtra` without Ray."""
-    ray = _import_ray()
+    ray = import_ray()
     if ray.is_initialized():
         if ray.util.client.ray.is_connected():
             raise ConfigError(f"This driver is a client of a Ray cluster, so nodes cannot reach it: {_CONNECT_WAYS}.")
@@ -80,7 +81,8 @@ def connect() -> None:
         ray.init(address="local", logging_level=logging.WARNING, include_dashboard=False)
 
 
-def _import_ray() -> Any:
+def import_ray() -> Any:
+    """Ray, if it is installed in a version that is supported."""
     try:
         import ray
         import ray.util.client
