@@ -28,7 +28,7 @@ from holdfast.core.json_floats import tag_floats, untag_floats
 from holdfast.errors import Damaged, DuplicateFile, NotFound, StorageError
 from holdfast.storage.store import Store
 
-__all__ = ["PartRecord", "complete_draft", "decode_part_record", "is_open", "write_part_record"]
+__all__ = ["PartRecord", "complete_draft", "decode_part_record", "is_complete", "is_open", "write_part_record"]
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | No
     """Create the manifest of a draft whose ranks have all left their records. None if records or files are missing,
     or a manifest is there already; the draft is then as it was."""
     records = _read_records(store, name, owner.token)
-    if not records or set(records) != set(next(iter(records.values())).ranks):
+    if not _are_all(records):
         return None
     first = records[min(records)]
     if not all(record.agrees_with(first) for record in records.values()):
@@ -143,6 +143,15 @@ def complete_draft(store: Store, name: str, owner: Reservation) -> Manifest | No
     with suppress(StorageError):  # harmless if they stay: nobody lists them, and they are deleted with the checkpoint
         store.delete([layout.key_of(name, layout.part_name(rank)) for rank in records])
     return manifest
+
+
+def is_complete(store: Store, name: str, token: str) -> bool:
+    """Whether all ranks have left their records in the draft of this token."""
+    return _are_all(_read_records(store, name, token))
+
+
+def _are_all(records: dict[int, PartRecord]) -> bool:
+    return bool(records) and set(records) == set(next(iter(records.values())).ranks)
 
 
 def _read_records(store: Store, name: str, token: str) -> dict[int, PartRecord]:

@@ -253,7 +253,8 @@ def _begin(
     """Look at what storage really holds: shut what earlier controllers left open, and look for the newest commit whose
     files are all there. Their bytes are verified by the agents before workers start from them."""
     catalog = Catalog(store)
-    catalog.void_drafts(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease))
+    far = None if request.engine is EngineName.LOCAL else store
+    catalog.void_drafts(lease.epoch, lease.floor, functools.partial(wait_for_uploads, lease=lease, far=far))
     damaged: dict[str, str] = {}
 
     def note(manifest: Manifest, why: str) -> None:
