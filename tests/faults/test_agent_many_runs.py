@@ -232,7 +232,7 @@ def test_a_directory_that_cannot_be_a_path_fails_its_run_alone(tmp_path: Path) -
             await harness.prepare(job_of(_wait, {}), "bad", work_dir=str(tmp_path / "wo\0rk"))
             harness.start(run="bad")
             ended = await harness.expect(WorkerExited, run="bad")
-            assert "not started: embedded null byte" in ended.failure.cause
+            assert "internal error of the agent: ValueError('embedded null byte')" in ended.failure.cause
             await harness.stop(run="good")
             await harness.started(generation=2, run="good")
 

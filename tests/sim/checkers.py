@@ -482,6 +482,8 @@ class Checkers:
         )
         if isinstance(message, UploadFailed) and awaited and "gave this agent no checkpoint" in message.error:
             self.fail(f"{node.name} does not hold a part that a worker gave it: {message.error}")
+        if isinstance(message, e.WorkerExited) and "internal error" in message.failure.cause:
+            self.fail(f"{node.name} failed: {message.failure.cause}")
         if isinstance(message, e.WorkersStopped):
             own = [worker for worker in node.workers if worker.run is self._owner]
             left = [worker.rank for worker in own if worker.generation <= message.generation]

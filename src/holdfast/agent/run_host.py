@@ -159,9 +159,12 @@ class RunHost:
                 cold_reason = await self._spawner.prepare(function, order)
         except SpawnError as error:
             _log.error("%s", error)  # `_start` tries again
-        except Exception as error:  # noqa: BLE001  told as the run's failure
-            _log.error("%s", error, exc_info=None if isinstance(error, HoldfastError | OSError) else error)
+        except (HoldfastError, OSError) as error:
+            _log.error("%s", error)
             self._unprepared = error
+        except Exception as error:  # noqa: BLE001  as in `handle`
+            _log.error("Run %s cannot be prepared here: %r", self._run, error, exc_info=error)
+            self._unprepared = _internal(error)
         port = self._master_port.number
         self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason, master_port=port))
 
@@ -349,11 +352,11 @@ class RunHost:
     def _failed(self, error: BaseException) -> None:
         """An unexpected error: the workers of this run fail here, and nothing else."""
         _log.error("A part of run %s failed here: %r", self._run, error, exc_info=error)
-        cause = f"internal error of the agent: {error!r}"
+        cause = _internal(error)
         if self._workers is not None and self._workers.has_workers:
-            self._workers.workers_lost(cause)
+            self._workers.workers_lost(str(cause))
         elif self._starting is not None:
-            self._fail_workers(self._starting[0], RuntimeError(cause))
+            self._fail_workers(self._starting[0], cause)
 
     def _assign(self, order: PrepareRun, start: StartWorkers, verified: list[VerifiedFile]) -> Iterator[Assignment]:
         """The assignments of this node's workers; `start` has this node's place only."""
@@ -401,3 +404,8 @@ class RunHost:
                 gpus=place.gpus[local_rank] if place.gpus else None,
                 buffers=self._buffers.of_slot(local_rank),
             )
+
+
+def _internal(error: BaseException) -> RuntimeError:
+    """What the controller is told of an error that nobody expected."""
+    return RuntimeError(f"internal error of the agent: {error!r}")
