@@ -18,6 +18,7 @@ from tests.sim.stored_run import StoredManifest, StoredRun
 
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import ValidationStatus
 from holdfast.core.commands import SetHostAside, StartWorkers, StopWorkers
 from holdfast.core.machine import Step
 from holdfast.core.state import Durable, fold
@@ -452,6 +453,41 @@ class Checkers:
 
     # ------------------------------------------------------------ agents
 
+    def validates(self, node: Node, assignment: Assignment) -> None:
+        """A validation begins: of a checkpoint that counted as committed, and of which its report asked for it."""
+        guest = self.sim.guest_at(node.endpoint.address, self._owner)
+        name = assignment.checkpoint
+        if assignment.run in node.validated:
+            self.fail(f"{node.name} starts validation {assignment.run} twice")
+        node.validated.add(assignment.run)
+        known = [one for one in self.run.manifests() if one.name == name and not one.void]
+        asked = [one for one in known if self.scenario.validation(one.iteration) is not None]
+        if known and not asked and self.is_newest(guest):
+            self.fail(f"{name} is validated, and nobody asked for it")
+
+    def _validations(self, guest: Guest, records: list[r.Record]) -> None:
+        """Each checkpoint that asked for it was scored once in effect, whatever crashed, and the score is its own."""
+        outcomes: dict[tuple[str, str], r.CheckpointValidated] = {}
+        for record in records:
+            if isinstance(record, r.CheckpointValidated):
+                if (key := (record.name, record.token)) in outcomes:
+                    self.fail(f"{record.name} was scored twice")
+                outcomes[key] = record
+        assert guest.controller is not None
+        for manifest in self.run.visible():
+            outcome = outcomes.get(_id(manifest))
+            if (outcome is None) != (self.scenario.validation(manifest.iteration) is None):
+                self.fail(f"{manifest.name} of iteration {manifest.iteration} has the validation {outcome}")
+            if outcome is None:
+                continue
+            score = self.sums[manifest.iteration]
+            wanted = {"score": score} if outcome.status is ValidationStatus.VALIDATED else {}
+            metrics = guest.controller.durable.checkpoints[manifest.name].metrics
+            if outcome.metrics != wanted or metrics.get("score") != wanted.get("score"):
+                self.fail(f"{manifest.name} was scored with {outcome.metrics}, has {metrics}, and not {wanted}")
+            if metrics.get("sum") != score:
+                self.fail(f"{manifest.name} has lost the metrics of its report: {metrics}")
+
     def spawned(self, node: Node, assignment: Assignment) -> None:
         """A worker is started: nothing of another generation lives there, and its own was not stopped."""
         mine = (assignment.generation, assignment.rank)
@@ -523,6 +559,8 @@ class Checkers:
             self._exactly(reports_that_count(records), last, "the run has finished")
             self._retention_holds()
             self._undisturbed(records)
+            if self.scenario.validates and guest.controller is not None:
+                self._validations(guest, records)
 
     def _only_own_files(self) -> None:
         """Whatever workers stored in the run's directory, committed or not, is of this run."""

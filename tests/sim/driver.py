@@ -31,6 +31,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.admission import Gang
+from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.invariants import Monitor
 from holdfast.core.machine import Step
 from holdfast.core.state import Durable, fold
@@ -186,6 +187,8 @@ class Guest:
             workers_per_agent=scenario.slots_per_node,
             spares=scenario.spec.spares,
         )
+        if scenario.validates:
+            plan.prepare_validation = partial(_prepare_validation, self.run)
         plan.make_publisher = partial(_SimulatedPublisher, self.process)
         assert plan.fold_writer is not None
         plan.fold_writer.least_bytes = _FOLD_BYTES
@@ -298,10 +301,14 @@ class _SimulatedPublisher(Publisher):
         self._fold_writer.flush()
 
 
-def _preparation(run: Run) -> Preparation:
-    """The function is the same for all runs."""
+def _prepare_validation(run: Run, task: ValidationTask) -> tuple[Preparation, float | None]:
+    return _preparation(run, "v"), None
+
+
+def _preparation(run: Run, function: str = "f") -> Preparation:
+    """The functions are the same for all runs."""
     order = PrepareRun(
-        function_key="f",
+        function_key=function,
         workers=16,
         storage=f"memory://{run.name}",
         experiment=run.name,
@@ -309,7 +316,7 @@ def _preparation(run: Run) -> Preparation:
         trial_dir=run.name,
         work_dir=run.name,
     )
-    return Preparation(PrepareFunction(key="f", function=b"", sys_path=[], environment={}), order)
+    return Preparation(PrepareFunction(key=function, function=b"", sys_path=[], environment={}), order)
 
 
 def _request(run: Run) -> TrainRequest:

@@ -16,6 +16,7 @@ from tests.sim.memory_store import MemoryStore
 from tests.sim.network import Connection as NetworkConnection
 from tests.sim.network import connect
 from tests.sim.process import Process
+from tests.sim.validator import Validator
 from tests.sim.worker import Connection, State, Worker
 
 from holdfast.agent.agent import Agent
@@ -53,6 +54,8 @@ __all__ = ["Node"]
 
 Loaded = tuple[State, WorkerStates | None]
 """What a generation begins with: its state, and where ranks were in their data."""
+VALIDATION = "-validation-"
+"""What the ids of validations have in the middle, as `holdfast.control.validation` names them."""
 _LINGER_S = 20.0
 _FORLORN_S = 30.0
 _NEVER_REPEATED = (e.AgentJoined, m.Pong, m.UploadFailed, m.Logs)
@@ -67,6 +70,8 @@ class Node:
         self.process = Process(sim, name, host)
         self.workers: list[Worker] = []
         """Those that were started and are not reaped."""
+        self.validators: list[Validator] = []
+        """The same of those that score checkpoints."""
         self.connections: list[Connection] = []
         """All that were ever opened."""
         self.commands: dict[tuple[str, int], c.StartWorkers] = {}
@@ -80,6 +85,8 @@ class Node:
         self.link_down_until = 0.0
         self.spawned: set[tuple[str, int, int]] = set()
         """The runs' ids, generations and ranks of all workers that it ever started."""
+        self.validated: set[str] = set()
+        """The ids of all validations that it ever began."""
         self._loads: dict[tuple[str, int], asyncio.Task[Loaded]] = {}
         self._buffers: list[Buffers] = []
         self.agent: Agent | None = None
@@ -125,6 +132,11 @@ class Node:
 
     def start_worker(self, parent: Parent, assignment: Assignment, connection: Connection) -> None:
         run = self.sim.run_at(assignment.storage)
+        if VALIDATION in assignment.run:
+            run.checkers.validates(self, assignment)
+            self.validators.append(Validator(self, parent, assignment, connection))
+            self.after(0.02, self._validator_forked, self.validators[-1])
+            return
         run.checkers.spawned(self, assignment)
         fabric = self.sim.fabric(self.endpoint.address, run, assignment.generation, assignment.world_size)
         worker = Worker(self, parent, assignment, connection, fabric)
@@ -137,6 +149,21 @@ class Node:
             if worker.alive:
                 self.process.spawn(worker.train())
                 self.sim.break_worker(worker)
+
+    def _validator_forked(self, validator: Validator) -> None:
+        if validator in self.validators:
+            validator.parent.worker_started(validator.generation, validator.rank, 2000)
+            self.process.spawn(validator.work())
+
+    def reap_validator(self, validator: Validator, status: int) -> None:
+        """Its process is gone."""
+        if validator in self.validators:
+            self.validators.remove(validator)
+            validator.parent.worker_died(validator.generation, validator.rank, status, killed=validator.killed)
+
+    def read_state(self, data: bytes) -> State:
+        """What a file of a checkpoint says."""
+        return _state(data)
 
     def reap(self, worker: Worker, status: int) -> None:
         """The worker's process is gone."""
@@ -232,7 +259,10 @@ class Node:
     def _died(self) -> None:
         for worker in self.workers:
             worker.alive = False
+        for validator in self.validators:
+            validator.alive = False
         self.workers.clear()
+        self.validators.clear()
         self.free_memory()
 
 
@@ -249,7 +279,7 @@ class SimulatedAgent(Agent):
         self._node = node
 
     async def _offer_again(self, channel: ResumableChannel[m.ControllerMessage]) -> m.ChannelOpened | None:
-        if ranks := [worker.rank for worker in self._node.workers]:
+        if ranks := [worker.rank for worker in self._node.workers] + [one.rank for one in self._node.validators]:
             self._node.sim.fail(f"{self._node.name} offers itself to a controller while its ranks {ranks} live")
         return await super()._offer_again(channel)
 
@@ -416,12 +446,20 @@ class SimulatedSpawner:
         for worker in self._own_workers():
             worker.killed = worker.killed or worker.alive
             worker.alive = False
+        for validator in self._own_validators():
+            validator.killed = validator.killed or validator.alive
+            validator.alive = False
         await asyncio.sleep(self._node.sim.delay_s(0.02))
         for worker in self._own_workers():
             self._node.reap(worker, 9)
+        for validator in self._own_validators():
+            self._node.reap_validator(validator, 9)
 
     def _own_workers(self) -> list[Worker]:
         return [worker for worker in self._node.workers if worker.parent is self._parent]
+
+    def _own_validators(self) -> list[Validator]:
+        return [one for one in self._node.validators if one.parent is self._parent]
 
     def add_imports(self, modules: list[str]) -> None:
         """Nobody imports anything."""

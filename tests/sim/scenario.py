@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from tests.sim.data import DataSet
 
+from holdfast.core.checkpoint_types import ValidationTask
 from holdfast.core.retention import RetentionRule
 from holdfast.core.spec import RunSpec
 
@@ -64,6 +65,8 @@ _BAD_HOST = 0.05
 """The share of seeds with a host on which all workers die, and others that have room."""
 _DATA = 0.2
 """The share of seeds whose runs have elastic loaders."""
+_VALIDATED = 0.15
+"""The share of seeds whose runs have checkpoints validated."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
@@ -152,6 +155,9 @@ class Scenario:
     data: DataSet | None = None
     """What it trains on, with an elastic loader."""
 
+    validates: bool = False
+    """Some reports ask that their checkpoint be validated."""
+
     whole_parts: bool = False
     """Each rank's part is all that a checkpoint needs, and its report says so."""
 
@@ -159,6 +165,10 @@ class Scenario:
     def never_loses_planned(self) -> bool:
         """Whether a planned change loses no step, whatever the ranks do: rank 0 gives a part, or all of them wait."""
         return self.asks or self.lockstep or self.checkpoint_ranks != "last"
+
+    def validation(self, iteration: int) -> ValidationTask | None:
+        """What the report of this iteration asks for: the same of all ranks and all attempts."""
+        return ValidationTask(fn_kwargs={}) if self.validates and gain(iteration) % 3 else None
 
     def dir_name(self, iteration: int) -> str | None:
         """The name that the user gives the checkpoint of this iteration."""
@@ -196,6 +206,11 @@ def draw(seed: int) -> Scenario:
     if chance.random() < _DATA:
         for run in [scenario, *scenario.others]:
             _draw_data(run, chance)
+    chance = random.Random(f"validation {seed}")
+    if chance.random() < _VALIDATED:
+        for run in [scenario, *scenario.others]:
+            run.validates = True
+            run.spec = msgspec.structs.replace(run.spec, has_validation=True)
     return scenario
 
 

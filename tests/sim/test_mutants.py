@@ -49,6 +49,7 @@ from holdfast.core import (
     preemption,
     quarantine,
     removal,
+    validation,
 )
 from holdfast.core import commands as c
 from holdfast.core import events as e
@@ -731,6 +732,40 @@ def start_before_a_host_is_set_aside(patch: Patch) -> None:
 # ---------------------------------------------------------------- data
 
 
+def forget_what_was_to_be_validated(patch: Patch) -> None:
+    """What a report asks for is not written down."""
+    patch.setattr(validation, "record_request", lambda *_: None)
+
+
+def resume_no_validation(patch: Patch) -> None:
+    """One that a controller has begun is left to it, also when it is dead."""
+    due_names, validate_next = validation.due_names, validation.validate_next
+    begun: set[str] = set()
+
+    def due(state: State) -> set[str]:
+        return {name for name in due_names(state) if state.durable.validations[name].token not in begun}
+
+    def begin(state: State, out: machine.Output) -> None:
+        validate_next(state, out)
+        if state.validating is not None:
+            begun.add(state.validating[1])
+
+    patch.setattr(validation, "due_names", due)
+    patch.setattr(validation, "validate_next", begin)
+
+
+def write_a_score_down_twice(patch: Patch) -> None:
+    finish = validation.finish_validation
+
+    def again(state: State, event: e.ValidationFinished, now: float, out: machine.Output) -> None:
+        validating = state.validating
+        finish(state, event, now, out)
+        state.validating = validating
+        finish(state, event, now, out)
+
+    patch.setattr(validation, "finish_validation", again)
+
+
 def save_what_ranks_were_given_last(patch: Patch) -> None:
     """The checkpoint of a report holds the positions of a later one."""
 
@@ -939,6 +974,9 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     set_no_host_aside: lambda one: one.hosts > 0,
     start_workers_on_hosts_that_are_set_aside: lambda one: one.hosts > 0,
     start_before_a_host_is_set_aside: lambda one: one.hosts > 0,
+    forget_what_was_to_be_validated: lambda one: one.validates,
+    resume_no_validation: lambda one: one.validates,
+    write_a_score_down_twice: lambda one: one.validates,
     save_what_ranks_were_given_last: _has_data,
     save_where_one_rank_was: lambda one: one.data is not None and one.data.uneven and one.spec.workers_max > 1,
     begin_an_epoch_anew_in_another_world: lambda one: _has_data(one) and one.spec.workers_min < one.spec.workers_max,

@@ -29,6 +29,7 @@ from holdfast.worker.stdio import WorkerFds
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
+    from tests.sim.validator import Validator
 
 __all__ = ["Connection", "Fabric", "State", "Worker"]
 
@@ -45,7 +46,7 @@ class Connection(WorkerHandle):
     def __init__(self, node: Node, number: int, rank: int, on_message: OnMessage) -> None:
         super().__init__(rank, on_message)
         self.worker_fds = WorkerFds(number, -1, -1, -1)
-        self.worker: Worker | None = None
+        self.worker: Worker | Validator | None = None
         self._node = node
         self._unread: deque[WorkerMessage] = deque()
 
@@ -211,6 +212,7 @@ class Worker:
             needed_ranks=(self.rank,) if is_whole else None,
             worker_state=self.loader.save() if self.loader is not None else b"",
             held=self.held,
+            validation=self.scenario.validation(iteration) if part else None,
         )
         self.connection.arrive(WorkerReport(report=report, part=self._snapshot() if part else None))
         if not self.held:

@@ -81,11 +81,13 @@ class ValidationRunner:
         """From the request for an agent to the end of its worker."""
         agents.request(1)
         joined: e.AgentJoined | None = None
+        is_started = False
         while True:
             match await events.get():
                 case e.AgentJoined() as joined:
                     pass
-                case e.AgentPrepared(agent=agent, master_port=port) if joined is not None:
+                case e.AgentPrepared(agent=agent, master_port=port) if joined is not None and not is_started:
+                    is_started = True
                     agents.start_workers(
                         c.StartWorkers(
                             generation=self._generation,
