@@ -157,3 +157,12 @@ def test_a_run_that_must_stop_begins_no_validation() -> None:
     rig = with_two(max_failures=0)
     rig.feed(e.StopRequested(why="Ctrl+C"), 6.0)
     assert rig.feed(ended(stored(0, 1)), 7.0) == Step([validated(stored(0, 1), 7.0)], [])
+
+
+def test_a_run_that_is_to_stop_and_has_only_validations_left_stops_at_once() -> None:
+    rig = with_two()
+    rig.state.checkpoint_interval.ask(3, 0, 5.5)
+    rig.feed(e.WorkerFinished(generation=1, rank=0), 6.0)
+    assert rig.feed(e.StopRequested(why="Ctrl+C", grace_s=20.0), 6.5).commands == []
+    done = rig.feed(ended(stored(0, 1)), 7.0)
+    assert [type(one) for one in done.commands] == [c.StopWorkers], "the second is left for the next controller"

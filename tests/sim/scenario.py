@@ -209,7 +209,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"validation {seed}")
     if chance.random() < _VALIDATED:
         for run in [scenario, *scenario.others]:
-            run.validates = True
+            run.validates, run.names_in_turn = True, False  # a name stays in use until its checkpoint is validated
             run.spec = msgspec.structs.replace(run.spec, has_validation=True)
     return scenario
 

@@ -287,6 +287,11 @@ def _finish(state: State, generation: Generation, now: float, out: Output) -> No
     _end(state, c.RunStatus.FINISHED, out)
 
 
+def _waits_to_validate(state: State) -> bool:
+    """Whether every rank has finished, and validations are due which a run that is to stop does not begin."""
+    return _all_finished(state) and state.validating is None and validation.are_due(state)
+
+
 def _all_finished(state: State) -> bool:
     busy = state.pending or removal.is_under_way(state)
     return state.generation is not None and len(state.generation.finished) == state.generation.world_size and not busy
@@ -306,7 +311,8 @@ def _watch(state: State, generation: Generation, now: float, out: Output) -> Non
     pending_checkpoints.warn_laggards(state, generation, now, out)
     if generation.stop_reason is None and state.fatal is not None:
         generation.stop_reason = StopReason(StopKind.FATAL, state.fatal[1], now)
-    if generation.stop_reason is None and state.stop is not None and now >= state.stop_at:
+    has_waited = now >= state.stop_at or _waits_to_validate(state)
+    if generation.stop_reason is None and state.stop is not None and has_waited:
         generation.stop_reason = StopReason(StopKind.STOP, state.stop, now)
     hang_at = _hang_deadline(state, generation)
     if generation.stop_reason is None and hang_at is not None and now >= hang_at:
