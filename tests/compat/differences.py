@@ -101,7 +101,11 @@ BEHAVIOUR = (
         "one worker of its own on the same machine; `ray_remote_kwargs` are ignored with a warning",
     ),
     ("`num_workers=0`", "stores nothing", "stores as usual"),
-    ("`ray.init(...)`", "starts or joins a cluster", "accepted; only `runtime_env` with `env_vars` has an effect"),
+    (
+        "`ray.init(...)`",
+        "starts or joins a cluster",
+        'accepted; only `runtime_env` and `address="ray://..."` have an effect',
+    ),
     (
         "`datasets=`",
         "Ray data sets",

@@ -27,14 +27,16 @@ def python_path() -> str:
 class RayCluster:
     """Nodes can be added; `TEST_NODE` in the environment of a worker is its node's number."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **head: Any) -> None:
+        """`head` is what the head's node is given besides."""
         from ray.cluster_utils import Cluster
 
         self.root = root
         self._numbers = itertools.count()
-        arguments = self._arguments(num_cpus=1)
+        arguments = self._arguments(num_cpus=1, **head)
         self._cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
         self.address = str(self._cluster.address)
+        self.client_address = ""
 
     def _arguments(self, **node: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -49,6 +51,14 @@ class RayCluster:
 
         ray.init(address=self.address, _node_ip_address=_HEAD, log_to_driver=False)
 
+    def kill(self) -> None:
+        """All processes of all nodes, at once."""
+        for node in self._cluster.list_all_nodes():
+            for found in node.all_processes.values():
+                for one in found:
+                    one.process.kill()
+                    one.process.wait()
+
     def close(self) -> None:
         import ray
 
@@ -57,8 +67,8 @@ class RayCluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """This process is connected to it; agents keep their files in a directory of the test's."""
+def cluster_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory in which agents of the clusters to be made keep their files."""
     pytest.importorskip("ray")
     root = tmp_path_factory.mktemp("cluster")
     with pytest.MonkeyPatch.context() as patch:
@@ -67,15 +77,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         patch.setenv("HOLDFAST_AGENTS_TIMEOUT_S", "90")
         patch.setenv("HOLDFAST_BACKOFF_S", "0.1")
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # Ray's client server forks, and grpc may abort in the child
         (root / "code").mkdir()
         here = Path.cwd()
         os.chdir(root / "code")  # what is sent to agents is a small directory
-        made = RayCluster(root)
         try:
-            for _ in range(2):
-                made.add_node(num_cpus=2, num_gpus=2)  # no device: Ray counts ids
-            made.connect()
-            yield made
+            yield root
         finally:
             os.chdir(here)
-            made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_root: Path) -> Iterator[RayCluster]:
+    """This process is connected to it."""
+    made = RayCluster(cluster_root)
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=2, num_gpus=2)  # no device: Ray counts ids
+        made.connect()
+        yield made
+    finally:
+        made.close()

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast import train
 from holdfast.train import Checkpoint, collective
 
-__all__ = ["ancestors", "steps"]
+__all__ = ["ancestors", "meet", "steps"]
 
 
 def ancestors() -> dict[str, int]:
@@ -53,6 +53,18 @@ def steps(config: dict[str, Any]) -> dict[str, Any]:
         if "hold_at" in config and step == config["hold_at"]:
             _wait_for(Path(config["hold_file"]).parent, Path(config["hold_file"]).name)
     return {"node": os.environ["TEST_NODE"], "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "first": first}
+
+
+def meet(place: str, count: int) -> None:
+    """Wait until so many workers have come here."""
+    directory = Path(place)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{time.time_ns()}-{os.getpid()}").touch()
+    give_up_at = time.monotonic() + 60
+    while len(list(directory.iterdir())) < count:
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"{len(list(directory.iterdir()))} of {count} workers came")
+        time.sleep(0.02)
 
 
 def _kill_once(config: dict[str, Any], rank: int, step: int) -> None:

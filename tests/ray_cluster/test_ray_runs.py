@@ -21,6 +21,7 @@ from tests.ray_cluster.jobs import steps
 
 from holdfast import tune
 from holdfast.control.history import read_records
+from holdfast.control.view import read_reports
 from holdfast.core import records as r
 from holdfast.errors import ConfigError
 from holdfast.storage.locate import open_store
@@ -97,6 +98,27 @@ def test_a_run_goes_on_from_its_checkpoint_after_a_kill(cluster: RayCluster, tmp
     assert killed.exists() and (result.metrics or {})["step"] == 5
     assert (result.metrics or {})["resumed_from"] > 0
     assert len(_records(tmp_path, r.GenerationStarted)) == 2
+
+
+@pytest.mark.parametrize("kill", ["", "worker"])
+def test_results_equal_those_of_the_local_engine(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: str
+) -> None:
+    monkeypatch.setenv("TEST_NODE", "of the local engine")
+
+    def run(engine: str) -> dict[str, Any]:
+        path = tmp_path / engine
+        path.mkdir()
+        config = {"kill": kill, "kill_at": 3, "killed_file": str(path / "killed")} if kill else {}
+        result = _fit(path, config, num_workers=2, engine=engine)
+        assert result.checkpoint is not None
+        with result.checkpoint.as_directory() as directory:
+            files = {one.name: one.read_bytes() for one in Path(directory).iterdir() if one.name[0] != "."}
+        rows = [one.metrics["step"] for one in read_reports(open_store(path / "run"))]
+        names = [one.path.rpartition("/")[2] for one, _ in result.best_checkpoints]
+        return {"rows": rows, "files": files, "names": names if not kill else len(names), "error": result.error}
+
+    assert run("ray") == run("local")
 
 
 def test_trials_run_on_several_nodes(cluster: RayCluster, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from holdfast.errors import WireError
 from holdfast.storage.private_directory import make_private_directory
 from holdfast.wire.messages import PrepareCode, PrepareFunction
 
-__all__ = ["CodeDirectory", "map_paths"]
+__all__ = ["CodeDirectory", "map_paths", "unpack"]
 
 
 class CodeDirectory:
@@ -59,7 +59,7 @@ class CodeDirectory:
         archive = b"".join(self._pieces)
         self._pieces.clear()
         try:
-            await asyncio.to_thread(_unpack, archive, self._order.hash, self.path)
+            await asyncio.to_thread(unpack, archive, self._order.hash, self.path)
         except Exception as error:  # noqa: BLE001  whoever waits for it must learn of it
             self.whole.set_exception(WireError(f"The driver's working directory could not be unpacked: {error}"))
             self.whole.exception()  # whoever waits for it gets it; nobody may
@@ -67,7 +67,8 @@ class CodeDirectory:
             self.whole.set_result(None)
 
 
-def _unpack(archive: bytes, digest: str, path: Path) -> None:
+def unpack(archive: bytes, digest: str, path: Path) -> None:
+    """Unpack what `control.working_dir` has packed."""
     if blake3(archive).hexdigest() != digest:
         raise WireError("its hash is not the one that was announced.")
     make_private_directory(path)

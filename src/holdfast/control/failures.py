@@ -17,7 +17,7 @@ from holdfast.core.records import RaisedError, RunFailed, WorkerFailure
 from holdfast.core.root_cause import is_bug, root_cause
 from holdfast.errors import ControllerError, PreemptionError, RunError, TrainingFailedError, WorkerGroupError
 
-__all__ = ["run_error", "worker_error"]
+__all__ = ["rebuilt_error", "run_error", "worker_error"]
 
 
 def run_error(ended: RunFailed, uri: str) -> TrainingFailedError:
@@ -40,7 +40,7 @@ def worker_error(failure: WorkerFailure) -> Exception:
     if failure.error_type is None:
         error: Exception = RuntimeError(f"rank {failure.rank} {failure.cause}")
     else:
-        error = _rebuilt(failure.error_type, failure.error or "")
+        error = rebuilt_error(failure.error_type, failure.error or "")
     if failure.traceback:
         error.add_note(failure.traceback)
     elif failure.last_lines:
@@ -50,12 +50,13 @@ def worker_error(failure: WorkerFailure) -> Exception:
 
 def _raised_error(raised: RaisedError) -> Exception:
     """What a callback raised; the traceback is a note."""
-    error = _rebuilt(raised.error_type, raised.error)
+    error = rebuilt_error(raised.error_type, raised.error)
     error.add_note(f"In the callback {raised.where}:\n{raised.traceback.rstrip()}")
     return error
 
 
-def _rebuilt(error_type: str, message: str) -> Exception:
+def rebuilt_error(error_type: str, message: str) -> Exception:
+    """An exception of the class of this name, where that can be had."""
     kind = _find_class(error_type)
     return _make(kind, message) if kind is not None else RuntimeError(f"{error_type}: {message}")
 

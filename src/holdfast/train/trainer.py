@@ -6,16 +6,19 @@ runs that. `holdfast.train.torch.TorchTrainer` adds a process group and nothing 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError, HoldfastError, NotFound, TrainingFailedError
 from holdfast.storage.uri import join
 from holdfast.train.backend import BackendConfig, check_backend_config
 from holdfast.train.config import RunConfig, ScalingConfig
 from holdfast.train.data import DataConfig, check_datasets
+from holdfast.train.engine_choice import client_address
 from holdfast.train.interrupted import make_interrupted
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request, check_function
@@ -23,6 +26,8 @@ from holdfast.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.control.request import TrainRequest
+    from holdfast.train.remote_driver import DriverOutcome
     from holdfast.train.result import Result
     from holdfast.worker.job import Framework
 
@@ -90,6 +95,8 @@ class DataParallelTrainer:
         from holdfast.core.commands import RunStatus
         from holdfast.train.result import Result
 
+        if request.engine is EngineName.RAY and (address := client_address()) is not None:
+            return self._fit_on_cluster(address, request)
         if "HOLDFAST_LAUNCHER" in os.environ:
             from holdfast.train.launched import fit_launched
 
@@ -112,6 +119,24 @@ class DataParallelTrainer:
         if outcome.status is RunStatus.FAILED:
             raise result.error or TrainingFailedError(f"The run {outcome.uri} failed; error.txt there says why.")
         return result
+
+    def _fit_on_cluster(self, address: str, request: TrainRequest) -> Result:
+        from holdfast.checkpoint.handle import Checkpoint
+        from holdfast.train.remote_fit import fit_on_cluster, for_cluster
+        from holdfast.train.result import Result
+
+        sent = copy.copy(self)
+        sent.run_config = for_cluster(self.run_config, request.storage_path)
+        outcome = fit_on_cluster(address, request, sent)
+        assert outcome.view is not None
+        place = Checkpoint(join(request.storage_path, request.name), request.filesystem)
+        return Result._of_run(place, outcome.view)
+
+    def _outcome_as_driver(self) -> DriverOutcome:
+        """`fit()` on the cluster's head, for a caller elsewhere."""
+        from holdfast.train.remote_driver import trainer_outcome
+
+        return trainer_outcome(self, build_request(self, self._takes_config, self._framework(), self._preload()))
 
     def _preload(self) -> tuple[str, ...]:
         """The modules that the zygote imports before it forks workers."""

@@ -73,6 +73,7 @@ from holdfast.wire.join_string import parse_join_string
 
 __all__ = [
     "ExperimentOutcome",
+    "fold_outcome",
     "is_experiment",
     "open_results",
     "read_outcome",
@@ -82,6 +83,7 @@ __all__ = [
     "read_status",
     "read_trial_status",
     "run_experiment",
+    "trial_requests",
 ]
 
 
@@ -99,7 +101,7 @@ class ExperimentOutcome:
 def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
     """Run or continue an experiment to its end; raises only what kept it from starting, or a lost lease."""
     _check_checkpoints(request)
-    requests = _trial_requests(request)
+    requests = trial_requests(request)
     check_resources(requests.base)
     _make_machine(request, requests, request.settings(0), "")  # refuses what searcher and scheduler cannot do
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
@@ -225,9 +227,18 @@ def read_results(request: ExperimentRequest) -> ResultGrid:
 def read_outcome(request: ExperimentRequest, status: RunStatus, interrupted_by: str) -> ExperimentOutcome:
     """How an experiment that another host led has ended."""
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
-    settings = read_settings(store)
-    experiment_id, lines = read_lines(store)
-    machine = _make_machine(request, _trial_requests(request), settings, experiment_id)
+    read_settings(store)  # refuses what is no experiment
+    return fold_outcome(request, status, interrupted_by, *read_lines(store))
+
+
+def fold_outcome(
+    request: ExperimentRequest, status: RunStatus, interrupted_by: str, experiment_id: str, lines: list[Line]
+) -> ExperimentOutcome:
+    """The same from the experiment's records."""
+    settings = _settings(experiment_id, lines)
+    assert settings is not None
+    store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
+    machine = _make_machine(request, trial_requests(request), settings, experiment_id)
     for line in lines:
         machine.apply(line.run, line.record)
     return _outcome(request, store, machine, status, interrupted_by)
@@ -436,7 +447,8 @@ def _resets(
     return records
 
 
-def _trial_requests(request: ExperimentRequest) -> TrialRequests:
+def trial_requests(request: ExperimentRequest) -> TrialRequests:
+    """How the trials of the experiment are run."""
     bound = request.trainable
     run_config = replace(
         request.run_config,

@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError, HoldfastError, NotFound
 from holdfast.storage.uri import join
 from holdfast.train import config as train_config
+from holdfast.train.engine_choice import asked_engine, client_address
 from holdfast.train.interrupted import make_interrupted
 from holdfast.train.paths import resolve_storage_path, split_run_path
 from holdfast.tune.config import RunConfig, TuneConfig, check_supported
@@ -27,6 +29,7 @@ from holdfast.tune.trainable import check_trainable, trainable_name
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
+    from holdfast.train.remote_driver import DriverOutcome
     from holdfast.tune.experiment_request import ExperimentRequest
     from holdfast.tune.result_grid import ResultGrid
     from holdfast.tune.run_experiment import ExperimentOutcome
@@ -81,7 +84,13 @@ class Tuner:
 
         request = self._request()
         run = request.run_config
-        if "HOLDFAST_LAUNCHER" in os.environ:
+        # A trainer may name its engine; the trials of a function run where everything runs.
+        scaling = getattr(self._trainable.trainable, "scaling_config", None)
+        if asked_engine(getattr(scaling, "engine", None)) is EngineName.RAY and (address := client_address()):
+            from holdfast.tune.remote_experiment import tune_on_cluster
+
+            outcome = tune_on_cluster(address, self, request)
+        elif "HOLDFAST_LAUNCHER" in os.environ:
             from holdfast.tune.launched import tune_launched
 
             outcome = tune_launched(request, _run_mirrored)
@@ -92,6 +101,12 @@ class Tuner:
         if outcome.failed_fast is not None and run.failure_config.fail_fast == "raise":
             raise outcome.failed_fast
         return outcome.results
+
+    def _outcome_as_driver(self) -> DriverOutcome:
+        """`fit()` on the head of a cluster, for a caller elsewhere."""
+        from holdfast.tune.remote_experiment import experiment_outcome
+
+        return experiment_outcome(self, self._request())
 
     def get_results(self) -> ResultGrid:
         """What the experiment's directory knows so far; nothing is run, and nothing written."""

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError
 from holdfast.train import DataParallelTrainer, RunConfig
+from holdfast.train.engine_choice import asked_engine, client_address
 from holdfast.train.request import build_request
 
 
@@ -49,10 +51,25 @@ def test_variables_given_to_init_reach_the_workers_of_every_run() -> None:
 
 
 def test_what_init_cannot_do_is_told() -> None:
-    with pytest.warns(UserWarning, match=r"init\(address='ray://head:10001'\) has no effect: there is no cluster"):
-        holdfast.init(address="ray://head:10001")
+    with pytest.warns(UserWarning, match=r"init\(address='head:6379'\) has no effect: .* set HOLDFAST_ENGINE=ray"):
+        holdfast.init(address="head:6379")
     with pytest.raises(ConfigError, match=r"holdfast.init\(runtime_env\) must be a dict"):
         holdfast.init(runtime_env={"env_vars": ["A"]})
+
+
+def test_with_the_address_of_a_ray_cluster_for_clients_runs_are_on_it_until_shutdown() -> None:
+    with holdfast.init(address="ray://head:10001") as info:
+        assert info["address"] == client_address() == "ray://head:10001"
+        assert asked_engine(None) is EngineName.RAY and asked_engine("local") is EngineName.LOCAL
+    assert client_address() is None and asked_engine(None) is None
+
+
+@pytest.mark.parametrize("address, told", [("ray://head:10001", "ray://head:10001"), ("head:6379", None), ("", None)])
+def test_the_address_for_clients_may_be_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, address: str, told: str | None
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert client_address() == told
 
 
 @pytest.mark.parametrize(

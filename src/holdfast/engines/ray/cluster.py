@@ -39,7 +39,6 @@ __all__ = [
 
 _VERSIONS = (2, 49), (3, 0)
 """The first version of Ray that is supported, and the first that is not."""
-_CONNECT_WAYS = 'set RAY_ADDRESS to the head\'s HOST:PORT, or run the script with "ray job submit"'
 PlacementGroup = Any
 """Ray's."""
 
@@ -64,12 +63,8 @@ def connect() -> None:
     """Connect this process to a cluster, unless it is. Raises `ConfigError`, or `MissingExtra` without Ray."""
     ray = import_ray()
     if ray.is_initialized():
-        if ray.util.client.ray.is_connected():
-            raise ConfigError(f"This driver is a client of a Ray cluster, so nodes cannot reach it: {_CONNECT_WAYS}.")
         return
     address = os.environ.get("RAY_ADDRESS", "").strip()
-    if address.startswith("ray://"):
-        raise ConfigError(f"RAY_ADDRESS={address} is the address for clients of a Ray cluster: {_CONNECT_WAYS}.")
     try:
         ray.init(address=address or "auto", logging_level=logging.WARNING)
     except ConnectionError as error:
