@@ -95,7 +95,7 @@ def test_hosts_join_leave_and_die(four_hosts: Hosts) -> None:
     assert {1, 2, 3} == set(learning.end())
 
 
-@pytest.mark.parametrize("direction", ["outgoing", "incoming"])
+@pytest.mark.parametrize("direction", ["outgoing", pytest.param("incoming", marks=pytest.mark.slow)])
 def test_a_link_that_is_cut_in_one_direction_costs_its_host_and_gives_it_back(
     four_hosts: Hosts, direction: str
 ) -> None:
@@ -111,6 +111,7 @@ def test_a_link_that_is_cut_in_one_direction_costs_its_host_and_gives_it_back(
     learning.end()
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_not_taken_for_a_dead_host(hosts: Hosts) -> None:
     # What a checkpoint sends takes longer than the silence limit.
     learning = _Learning(hosts, ballast_bytes=3_000_000)

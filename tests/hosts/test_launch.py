@@ -101,7 +101,8 @@ def test_training_goes_on_without_etcd_and_another_host_takes_over_when_it_is_ba
     check_learning(cluster.directory / "storage" / "run", cluster.directory / "undisturbed")
 
 
-@pytest.mark.parametrize("direction", [pytest.param("both ways", marks=pytest.mark.slow), "outgoing"])
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["both ways", "outgoing"])
 def test_a_leader_that_is_cut_off_is_fenced_and_follows_when_the_link_is_back(
     cluster: _Cluster, direction: str
 ) -> None:
