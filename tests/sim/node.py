@@ -97,9 +97,8 @@ class Node:
         self.agent = SimulatedAgent(self)
         try:
             await self.agent.run()
-        except WireError:
-            if self.connection is not None:
-                raise
+        except WireError as error:
+            self.sim.say(self.name, "gives up: %s", error)
         except Exception as error:  # noqa: BLE001  no other may ever come out of it
             self.sim.fail(f"{self.name} failed: {error!r}")
         else:

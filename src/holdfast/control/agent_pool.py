@@ -175,7 +175,14 @@ class AgentPool:
             channel.agent, opening.incarnation, comes_back=opening.comes_back
         )
         resumable.accept(channel, opening, self._silence_s)
-        first = await resumable.recv()
+        try:
+            async with asyncio.timeout(self._silence_s):
+                first = await resumable.recv()
+        except TimeoutError:  # nobody pings it yet, so nothing else would find out
+            resumable.abort()
+            if self._engine.knows(channel.agent):
+                self._engine.kill(channel.agent)
+            return
         joined = None if first is None else first.message
         if not isinstance(joined, e.AgentJoined) or joined.agent != channel.agent:
             return

@@ -228,8 +228,11 @@ class ResumableChannel(Generic[_In]):
 
 
 async def read_opening(channel: Channel[Any]) -> OpenChannel | None:
-    """For the controller: the first message of an agent's connection; None if it is anything else."""
-    envelope = await channel.recv()
+    """For the controller: the first message of an agent's connection; None if it is anything else, or does not come."""
+    envelope = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            envelope = await channel.recv()
     return envelope.message if envelope is not None and isinstance(envelope.message, OpenChannel) else None
 
 

@@ -57,6 +57,7 @@ class _NoEngine:
     def __init__(self) -> None:
         self.wanted: list[list[str]] = []
         """The runs that there had to be room for, each time that something was wanted."""
+        self.killed: list[str] = []
 
     def want(self, gangs: Sequence[Gang]) -> None:
         self.wanted.append([gang.run for gang in gangs])
@@ -66,7 +67,8 @@ class _NoEngine:
 
     def abandon(self, agent: str) -> None: ...
 
-    def kill(self, agent: str) -> None: ...
+    def kill(self, agent: str) -> None:
+        self.killed.append(agent)
 
     async def close(self, flush_s: float) -> None: ...
 
@@ -223,6 +225,19 @@ def test_a_closed_connection_says_nothing_about_an_agent_when(trouble: str, monk
             await agent.join(await connect(address, _SECRET, Hello(agent="a")))
         await asyncio.sleep(0.3)  # longer than it would take to lose the agent
         assert [type(event) for event in controller.events] == [e.AgentJoined]
+
+    _run(test)
+
+
+def test_an_agent_that_connects_and_does_not_say_what_it_offers_is_killed() -> None:
+    """Its network was cut in between, say: the engine must learn that it does not come."""
+
+    async def test(controller: _Controller, address: str) -> None:
+        controller.pool._silence_s = 0.05
+        agent = await controller.open(address)
+        assert await agent.recv() is None
+        await controller.served.get()
+        assert controller.engine.killed == ["a"] and not controller.pool.links
 
     _run(test)
 
