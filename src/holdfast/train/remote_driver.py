@@ -94,18 +94,27 @@ def main(directory: str) -> None:
     # Ray has its processes, and what they start, begin with SIGINT blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_end_with_actor, args=(here,), daemon=True).start()
+    actor_is_gone = threading.Event()
+    threading.Thread(target=_end_with_actor, args=(actor_is_gone,), daemon=True).start()
     try:
-        outcome = _outcome(here)
+        outcome = _outcome_or_interruption(here)
+        draft = here / f"{OUTCOME_FILE}.draft"
+        draft.write_bytes(msgspec.msgpack.encode(outcome))
+        draft.rename(here / OUTCOME_FILE)
+    finally:
+        if actor_is_gone.is_set():  # which would have removed it
+            shutil.rmtree(here, ignore_errors=True)
+
+
+def _outcome_or_interruption(here: Path) -> DriverOutcome:
+    try:
+        return _outcome(here)
     except Interrupted as error:
-        outcome = DriverOutcome(interrupted_by=error.why)
+        return DriverOutcome(interrupted_by=error.why)
     except KeyboardInterrupt:
-        outcome = DriverOutcome(interrupted_by="Ctrl+C")
+        return DriverOutcome(interrupted_by="Ctrl+C")
     except HoldfastError as error:
-        outcome = DriverOutcome(error=(f"{type(error).__module__}.{type(error).__qualname__}", str(error)))
-    draft = here / f"{OUTCOME_FILE}.draft"
-    draft.write_bytes(msgspec.msgpack.encode(outcome))
-    draft.rename(here / OUTCOME_FILE)
+        return DriverOutcome(error=(f"{type(error).__module__}.{type(error).__qualname__}", str(error)))
 
 
 def _outcome(here: Path) -> DriverOutcome:
@@ -128,10 +137,9 @@ def _outcome(here: Path) -> DriverOutcome:
     return outcome
 
 
-def _end_with_actor(directory: Path) -> None:
+def _end_with_actor(actor_is_gone: threading.Event) -> None:
     """Stop the run, as SIGTERM does, when the actor above is gone; nobody else would end this process."""
     while os.read(sys.stdin.fileno(), 1):
         pass
+    actor_is_gone.set()
     os.kill(os.getpid(), signal.SIGTERM)
-    threading.main_thread().join()
-    shutil.rmtree(directory, ignore_errors=True)
