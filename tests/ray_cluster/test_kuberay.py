@@ -119,10 +119,10 @@ class Deployment:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would lead to another cluster or engine."""
+    """Without what would lead to another cluster or engine; a token that this user has is of another cluster, too."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "HOLDFAST_"))}
     places = [str(Path(sys.executable).parent), *_rclone_directories(), os.environ["PATH"]]
-    return kept | {"PATH": os.pathsep.join(places)}
+    return kept | {"PATH": os.pathsep.join(places), "RAY_AUTH_MODE": "disabled"}
 
 
 def _rclone_directories() -> list[str]:

@@ -64,7 +64,7 @@ def fit_on_cluster(address: str, request: TrainRequest, fitted: object) -> Drive
     runtime_env = init_runtime_env()
     driver = ClusterDriver(f"fit-{key}", runtime_env, words)
     fingerprint = _digest(request.fingerprint)
-    state, is_same = driver.state(fingerprint)
+    state, is_same = driver.find(fingerprint)
     if not state or (state == "ended" and not is_same):
         driver.start(_MODULE, msgspec.msgpack.encode(_job(request, fitted, runtime_env)), fingerprint)
     else:

@@ -5,6 +5,7 @@ its driver (`driver_actor`) on the head, and asks it. Every call blocks.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ _NAMESPACE = "holdfast"
 _HEAD = {"node:__internal_head__": 0.001}
 _OURS = ("working_dir", "excludes", "env_vars")
 """What is sent with the job."""
+_ENDING_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 _connected_here = False
 
 
@@ -67,27 +69,38 @@ class ClusterDriver:
 
     def __init__(self, name: str, runtime_env: Mapping[str, Any], words: str) -> None:
         """`name` is the actor's; `words` what the run is called in errors."""
-        self._words = words
-        environment = {key: value for key, value in runtime_env.items() if key not in _OURS} or None
+        self._name, self._words = name, words
+        self._environment = {key: value for key, value in runtime_env.items() if key not in _OURS} or None
+        self._actor: Any = None
+
+    def find(self, fingerprint: str) -> tuple[str, bool]:
+        """Find the actor, or start one; gives `DriverActor.state`. One that is just ending is waited for."""
+        for pause_s in _ENDING_PAUSES_S:
+            try:
+                return self._find(fingerprint)
+            except RunError as error:
+                if not _is_ending(error.__cause__):
+                    raise
+                time.sleep(pause_s)
+        return self._find(fingerprint)
+
+    def _find(self, fingerprint: str) -> tuple[str, bool]:
         self._actor = self._call(
             lambda ray: (
                 ray.remote(DriverActor)
                 .options(
-                    name=name,
+                    name=self._name,
                     namespace=_NAMESPACE,
                     lifetime="detached",
                     get_if_exists=True,
                     max_restarts=0,
                     num_cpus=0,
                     resources=_HEAD,
-                    runtime_env=environment,
+                    runtime_env=self._environment,
                 )
                 .remote()
             )
         )
-
-    def state(self, fingerprint: str) -> tuple[str, bool]:
-        """`DriverActor.state`."""
         return self._ask("state", fingerprint)  # type: ignore[no-any-return]
 
     def start(self, module: str, job: bytes, fingerprint: str) -> None:
@@ -130,3 +143,10 @@ class ClusterDriver:
                 f"{self._words}: the connection to its Ray cluster was lost; if the cluster lives, the run goes on "
                 "there, and the same call comes back to it, or continues it on another cluster."
             ) from error
+
+
+def _is_ending(error: BaseException | None) -> bool:
+    """Whether an actor that was found by its name has ended meanwhile, or its class has been forgotten with its job."""
+    from ray import exceptions
+
+    return isinstance(error, exceptions.RayTaskError | exceptions.ActorDiedError)
