@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import shutil
 
 import pytest
 
@@ -86,7 +87,8 @@ def test_the_terminal_is_not_asked_for_its_size_while_there_is_nothing_to_cut(mo
         """Whose status is shown."""
 
     run = Run()
-    monkeypatch.setattr(os, "get_terminal_size", size_of)
+    for module in (os, shutil):
+        monkeypatch.setattr(module, "get_terminal_size", size_of)
     nonblocking = NonblockingStream(io.StringIO(), True)
     for n in range(100):
         nonblocking.set_status(run, f"step {n}")
