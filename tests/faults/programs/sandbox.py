@@ -84,6 +84,9 @@ class Sandbox:
     def check_nothing_left(self) -> None:
         """No process, no thread, nothing in the cache but what users put into their working directories."""
         processes.wait_gone(*processes.with_environment(self.marker))
+        for one in threading.enumerate():
+            if one.name == "holdfast-sweep":  # in local mode, `fit()` does not wait for it
+                one.join(60)
         new = set(threading.enumerate()) - self._threads  # libraries that other tests used may have left some
         threads = [one.name for one in new if one.name.startswith(("holdfast", "asyncio"))]
         assert threads == []
