@@ -125,9 +125,9 @@ class _Bench:
         environment: Mapping[str, str] | None = None,
     ) -> float:
         """CPU seconds of the run, its children included."""
-        command = [sys.executable, str(_DRIVER), scenario, str(count), storage or str(directory / "storage")]
+        command = [*(wrapper or []), sys.executable, str(_DRIVER), scenario, str(count)]
         process = subprocess.Popen(
-            [*(wrapper or []), *command, str(directory / "messages")],
+            [*command, storage or str(directory / "storage"), str(directory / "messages")],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(self._source / "src"), str(_ROOT)]),

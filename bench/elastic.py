@@ -186,6 +186,8 @@ class _Figures:
     notice_s: float = 0.0
     durable_s: float = 0.0
     """From the report of a checkpoint that nobody waits for to its commit."""
+    torch_s: float = 0.0
+    """A new process that imports torch, right before the third host joins."""
 
 
 def _measure(kind: type[_System], directory: Path) -> _Figures:
@@ -196,6 +198,7 @@ def _measure(kind: type[_System], directory: Path) -> _Figures:
         second = system.add_host()
         watch.until_world(2, "two hosts train")
         watch.steady(2)
+        torch_s = _import_torch_s() if isinstance(system, _Holdfast) else 0.0
         time.sleep(2 * random.random())  # random: some contenders look only now and then
         began = time.time()
         third = system.add_host()
@@ -218,9 +221,8 @@ def _measure(kind: type[_System], directory: Path) -> _Figures:
             notice_s = commits[shrunk["step"] - 1] - noticed
             reports = {step: at for step, at in watch.saving().items() if step in commits and step % 20 == 0}
             durable_s = statistics.median(commits[step] - at for step, at in reports.items())
-        return _Figures(
-            after["at"] - killed, grown["at"] - began, grown["at"] - before["at"], lost, notice_s, durable_s
-        )
+        join_s, stall_s = grown["at"] - began, grown["at"] - before["at"]
+        return _Figures(after["at"] - killed, join_s, stall_s, lost, notice_s, durable_s, torch_s)
 
 
 def _commits(directory: Path) -> dict[int, float]:
@@ -284,7 +286,7 @@ def _aim(text: str, is_met: bool) -> bool:
     return is_met
 
 
-def _show(found: dict[str, list[_Figures]], torch_s: float) -> bool:
+def _show(found: dict[str, list[_Figures]]) -> bool:
     """The tables; returns whether every aim was met. Aims against a system that was not run are not judged."""
 
     def median(name: str, field: str) -> float:
@@ -304,6 +306,7 @@ def _show(found: dict[str, list[_Figures]], torch_s: float) -> bool:
             print(f"  {name:<12}{median(name, field):8.2f} s ({min(seconds):.2f} to {max(seconds):.2f}){ratio:8.1f}x")
             if name in ratios:
                 all_met &= _aim(f"{name} takes at least {ratios[name]:g} times as long", ratio >= ratios[name])
+    torch_s = ours["torch_s"]
     limit_s = torch_s + _SETTLING_S + _START_S
     text = f"at most {limit_s:.2f} s: importing torch {torch_s:.2f} s, settling {_SETTLING_S:g} s, and {_START_S} s"
     all_met &= _aim(text, ours["join_s"] <= limit_s)
@@ -332,13 +335,12 @@ def main(arguments: list[str] | None = None) -> int:
     found: dict[str, list[_Figures]] = {}
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", flush=True)
     with tempfile.TemporaryDirectory(prefix="bench-elastic-", dir=options.dir) as scratch:
-        torch_s = statistics.median(_import_torch_s() for _ in range(3))
         for number in range(options.rounds):
             for name in names:
                 directory = Path(scratch, f"{number}-{name.replace(' ', '-')}")
                 found.setdefault(name, []).append(_measure(_SYSTEMS[name], directory))
                 print(f"  round {number + 1}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
-    return 0 if _show(found, torch_s) else 1
+    return 0 if _show(found) else 1
 
 
 if __name__ == "__main__":

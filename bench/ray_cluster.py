@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ __all__ = ["main"]
 
 _ROOT = Path(__file__).parents[1]
 _DRIVERS = Path(__file__).with_name("drivers")
-_SETTLING_S = 3.0
+_SETTLING_S = 6.0
+"""After the 60th step: Ray Train and our zygotes and spares have done by then what they do in the background."""
 _PLENTY_S = 0.5
 """What start-up may take besides creating actors and importing torch."""
 _QUIET = {"HOLDFAST_QUIET": "1", "RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
@@ -65,13 +67,13 @@ def _cluster() -> Iterator[_Cluster]:
         made.close()
 
 
-def _contenders(program: str, address: str) -> list[Contender]:
+def _contenders(program: str, address: str, **more: str) -> list[Contender]:
     def command(system: str) -> Callable[[str, Path], list[str]]:
         return lambda scenario, directory: [
             *(sys.executable, str(_DRIVERS / program), scenario, str(directory), system),
         ]
 
-    environment = {**_QUIET, "RAY_ADDRESS": address, "PYTHONPATH": os.environ["PYTHONPATH"]}
+    environment = {**_QUIET, "RAY_ADDRESS": address, "PYTHONPATH": os.environ["PYTHONPATH"], **more}
     return [
         Contender("holdfast", frozenset(), command("holdfast"), {**environment, "HOLDFAST_ENGINE": "ray"}),
         Contender("Ray", frozenset(), command("ray"), environment),
@@ -89,7 +91,7 @@ def _ancestor(pid: int, name: str) -> int:
 
 
 def _start(contender: Contender, directory: Path) -> float:
-    """Seconds from `fit()` to the first line of the function."""
+    """Seconds from `fit()` to the first line of the function, in a process that is connected to the cluster."""
     with started(contender, "noop", directory) as run:
         began = run.until(lambda event: event["event"] == "fit")
         return float(run.until(lambda event: event["event"] == "line")["at"]) - float(began["at"])
@@ -99,20 +101,20 @@ def _killed_worker(contender: Contender, directory: Path) -> float:
     """Seconds from SIGKILL of a worker to the next step of the new one."""
     with started(contender, "steps", directory) as run:
         step = _settled(run)
-        killed_at = time.time()
+        workers, killed_at = _workers(run), time.time()
         os.kill(step["pid"], signal.SIGKILL)
-        return _next_step(run, step) - killed_at
+        return _next_step(run, workers) - killed_at
 
 
 def _killed_raylet(cluster: _Cluster) -> Callable[[Contender, Path], float]:
     def measure(contender: Contender, directory: Path) -> float:
-        """Seconds from SIGKILL of a node's raylet to the next step of a worker that replaces the one there."""
+        """Seconds from SIGKILL of a node's raylet to the next step of the workers that go on."""
         with started(contender, "steps", directory) as run:
             step = _settled(run, lambda event: _ancestor(event["pid"], "raylet") != cluster.head_pid)
             raylet = _ancestor(step["pid"], "raylet")
-            killed_at = time.time()
+            workers, killed_at = _workers(run), time.time()
             os.kill(raylet, signal.SIGKILL)
-            found = _next_step(run, step) - killed_at
+            found = _next_step(run, workers) - killed_at
         cluster.add_node()
         return found
 
@@ -125,10 +127,13 @@ def _settled(run: Run, condition: Callable[[dict[str, Any]], bool] = lambda _: T
     return step
 
 
-def _next_step(run: Run, killed: dict[str, Any]) -> float:
-    fresh = run.until(
-        lambda event: event["event"] == "step" and event["rank"] == killed["rank"] and event["pid"] != killed["pid"]
-    )
+def _workers(run: Run) -> set[int]:
+    return {event["pid"] for event in run.events() if event["event"] == "step"}
+
+
+def _next_step(run: Run, before: set[int]) -> float:
+    """When the first worker has made a step that is not one of those."""
+    fresh = run.until(lambda event: event["event"] == "step" and event["pid"] not in before)
     return float(fresh["at"])
 
 
@@ -174,8 +179,10 @@ def _import_torch_s() -> float:
     return float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
 
 
-def _show(title: str, unit: str, figures: dict[str, float], aim: float | None = None) -> None:
-    ours, peer = figures["holdfast"], figures["Ray"]
+def _show(
+    title: str, unit: str, figures: dict[str, float], aim: float | None = None, contender: str = "holdfast"
+) -> None:
+    ours, peer = figures[contender], figures["Ray"]
     ratio = peer / ours if unit == "s" else ours / peer
     told = "" if aim is None else f"   aim >= {aim:g}: {'met' if ratio >= aim else 'MISSED'}"
     print(f"\n{title}")
@@ -186,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--only", choices=["start", "worker", "node", "trials"])
+    parser.add_argument("--only", choices=["start", "worker", "node", "smaller", "trials"])
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), str(_ROOT / "src")])
     with tempfile.TemporaryDirectory(prefix="bench-ray-") as name, _cluster() as cluster:
@@ -210,8 +217,15 @@ def main() -> None:
                 50,
             )
         if options.only in (None, "node"):
-            figures = _take_turns(trainers, _killed_raylet(cluster), rounds, scratch)
+            (spared, _) = _contenders("trainer.py", cluster.address, BENCH_SPARE="1")
+            spared = replace(spared, name="spare")
+            figures = _take_turns([*trainers, spared], _killed_raylet(cluster), rounds, scratch)
             _show("From SIGKILL of a raylet to the next step, on another node", "s", figures, 3)
+            _show("The same with spares=1, on the prepared agent", "s", figures, 20, "spare")
+        if options.only in (None, "smaller"):
+            elastic = _contenders("trainer.py", cluster.address, BENCH_ELASTIC="1")
+            figures = _take_turns(elastic, _killed_raylet(cluster), rounds, scratch)
+            _show("From SIGKILL of a raylet to the next step of elastic runs, in the smaller world", "s", figures, 20)
         if options.only in (None, "trials"):
             tuners = _contenders("tuner.py", cluster.address)
             figures = _take_turns(tuners, _trials(options.trials), rounds, scratch)

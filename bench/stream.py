@@ -1,5 +1,6 @@
 """Files that stream to the driver's machine, over TLS on loopback, against a stream into nothing, one that a single
-thread receives, hashes, writes and syncs, and against writing them directly.
+thread receives, hashes, writes and syncs, and against writing them directly. And a state that streams back: from the
+memory of another agent, against the driver's machine.
 
 `python -m bench.stream --size 256MiB --rounds 3`. Every receiver is a process of its own. The sender's files lie in the
 page cache; ours sends as many at once as an agent does.
@@ -8,6 +9,7 @@ page cache; ours sends as many at once as an agent does.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shutil
 import socket
@@ -24,12 +26,22 @@ from bench.store import parse_size
 from bench.timing import Aim, Contender, Section, print_section, race
 from blake3 import blake3
 
+from holdfast.agent.buffers import Buffers, SnapshotMemory
+from holdfast.agent.snapshot_fetch import SnapshotFetch
+from holdfast.agent.snapshot_server import ServedSnapshots
+from holdfast.checkpoint.commit import commit
+from holdfast.checkpoint.reserve import reserve
+from holdfast.checkpoint.restore import fetch_manifest
+from holdfast.checkpoint.state.skeleton import FILE
+from holdfast.checkpoint.upload import upload_part
+from holdfast.core.checkpoint_types import MemoryFile, Snapshot
 from holdfast.storage.posix.store import PosixStore
 from holdfast.storage.store import Store
 from holdfast.streaming.client import StreamedStore
 from holdfast.streaming.messages import ServedStorage
-from holdfast.streaming.server import Listening, Settings
+from holdfast.streaming.server import Listening, Settings, StorageServer
 from holdfast.wire.tls import client_context, make_identity, server_context
+from holdfast.worker.snapshot_buffer import SnapshotBuffer, make_memory, new_seal
 
 __all__ = ["main"]
 
@@ -40,6 +52,9 @@ _BLOCK_BYTES = 1024 * 1024
 _INTO_NOTHING = "a TLS stream into nothing"
 _ONE_THREAD = "TLS, received, hashed, written"
 _DIRECT = "written directly"
+_FROM_MEMORY = "from a neighbour's memory"
+_FROM_DRIVER = "from the driver's machine"
+_TOKEN = "token"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,7 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, help="where to write; a temporary directory")
     parser.add_argument("--receive", help=argparse.SUPPRESS)
+    parser.add_argument("--give", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.give is not None:
+        return asyncio.run(_give(Path(options.give)))
     if options.receive is not None:
         return _receive(Path(options.receive) if options.receive else None)
     scratch = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=options.dir))
@@ -79,8 +97,84 @@ def _compare(scratch: Path, size_bytes: int, rounds: int) -> int:
             [Aim(_INTO_NOTHING, 2.0), Aim(_ONE_THREAD, 0.5)],
         )
         met = print_section(section, race(section, rounds, scratch), size_bytes)
+        _compare_restores(scratch, source, size_bytes, rounds)
     print(f"\nload {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     return 0 if met else 1
+
+
+def _compare_restores(scratch: Path, source: Path, size_bytes: int, rounds: int) -> None:
+    """A checkpoint in the driver's directory, and in the memory of another agent."""
+    (source / FILE).write_text("{}")
+    run = PosixStore(scratch / "run")
+    draft = reserve(run, token=_TOKEN)
+    manifest = commit(run, draft, upload_part(run, draft, source, rank=0, parent_files=None))
+    local = scratch / "local"
+    local.mkdir()
+    held: list[SnapshotBuffer] = []
+    with ExitStack() as stack:
+        driver = stack.enter_context(_storage_server(scratch / "run"))
+        neighbour = stack.enter_context(_neighbour(source))
+        section = Section(
+            f"{size_bytes // 1024**2} MiB in {_FILES} files to a node that lacks them, verified",
+            [
+                Contender(
+                    _FROM_MEMORY,
+                    lambda: held.append(_fetch(driver, neighbour, manifest.name)),
+                    after=lambda: held.pop().close(),
+                    note="to memory, as agents do",
+                ),
+                Contender(
+                    _FROM_DRIVER,
+                    lambda: fetch_manifest(driver, manifest.name, manifest, local / "checkpoint"),
+                    after=lambda: shutil.rmtree(local / "checkpoint"),
+                    note="to files, as workers do",
+                ),
+            ],
+        )
+        print_section(section, race(section, rounds, scratch), size_bytes)
+
+
+def _fetch(driver: StreamedStore, neighbour: StreamedStore, name: str) -> SnapshotBuffer:
+    """As `agent.run_storage`; the memory is new each time."""
+    fetch = SnapshotFetch(name, _TOKEN, {"neighbour": neighbour})
+    buffer = SnapshotBuffer(make_memory("holdfast-bench"))
+    buffer.reserve(fetch.look(driver, ()))
+    fetch.read_into(buffer.data)
+    assert fetch.sources.keys() == {"neighbour"}, fetch.problems
+    return buffer
+
+
+@contextmanager
+def _neighbour(source: Path) -> Iterator[StreamedStore]:
+    """What an agent in a process of its own has in memory."""
+    with _started("-m", "bench.stream", "--give", str(source)) as process:
+        assert process.stdout is not None
+        served = ServedStorage(root="neighbour", host="127.0.0.1", port=int(process.stdout.readline()), key="key")
+        store = StreamedStore(served, encrypted=True)
+        yield store.sub(_TOKEN)
+        store.close()
+
+
+async def _give(source: Path) -> int:
+    """Give a directory's files from memory, as an agent does, until killed."""
+    buffers = Buffers(1, SnapshotMemory(1 << 40))
+    paths = sorted(source.iterdir())
+    room = buffers.make_room(sum(path.stat().st_size for path in paths))
+    assert room is not None
+    buffer, files, offset = SnapshotBuffer.open(room), list[MemoryFile](), 0
+    buffer.reserve(sum(path.stat().st_size for path in paths))
+    for path in paths:
+        data = path.read_bytes()
+        buffer.data[offset : offset + len(data)] = data
+        files.append(MemoryFile(path.name, offset, len(data)))
+        offset += len(data)
+    buffer.seal = seal = new_seal()
+    buffers.hold_fetched(Snapshot(buffer=room, seal=seal, files=files), _TOKEN)
+    served = ServedSnapshots(buffers, asyncio.get_running_loop())
+    server = StorageServer(Settings(key="key", hosts=["127.0.0.1"], encrypted=True), served)
+    print(server.port, flush=True)
+    await asyncio.Event().wait()
+    return 0
 
 
 def _upload(store: Store, source: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 from holdfast import train
 from holdfast.train import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
-from holdfast.wire.resumable_channel import ResumableChannel
 
 SCENARIO, COUNT, STORAGE, MESSAGES = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 _STATE_BYTES = 256 * 1024 * 1024
@@ -60,22 +59,33 @@ def restore(config: dict[str, int]) -> None:
         raise RuntimeError("the first of two runs ends here")
 
 
+def _connection_class() -> Any:
+    """What the controller's messages pass."""
+    try:
+        from holdfast.wire.resumable_channel import ResumableChannel
+    except ModuleNotFoundError:  # an older checkout
+        from holdfast.wire.channel import Channel
+
+        return Channel
+    return ResumableChannel
+
+
 def _count_messages() -> collections.Counter[str]:
     counts: collections.Counter[str] = collections.Counter()
-    send, receive = ResumableChannel.send_nowait, ResumableChannel.recv
+    connection = _connection_class()
+    send, receive = connection.send_nowait, connection.recv
 
-    def send_nowait(self: ResumableChannel[Any], message: Any, run: str = "") -> None:
+    def send_nowait(self: Any, message: Any, *run: str) -> None:
         counts[type(message).__name__] += 1
-        send(self, message, run)
+        send(self, message, *run)
 
-    async def recv(self: ResumableChannel[Any]) -> Any:
+    async def recv(self: Any) -> Any:
         envelope = await receive(self)
         if envelope is not None:
-            counts[type(envelope.message).__name__] += 1
+            counts[type(getattr(envelope, "message", envelope)).__name__] += 1
         return envelope
 
-    ResumableChannel.send_nowait = send_nowait  # type: ignore[method-assign]
-    ResumableChannel.recv = recv  # type: ignore[method-assign]
+    connection.send_nowait, connection.recv = send_nowait, recv
     return counts
 
 

@@ -65,15 +65,16 @@ def steps() -> None:
         train_steps(Log(f"{DIRECTORY}/log"), rank, 100_000, load, save)
 
 
-if SYSTEM == "ray":
+if SYSTEM == "ray" or "RAY_ADDRESS" in os.environ:
     own = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
     importlib.import_module("ray").init(**own, log_to_driver=False, logging_level="ERROR")
 functions = {"noop": noop, "reports": reports, "checkpoints": checkpoints, "steps": steps}
 trainer = train_torch.TorchTrainer(
     functions[SCENARIO],
     scaling_config=train.ScalingConfig(
-        num_workers=1 if SCENARIO == "checkpoints" else 2,
+        num_workers=1 if SCENARIO == "checkpoints" else (1, 2) if "BENCH_ELASTIC" in os.environ else 2,
         placement_strategy="SPREAD" if "RAY_ADDRESS" in os.environ else "PACK",
+        **({"spares": 1} if "BENCH_SPARE" in os.environ and SYSTEM == "holdfast" else {}),
     ),
     run_config=train.RunConfig(
         name=SCENARIO,

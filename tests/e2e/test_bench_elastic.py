@@ -19,11 +19,12 @@ def test_a_join_a_notice_and_a_killed_host_are_measured(tmp_path: Path, capsys: 
 
 
 def test_aims_are_judged_against_the_peers_that_were_run(capsys: pytest.CaptureFixture[str]) -> None:
-    ours = elastic._Figures(killed_s=0.5, join_s=2.0, stall_s=0.2, steps_lost=0, notice_s=0.1, durable_s=0.1)
+    given = {"killed_s": 0.5, "join_s": 2.0, "stall_s": 0.2, "notice_s": 0.1, "durable_s": 0.1, "torch_s": 1.0}
+    ours = elastic._Figures(steps_lost=0, **given)
     slow = elastic._Figures(killed_s=5.0, join_s=9.0, stall_s=1.9, steps_lost=7)
-    assert elastic._show({"holdfast": [ours]}, torch_s=1.0)
+    assert elastic._show({"holdfast": [ours]})
     assert "MISSED" not in capsys.readouterr().out
-    assert not elastic._show({"holdfast": [ours], "torchrun": [slow]}, torch_s=1.0)
+    assert not elastic._show({"holdfast": [ours], "torchrun": [slow]})
     lines = capsys.readouterr().out.splitlines()
     judged = [line.strip() for line in lines if "torchrun takes" in line]
     assert judged == [
