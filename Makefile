@@ -17,8 +17,8 @@ RAY := .venv-ray$(RAY_VERSION:%=-%)
 # The tests start thousands of processes: none of them should compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-ray-cluster test-as-user sim \
-	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-stream bench-elastic bench-ray bench-tune counts clean
+.PHONY: help demo test lint types imports unit test-slow test-bench test-hosts test-frameworks test-ray test-ray-cluster test-ray-short test-as-user sim \
+	bench-store bench-train bench-checkpoint bench-journal bench-frameworks bench-hub bench-stream bench-elastic bench-faults bench-ray bench-tune counts clean
 
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
@@ -85,6 +85,10 @@ test-ray: $(RAY)/.installed
 test-ray-cluster: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/ray_cluster -m "ray and not slow" $(OR_NONE)
 
+## test-ray-short  of test-ray-cluster, killed workers, trials and a lost node
+test-ray-short: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/ray_cluster -m "ray and not slow" -k "after_a_kill or trials_run_on or is_replaced" $(OR_NONE)
+
 ## test-as-user  the same in a fresh clone, as an ordinary user with a home directory of 60 characters (needs root)
 test-as-user:
 	tools/test-as-user.sh
@@ -138,6 +142,10 @@ bench-stream: $(VENV)/.dev
 ## bench-elastic  hosts that are killed, join and get a notice, against torchrun and Ray Train, as ratios
 bench-elastic: $(RAY)/.installed
 	$(RAY)/bin/python -m bench.elastic
+
+## bench-faults  how long training stands still after each fault of hosts, on network namespaces (needs root)
+bench-faults: $(VENV)/.dev
+	$(BIN)/python -m bench.faults
 
 ## bench-journal  memory and restart of a driver after a million reports, against those of a young run
 bench-journal: $(VENV)/.dev

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tests.compat import differences
 
-__all__ = ["BEHAVIOUR", "MISSING", "MODULES", "OTHER_DEFAULTS", "OURS"]
+__all__ = ["BEHAVIOUR", "INTEGRATIONS", "MISSING", "MISSING_INTEGRATIONS", "MODULES", "OTHER_DEFAULTS", "OURS"]
 
 MODULES: dict[str, tuple[str, ...]] = {
     "tune": (),
@@ -34,8 +34,16 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tune.stopper": (),
     "tune.logger": (),
     "tune.callback": ("Callback",),
+    "tune.integration.ray_train": ("CHECKPOINT_PATH_KEY", "TuneReportCallback"),
 }
 """What is compared; where Ray has no `__all__`, these names."""
+
+INTEGRATIONS = {
+    "tune.integration.pytorch_lightning": ("TuneCallback", "TuneReportCallback", "TuneReportCheckpointCallback"),
+    "tune.integration.xgboost": ("TuneReportCallback", "TuneReportCheckpointCallback"),
+    "tune.integration.lightgbm": ("TuneReportCallback", "TuneReportCheckpointCallback"),
+}
+"""What is compared where the frameworks are installed (`tests/frameworks/test_names.py`)."""
 
 
 def _each(classes: Iterable[str], attributes: Iterable[str], reason: str) -> dict[str, str]:
@@ -144,6 +152,13 @@ MISSING = {
     },
 }
 """What Ray has and Holdfast does not."""
+
+MISSING_INTEGRATIONS = {
+    "tune.integration.keras": "there is no Keras here",
+    "tune.integration.lightgbm.TuneReportCallback": "Ray refuses it as well: use `TuneReportCheckpointCallback`",
+    "tune.integration.xgboost.TuneReportCallback": "Ray refuses it as well: use `TuneReportCheckpointCallback`",
+}
+"""The same, of `INTEGRATIONS`."""
 
 _ELASTIC = ("elastic", "global_batch_size", "rng_state")
 
@@ -272,9 +287,9 @@ BEHAVIOUR = (
         "of all calls together; more time lets the trials go on that it stopped",
     ),
     (
-        "`RunConfig(log_to_file=...)` with file names",
-        "output goes to these files of each trial",
-        "a warning: the output of each worker is kept in any case, in the trial's `logs/`",
+        "`RunConfig(log_to_file)` of a trainer's trials",
+        "the output of the trial's driver",
+        "the output of rank 0; that of every worker is in the trial's `logs/` in any case",
     ),
     ("`RunConfig(stop=[...])`", "a list of stoppers", "a list of stoppers, dicts and functions"),
     (
@@ -298,6 +313,17 @@ BEHAVIOUR = (
         "waits for the decision, and does not return if the trial has to end",
     ),
     (
+        "A trainer's `fit()` in a trial",
+        "its workers take resources of the cluster besides the trial's",
+        "its workers are on the machine of the trial's, and end with it; what they need is asked for with the trial "
+        "(`tune.with_resources`)",
+    ),
+    (
+        "`TuneReportCallback` of `tune.integration.ray_train`",
+        "reports again what the trainer does again; a trial that starts again counts its iterations from 1",
+        "each report of the trainer is one of the trial, once and in order, also where the trial starts again",
+    ),
+    (
         "`SyncConfig(syncer=None)`, `sync_on_checkpoint`, `sync_period`",
         "whether and when files are copied to the head",
         "nothing has to be copied: what is stored is stored by the node that has it; a warning where a setting has no "
@@ -316,7 +342,11 @@ BEHAVIOUR = (
     (
         "`Trainable.reset_config`, `TuneConfig(reuse_actors)`",
         "an actor is used for several trials",
-        "accepted; workers are forked from a process that has imported everything",
+        "no effect, and a warning: a trial costs one fork of a process that has imported everything, while a process "
+        "that is used again keeps what the trial before left in it, and ends with that trial's failures. `setup` is "
+        "called for each trial: load what takes long in the trainable's module, or give it with "
+        "`tune.with_parameters`; both are done once on each node, and trials share the memory. What cannot be forked "
+        "(a device's context, threads, connections) is made by each trial",
     ),
     ("An exception in a `Callback`", "ends the experiment", "the same: trials are stopped in order, then `TuneError`"),
     ("`Callback` hooks", "called in the loop, before anything is stored", "called in a thread, for what is durable"),

@@ -73,7 +73,7 @@ def render_tune() -> str:
         "".join(f"\n| {what} | {theirs} | {mine} |" for what, theirs, mine in differences_tune.BEHAVIOUR) + "\n"
     )
     for title, entries in (
-        ("What is not here", differences_tune.MISSING),
+        ("What is not here", {**differences_tune.MISSING, **differences_tune.MISSING_INTEGRATIONS}),
         ("Other defaults", differences_tune.OTHER_DEFAULTS),
         ("What Ray does not have", differences_tune.OURS),
     ):

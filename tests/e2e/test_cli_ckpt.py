@@ -194,6 +194,8 @@ def test_wrong_arguments_give_one_sentence_and_an_exit_code(tmp_path: Path, sour
     shell("ckpt", "ls", run / "checkpoint_000000", code=2)
     shell("ckpt", "ls", tmp_path)
     assert "below it are: run, source" in shell.err
+    nothing = shell("ckpt", "verify", tmp_path)
+    assert "holds no committed checkpoint; below it are: run, source" in nothing and " ok" not in nothing
     shell("events", run, code=3)
     assert not gone.exists()
 

@@ -116,3 +116,25 @@ def test_a_script_is_fetched_from_a_store_and_its_failure_is_told(tmp_path: Path
         assert hosts[0].wait() == 3
         assert hosts[0].output == "argument --epochs\n"
         assert "The job has failed: a: the worker of local rank 0 ended with code 3." in hosts[0].errors
+
+
+def test_a_launcher_removes_what_killed_ones_left_and_keeps_the_secret_apart_from_the_script(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "main.py").write_text(
+        "import sys, time; from pathlib import Path\n"
+        "print([path.name for path in Path(__file__).parent.iterdir()], flush=True)\n"
+        "while not Path(sys.argv[1]).exists(): time.sleep(0.02)\n"
+    )
+    script = ["--fit", f"file://{tmp_path}/bucket/main.py", str(tmp_path / "end")]
+    launches = tmp_path / "cache_a" / "launches"
+    with launched_hosts() as hosts:
+        hosts.append(LaunchedHost("a", tmp_path, f"file://{tmp_path}/first?ttl=3", script))
+        processes.wait_until(lambda: hosts[0].output == "['main.py']\n", "the script runs")
+        assert list(launches.glob("a-*/secret")), "its agent reads it there"
+        hosts[0].kill_all()
+        assert len(list(launches.iterdir())) == 2, "a directory and its lock"
+        (tmp_path / "end").touch()
+        hosts.append(LaunchedHost("a", tmp_path, f"file://{tmp_path}/second?ttl=3", script))
+        assert hosts[1].wait() == 0, hosts[1].errors
+    assert hosts[1].output == "['main.py']\n" * 2
+    assert list(launches.iterdir()) == []

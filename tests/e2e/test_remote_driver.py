@@ -51,9 +51,9 @@ def _drive(path: Path, function: Any, config: dict[str, Any]) -> tuple[DriverOut
     async def main() -> tuple[bytes | None, str]:
         actor = driver_actor.DriverActor()
         assert await actor.state("one") == ("", True)
-        await actor.start(_MODULE, job, "one")
+        await actor.start(_MODULE, job, "one", 60.0)
         assert await actor.state("other") == ("running", False)
-        await actor.start(_MODULE, job, "one")  # another caller, at the same time
+        await actor.start(_MODULE, job, "one", 60.0)  # another caller, at the same time
         position, has_ended, text = 0, False, ""
         while not has_ended:
             position, pieces, has_ended, outcome, _ = await actor.read(position)
@@ -118,7 +118,7 @@ def test_a_driver_stops_its_run_when_its_actor_is_gone(tmp_path: Path) -> None:
 
     async def main() -> None:
         actor = driver_actor.DriverActor()
-        await actor.start(_MODULE, job, "")
+        await actor.start(_MODULE, job, "", 60.0)
         async with asyncio.timeout(60):
             while not started.exists():
                 await asyncio.sleep(0.02)

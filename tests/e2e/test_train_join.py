@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from tests.e2e.joined_agents import free_port, joined_agent
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import train
+from holdfast.core import records as r
 from holdfast.errors import ConfigError
 from holdfast.storage.run_secret import open_secret
 from holdfast.train import DataParallelTrainer, Result, RunConfig, ScalingConfig
+from holdfast.train.torch import TorchTrainer
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +85,17 @@ def test_an_agent_that_stays_serves_one_driver_after_the_other(sandbox: Sandbox)
         assert agent.poll() is None
 
 
+def test_an_agent_that_stays_waits_for_the_next_driver_without_a_warning(sandbox: Sandbox) -> None:
+    port = free_port()
+    with joined_agent(port, "a", "--stay") as agent:
+        assert _trainer(sandbox, port, num_workers=1).fit().return_value == ["a"]
+        with socket.create_server(("127.0.0.1", port)) as nobody:
+            for _ in range(2):  # the second time it has found nobody
+                nobody.accept()[0].close()
+        agent.terminate()
+        assert agent.communicate(timeout=60)[1] == ""
+
+
 def test_an_agent_whose_handshake_is_cut_dials_again(sandbox: Sandbox) -> None:
     """A controller that is too busy to answer in time hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as busy, ThreadPoolExecutor() as threads:
@@ -100,6 +114,32 @@ def test_custom_resources_of_an_agent_are_what_runs_wait_for(sandbox: Sandbox) -
         result = threads.submit(trainer.fit)
         with joined_agent(port, "without"), joined_agent(port, "with", "--resources", '{"disk": 2}'):
             assert result.result(timeout=120).return_value == ["with"]
+
+
+def test_an_agent_with_another_torch_gets_no_workers_of_a_run_that_needs_torch(sandbox: Sandbox) -> None:
+    old = sandbox.root / "old"
+    (old / "torch").mkdir(parents=True)
+    (old / "torch/__init__.py").touch()
+    (old / "torch/version.py").write_text("__version__ = '1.13.1'\n")
+    port = free_port()
+    trainer = TorchTrainer(
+        _where,
+        scaling_config=ScalingConfig(engine="join", listen=f"127.0.0.1:{port}", num_workers=1),
+        run_config=RunConfig(name="run", storage_path=sandbox.storage),
+    )
+    with ThreadPoolExecutor() as threads:
+        result = threads.submit(trainer.fit)
+        with joined_agent(port, "old", PYTHONPATH=str(old)):
+            while not (refused := [one for one in _records(sandbox) if isinstance(one, r.AgentRefused)]):
+                time.sleep(0.05)
+            assert refused[0].why.startswith("Agent old gets no workers of this run: it has torch 1.13.1 and the ")
+            with joined_agent(port, "new"):
+                assert result.result(timeout=120).return_value == ["new"]
+
+
+def _records(sandbox: Sandbox) -> list[r.Record]:
+    """Those of a run that may not have begun yet."""
+    return sandbox.records() if (Path(sandbox.storage) / "run/journal").is_dir() else []
 
 
 def _workers_here() -> int:
@@ -144,7 +184,8 @@ def test_a_bad_option_of_an_agent_is_one_sentence(sandbox: Sandbox, options: lis
     command = [sys.executable, "-m", "holdfast.agent", "--join", "127.0.0.1:9", "--dial", "0", *options]
     environment = {**os.environ, "HOLDFAST_TOKEN": "s"}
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and why in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_agent_that_nobody_needs_or_with_another_secret_is_told_so(sandbox: Sandbox, tmp_path: Path) -> None:

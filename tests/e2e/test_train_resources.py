@@ -69,6 +69,7 @@ def test_each_worker_sees_its_own_gpus(sandbox: Sandbox, monkeypatch: pytest.Mon
     ("scaling", "told"),
     [
         ({"resources_per_worker": {"CPU": 10_000}}, "asks for 10000 CPU for each worker, but this machine has"),
+        ({"resources_per_worker": {"memory": 2**60}}, r"asks for 1024\.0 PiB memory .* has .* GiB memory: ask"),
         ({"resources_per_worker": {"licence": 1}}, "asks for 1 licence for each worker"),
         ({"num_workers": 10_000, "resources_per_worker": {"CPU": 1}}, r"num_workers=10000, .* ask for less"),
     ],

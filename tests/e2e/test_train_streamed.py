@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,64 @@ def test_a_node_that_sees_the_path_writes_itself_and_another_streams_in_one_run(
         result = threads.submit(trainer.fit).result(timeout=180)
     assert result.return_value == 900_000.0
     assert sandbox.check_stored()[-1] == "checkpoint_000002"
+
+
+def _fail_when_told(config: dict[str, Any]) -> float:
+    """Rank 0 reports two states; then rank 1 dies, and all ranks start from the second one."""
+    import numpy as np
+
+    rank, found = train.get_context().get_world_rank(), train.get_checkpoint()
+    if found is not None:
+        weights = found.load_state()["weights"]
+        Path(config["directory"], f"rank_{rank}").write_text(str(weights.sum()))
+        return float(weights.sum())
+    for step in (1, 2):
+        state = Checkpoint.from_state({"weights": np.full(300_000, float(step))})
+        if rank == 0:
+            train.report({"step": step}, checkpoint=state, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
+        else:
+            train.report({"step": step})
+    agent = Path(os.environ["HOLDFAST_LOCAL_CACHE_DIR"]).name
+    Path(config["directory"], f"reached_{rank}_on_{agent}").touch()
+    processes.wait_until(Path(config["directory"], "go").exists, "the test lets it die")
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    signal.pause()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("lost", ["worker", "node"])
+def test_a_state_comes_from_the_memory_of_the_node_that_made_it_and_not_from_the_driver(
+    lost: str, sandbox: Sandbox
+) -> None:
+    """The driver's copy is replaced by other bytes: whoever read it would not start from there."""
+    port, run, shared = free_port(), sandbox.storage / "run", sandbox.root / "shared"
+    shared.mkdir()
+    config = {"directory": str(shared)}
+    failures = FailureConfig(max_failures=1)
+    trainer = _trainer(sandbox, port, _fail_when_told, workers=2, config=config, failure_config=failures)
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
+        agents = {
+            name: stack.enter_context(agent_without(sandbox.storage, port, name, cache=sandbox.root / name))
+            for name in "ab"
+        }
+        result = threads.submit(trainer.fit)
+        processes.wait_until(lambda: len(list(shared.glob("reached_*"))) == 2, "two states are committed", 90)
+        files = {path: path.read_bytes() for path in (run / "checkpoint_000001").glob("state*")}
+        assert files
+        for path, data in files.items():
+            path.write_bytes(bytes(len(data)))
+        if lost == "node":
+            stack.enter_context(agent_without(sandbox.storage, port, "c", cache=sandbox.root / "c"))
+            (second,) = (path.name[-1] for path in shared.glob("reached_1_*"))
+            agents[second].kill()
+        else:
+            (shared / "go").touch()
+        assert result.result(timeout=180).return_value == 600_000.0
+        for path, data in files.items():
+            path.write_bytes(data)
+    assert (shared / "rank_1").read_text() == "600000.0"
+    assert sandbox.check_stored() == ["checkpoint_000000", "checkpoint_000001"]
 
 
 def _hold(config: dict[str, Any]) -> int:

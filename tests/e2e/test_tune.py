@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import tempfile
@@ -134,7 +135,10 @@ def test_a_failed_trial_is_told_of_and_can_be_tried_again(sandbox: Sandbox) -> N
     space = {"x": tune.grid_search([0, 1, 2])}
     results = make_tuner(sandbox, fragile, space, metric="score", mode="max").fit()
     assert (results.num_errors, results.num_terminated) == (1, 2)
-    assert "not today" in str(results.errors[0])
+    assert "not today" in str(results.errors[0]) and "resume_errored=True) continues the trial" in str(
+        results.errors[0]
+    )
+    assert "ValueError: not today" in str(Result.from_path(results[1].path).error)
     assert results.get_best_result().metrics["score"] == 2  # type: ignore[index]
     assert "not today" in next((sandbox.storage / "tuning").glob("*x=1/error.txt")).read_text()
     good.touch()
@@ -143,8 +147,48 @@ def test_a_failed_trial_is_told_of_and_can_be_tried_again(sandbox: Sandbox) -> N
     assert tune.Tuner.restore(path, fragile).fit().num_errors == 1
     mended = tune.Tuner.restore(path, fragile, restart_errored=True).fit()
     assert (mended.num_errors, mended.num_terminated) == (0, 3)
+    assert Result.from_path(results[1].path).error is None
     with pytest.raises(ConfigError, match="trainable"):
         tune.Tuner.restore(path)
+
+
+def test_values_that_cannot_be_stored_are_found_in_the_space_again(sandbox: Sandbox) -> None:
+    """Such as classes of the script itself. What only a function made is gone, and the trial says so."""
+    good = sandbox.root / "good"
+    shown: list[str] = []
+
+    class Model:
+        size = 3
+
+    class Other:
+        size = 4
+
+    class Shown(tune.Callback):
+        def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+            shown.append(trial.config["model"].__name__)
+
+    def fragile(config: dict[str, Any]) -> dict[str, Any]:
+        assert good.exists()
+        return {"size": config["model"].size}
+
+    space = {"model": tune.grid_search([Model, Other]), "made": tune.sample_from(lambda config: config["model"]())}
+    assert make_tuner(sandbox, fragile, space).fit().num_errors == 2
+    good.touch()
+    results = tune.Tuner.restore(sandbox.storage / "tuning", fragile, param_space=space, resume_errored=True).fit()
+    assert [str(error).partition("its ")[2] for error in results.errors] == [
+        f"configuration has an object of {__name__}.{kind.__qualname__}, which could not be stored and is not in "
+        "param_space: let functions and searchers give plain values."
+        for kind in (Model, Other)
+    ]
+
+    good.unlink()
+    del space["made"]
+    run = {"name": "again", "callbacks": [Shown()]}
+    assert make_tuner(sandbox, fragile, space, run=run).fit().num_errors == 2
+    assert sorted(shown) == ["Model", "Other"]
+    good.touch()
+    tuner = tune.Tuner.restore(sandbox.storage / "again", fragile, param_space=space, resume_errored=True)
+    assert [result.metrics["size"] for result in tuner.fit() if result.metrics] == [3, 4]
 
 
 class Counter(tune.Trainable):
@@ -188,6 +232,72 @@ def test_a_class_and_a_trainer_are_trainables(sandbox: Sandbox) -> None:
     space = {"train_loop_config": {"x": tune.grid_search([7, 8])}}
     results = make_tuner(sandbox, trainer, space, run={"name": "gangs"}).fit()
     assert [(result.metrics["size"], result.metrics["x"]) for result in results if result.metrics] == [(2, 7), (2, 8)]
+    sizes = tune.grid_search([ScalingConfig(num_workers=1), ScalingConfig(num_workers=2)])
+    results = make_tuner(sandbox, trainer, {"scaling_config": sizes}, run={"name": "sizes"}).fit()
+    assert [result.metrics["size"] for result in results if result.metrics] == [1, 2]
+    assert results[1].path.endswith("_scaling_config=ScalingConfig_num_workers=2_")
+
+
+class Loaded:
+    """Notes each time that it is opened."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __getstate__(self) -> Path:
+        return self.log
+
+    def __setstate__(self, log: Path) -> None:
+        self.log = log
+        with log.open("a") as file:
+            file.write("opened\n")
+
+
+class Reader(tune.Trainable):
+    def setup(self, config: dict[str, Any], data: Loaded | None = None) -> None:
+        assert data is not None
+        with data.log.open("a") as file:
+            file.write("setup\n")
+
+    def step(self) -> dict[str, Any]:
+        return {"done": True}
+
+
+def test_what_a_trainable_is_given_is_opened_once_for_all_its_trials(sandbox: Sandbox) -> None:
+    """So `setup` need not load it again, though each trial is a process of its own."""
+    log = sandbox.root / "log"
+    space = {"x": tune.grid_search([1, 2, 3])}
+    with pytest.warns(UserWarning, match=r"reuse_actors.*tune.with_parameters"):
+        tuner = make_tuner(sandbox, tune.with_parameters(Reader, data=Loaded(log)), space, reuse_actors=True)
+    assert not tuner.fit().errors
+    assert sorted(log.read_text().split()) == ["opened", "setup", "setup", "setup"]
+
+
+_MODULE = """
+import os
+from pathlib import Path
+from holdfast import tune
+
+with Path(os.environ["LOG"]).open("a") as log:
+    log.write("loaded\\n")
+
+class Reader(tune.Trainable):
+    def step(self):
+        return {"done": True}
+"""
+
+
+def test_what_a_trainables_module_loads_is_loaded_once_for_all_its_trials(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the driver, and by the process that trials are forked from."""
+    log = sandbox.root / "log"
+    (sandbox.root / "reading_module.py").write_text(_MODULE)
+    monkeypatch.setenv("LOG", str(log))
+    monkeypatch.syspath_prepend(sandbox.root)
+    trainable = importlib.import_module("reading_module").Reader
+    assert not make_tuner(sandbox, trainable, {"x": tune.grid_search([1, 2, 3])}).fit().errors
+    assert log.read_text().split() == ["loaded", "loaded"]
 
 
 def test_a_trial_waits_for_the_disk_twice(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

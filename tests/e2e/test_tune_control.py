@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.programs import processes
 from tests.faults.programs.sandbox import Sandbox
 
 from holdfast import tune
@@ -68,7 +69,9 @@ def test_an_experiment_and_its_trials_are_shown_and_stopped(
         assert "3 of 3  2 RUNNING, 1 TERMINATED" in shown and first in shown
 
         assert "Run tuning: running, in process" in run("status", f"{experiment}/{first}")
-        assert run("logs", f"{experiment}/{first}") == "(rank 0) hello of 1\n"
+        # What is printed takes its own way to the driver, and a while.
+        hello = "(rank 0) hello of 1\n"
+        processes.wait_until(lambda: run("logs", f"{experiment}/{first}") == hello, "the output has arrived")
         assert main(["logs", "tuning"]) != 0
         assert "is an experiment: name one of its trials" in capsys.readouterr().err
         assert main(["scale", "tuning", "2"]) != 0

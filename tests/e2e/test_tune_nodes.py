@@ -16,6 +16,7 @@ from tests.faults.programs.sandbox import Sandbox
 from holdfast import train, tune
 from holdfast.checkpoint.verify import verify
 from holdfast.core import records as r
+from holdfast.linux.resources import cpu_count
 from holdfast.storage.locate import open_store
 from holdfast.storage.run_secret import open_secret
 from holdfast.tune.run_experiment import read_lines
@@ -119,3 +120,27 @@ def test_a_lost_node_takes_its_own_trials_with_it_which_go_on_elsewhere(
         assert verify(open_store(results[number].path), deep=True).intact
         log = Path(results[number].path, "logs", f"generation_{len(generations[number]):06d}", "rank_0.log")
         assert "a line for the log" in log.read_text()
+
+
+@pytest.mark.timeout(120)
+def test_local_agents_that_stand_in_for_nodes_share_the_trials(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two trials takes a whole machine, and waits for the other."""
+    monkeypatch.setenv("HOLDFAST_LOCAL_NODES", "2")
+    pipe = sandbox.root / "pipe"
+    os.mkfifo(pipe)
+
+    def meet(config: dict[str, Any]) -> None:
+        with Path(config["pipe"]).open("w" if config["x"] else "r") as other:
+            other.write("here") if config["x"] else other.read()
+        tune.report({"x": config["x"]})
+
+    results = tune.Tuner(
+        tune.with_resources(meet, {"cpu": cpu_count()}),
+        param_space={"x": tune.grid_search([0, 1]), "pipe": str(pipe)},
+        run_config=tune.RunConfig(name="tuning", storage_path=sandbox.storage),
+    ).fit()
+    assert not results.errors
+    lines = read_lines(open_store(sandbox.storage / "tuning"))[1]
+    assert len({line.record.agent for line in lines if isinstance(line.record, r.AgentAdded)}) == 2

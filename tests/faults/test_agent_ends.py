@@ -15,7 +15,8 @@ from tests.faults.agent_harness import AgentHarness, job_of, run_async, started_
 from tests.faults.programs import processes
 
 from holdfast import train
-from holdfast.agent.session_dir import SessionDir, sweep_dead
+from holdfast.agent.process_directory import sweep_dead
+from holdfast.agent.session_dir import SessionDir
 from holdfast.core.events import WorkerExited
 from holdfast.wire.messages import Shutdown
 
@@ -102,7 +103,8 @@ class _MortalHarness(AgentHarness):
         processes.wait_until(lambda: not own.exists(), "the end of the thread")
 
 
-def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["disconnect", "shutdown"])
+def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_path: Path, how: str) -> None:
     """The agent has stopped its zygote, and is about to clean up, when the controller dies."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -113,7 +115,10 @@ def test_an_agent_that_is_cleaning_up_survives_the_death_of_its_controller(tmp_p
         harness = _MortalHarness(tmp_path / "harness")
         async with started_agent(harness, PYTHONPATH=path):
             below = await _running(harness)
-            await harness.disconnect()
+            if how == "disconnect":
+                await harness.disconnect()
+            else:
+                harness.send(Shutdown())
             await wait_gone(*below)
             harness.die()
             opening = asyncio.get_running_loop().run_in_executor(None, gate.write_bytes, b"")
@@ -173,7 +178,7 @@ def test_a_worker_killed_right_after_its_fork_is_reported(tmp_path: Path) -> Non
                 pids = await harness.started(generation, ranks=2)
                 os.kill(pids[generation % 2], signal.SIGKILL)
                 exited = await harness.expect(WorkerExited, generation=generation)
-                assert exited.failure.cause == "killed by SIGKILL"
+                assert exited.failure.cause == "was killed by SIGKILL"
                 await harness.stop(generation)
                 await wait_gone(*pids.values())
 

@@ -25,6 +25,16 @@ def _wait(config: dict[str, Any]) -> None:
         time.sleep(60)
 
 
+def _leave(config: dict[str, Any]) -> None:
+    import tempfile
+    import time
+
+    Path(tempfile.gettempdir(), f"left by {config['name']}").touch()
+    print(f"{config['name']} is here")
+    while True:
+        time.sleep(60)
+
+
 def _value(config: dict[str, Any]) -> Any:
     return config["value"]
 
@@ -89,7 +99,7 @@ def test_stopping_one_run_leaves_the_workers_of_another(tmp_path: Path) -> None:
             assert second in processes.descendants(harness.process.pid)
             os.kill(second, signal.SIGKILL)
             failure = (await harness.expect(WorkerExited, run="b")).failure
-            assert failure.cause == "killed by SIGKILL"
+            assert failure.cause == "was killed by SIGKILL"
             assert not [one for one in harness.messages if isinstance(one, WorkerExited)]
 
     run_async(test)
@@ -98,15 +108,18 @@ def test_stopping_one_run_leaves_the_workers_of_another(tmp_path: Path) -> None:
 def test_closing_one_run_leaves_nothing_of_it_and_all_of_another(tmp_path: Path) -> None:
     async def test() -> None:
         async with started_agent(tmp_path) as harness:
-            job = job_of(_wait, {})
-            first, second = await _start(harness, "a", job), await _start(harness, "b", job)
+            job = job_of(_leave, {})
+            first, second = [await _start(harness, run, job, name=run) for run in ("a", "b")]
+            for run in ("a", "b"):
+                await harness.expect_line(f"{run} is here")
             harness.send(CloseRun(), "a")
             await harness.expect(RunClosed, run="a")
             await wait_gone(first)
             (session,) = [path for path in harness.cache.glob("agents/*") if path.is_dir()]
-            assert [path.name for path in (session / "runs").iterdir()] == ["b"]
+            assert [path.name for path in (session / "tmp").glob("*/left*")] == ["left by b"]
+            assert not (session / "runs" / "a").exists()
             assert second in processes.descendants(harness.process.pid)
-            await harness.prepare(job, "a", config=_config())  # the same run may come again
+            await harness.prepare(job, "a", config=_config(name="a"))  # the same run may come again
             assert (await harness.started(run="a"))[0] not in (first, second)
 
     run_async(test)

@@ -106,8 +106,8 @@ def test_sys_exit_is_a_failure(tmp_path: Path, code: object, cause: str) -> None
     [
         ("os._exit(0)", "exited with code 0 before its function returned"),
         ("os._exit(7)", "exited with code 7"),
-        ("kill", "killed by SIGKILL"),
-        ("abort", "killed by SIGABRT"),
+        ("kill", "was killed by SIGKILL"),
+        ("abort", "was killed by SIGABRT"),
     ],
 )
 def test_signals_and_os_exit_are_reported_by_exit_status(tmp_path: Path, how: str, cause: str) -> None:
@@ -125,7 +125,7 @@ def test_signals_and_os_exit_are_reported_by_exit_status(tmp_path: Path, how: st
             harness.start()
             exited = await harness.exited()
             assert exited.cause == cause
-            assert ("killed by" in cause) == (exited.signal is not None)
+            assert ("was killed by" in cause) == (exited.signal is not None)
 
     run_async(test)
 
@@ -139,7 +139,7 @@ def test_a_segfault_is_reported_with_the_line_that_caused_it(tmp_path: Path) -> 
             await harness.prepare(job_of(crash_here))
             harness.start()
             exited = await harness.exited()
-            assert (exited.cause, exited.signal) == ("killed by SIGSEGV", signal.SIGSEGV)
+            assert (exited.cause, exited.signal) == ("was killed by SIGSEGV", signal.SIGSEGV)
             assert exited.traceback is not None and "in crash_here" in exited.traceback
 
     run_async(test)
@@ -156,7 +156,7 @@ def test_a_killed_worker_is_noticed_while_its_sibling_goes_on(tmp_path: Path) ->
             pids = await harness.started(ranks=2)
             await harness.expect_report(2)
             os.kill(pids[1], signal.SIGKILL)
-            assert (await harness.exited(rank=1)).cause == "killed by SIGKILL"
+            assert (await harness.exited(rank=1)).cause == "was killed by SIGKILL"
             os.kill(pids[0], 0)
             await harness.stop()
             await wait_gone(*pids.values())

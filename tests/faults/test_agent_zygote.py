@@ -126,7 +126,9 @@ def _makers(harness: AgentHarness) -> list[int]:
 
 
 def test_modules_imported_by_workers_are_preimported_for_the_next_generation(tmp_path: Path) -> None:
-    _module(tmp_path / "mine", "slow_to_import", _TELLS_WHO_IMPORTS)
+    names = tmp_path / "names"
+    tells_name = f"with open({str(names)!r}, 'a') as file: file.write(open('/proc/self/comm').read())\n"
+    _module(tmp_path / "mine", "slow_to_import", tells_name + _TELLS_WHO_IMPORTS)
     _module(tmp_path / "mine", "starts_a_thread", _STARTS_A_THREAD)
 
     def function() -> None:
@@ -154,6 +156,8 @@ def test_modules_imported_by_workers_are_preimported_for_the_next_generation(tmp
             assert not first["inherited"] and second["inherited"]
             assert second["maker"] == harness.zygote()
             assert second["threads"] == 2  # what starts threads was tried, and left out
+            # Those that may be killed at once do not look like a zygote, which is left to clean up.
+            assert {"hf-rank-0", "hf-forked", "hf-next-zygote"} == set(names.read_text().split())
 
     run_async(test)
 
@@ -459,3 +463,64 @@ def test_a_module_that_crashes_the_zygote_causes_cold_starts(tmp_path: Path) -> 
             await wait_gone(harness.process.pid)
 
     run_async(test)
+
+
+# A module that can be seen importing, and that waits until it may go on.
+_WAITS_AT_IMPORT = """
+import os
+from pathlib import Path
+Path(os.environ['TEST_HERE']).write_text('importing')
+Path(os.environ['TEST_GO']).read_text()
+MAKER = os.getpid()
+"""
+
+
+def _reports_maker() -> None:
+    import waits_at_import  # type: ignore[import-not-found]  # of `_fifos`
+
+    train.report({"maker": waits_at_import.MAKER})
+
+
+class _ImportsAhead(AgentHarness):
+    def options(self) -> list[str]:
+        return [*super().options(), "--import", "waits_at_import", "--import", "nowhere_to_be_found"]
+
+
+@contextmanager
+def _fifos(directory: Path) -> Iterator[tuple[Path, Path, dict[str, str]]]:
+    here, go = directory / "here", directory / "go"
+    for one in (here, go):
+        os.mkfifo(one)
+    _module(directory / "mine", "waits_at_import", _WAITS_AT_IMPORT)
+    path = os.pathsep.join([str(directory / "mine"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    yield here, go, {"TEST_HERE": str(here), "TEST_GO": str(go), "PYTHONPATH": path}
+
+
+def test_modules_are_imported_before_there_is_a_function_that_needs_them(tmp_path: Path) -> None:
+    with _fifos(tmp_path) as (here, go, environment):
+
+        async def test() -> None:
+            async with started_agent(_ImportsAhead(tmp_path / "agent"), **environment) as harness:
+                assert here.read_text() == "importing"
+                go.write_text("go")
+                await harness.prepare(job_of(_reports_maker), preload=["waits_at_import"])
+                await harness.started()
+                await harness.expect_report()
+                assert (harness.reports[0].metrics or {})["maker"] == harness.zygote()
+                harness.send(Shutdown(flush_s=0.0))
+
+        run_async(test)
+
+
+def test_a_killed_agent_leaves_nothing_when_its_zygote_was_importing_ahead(tmp_path: Path) -> None:
+    with _fifos(tmp_path) as (here, _, environment):
+
+        async def test() -> None:
+            async with started_agent(_ImportsAhead(tmp_path / "agent"), **environment) as harness:
+                assert here.read_text() == "importing"
+                zygote = harness.zygote()
+                harness.process.kill()
+                await wait_gone(zygote)
+                assert harness.leftovers() == []
+
+        run_async(test)

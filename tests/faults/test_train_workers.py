@@ -19,8 +19,8 @@ _STEPS = 6
 _DEATHS = [
     ("raise", "raised ValueError: the data is bad"),
     ("exit", "called sys.exit(0)"),
-    ("kill", "killed by SIGKILL"),
-    ("crash", "killed by SIGSEGV"),
+    ("kill", "was killed by SIGKILL"),
+    ("crash", "was killed by SIGSEGV"),
 ]
 
 

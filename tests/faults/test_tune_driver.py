@@ -27,7 +27,7 @@ from holdfast.storage.uri import join
 from holdfast.tune.run_experiment import read_lines
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_SEARCHERS = ["basic", "own", "optuna", "limited", "repeated", "cma-es", "qmc", "nsga-ii"]
+_SEARCHERS = ["basic", "own", "optuna", "limited", "repeated", "cma-es", "qmc", "nsga-ii", "gp"]
 _SCHEDULERS = ["fifo", "asha", "hyperband", "median", "pbt", "synchronous pbt"]
 _TRIALS = 6
 
@@ -193,3 +193,6 @@ def _need(searcher: str) -> None:
         pytest.importorskip("optuna")
     if searcher == "cma-es":
         pytest.importorskip("cmaes")
+    if searcher == "gp":
+        pytest.importorskip("scipy")
+        pytest.importorskip("torch")

@@ -1,10 +1,12 @@
-"""The names of the integrations, their parameters and defaults are Ray Train's, except for what is listed here."""
+"""The names of the integrations, their parameters and defaults are those of Ray Train and Ray Tune, except for what is
+listed here, and in `differences_tune`."""
 
 from __future__ import annotations
 
 import importlib
 
 import pytest
+from tests.compat.differences_tune import INTEGRATIONS, MISSING_INTEGRATIONS
 from tests.compat.surface import compare
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -18,8 +20,12 @@ MODULES = {
     "train.xgboost": "xgboost",
     "train.lightgbm": "lightgbm",
     "train.v2.jax": "jax",
+    "tune.integration.pytorch_lightning": "lightning",
+    "tune.integration.xgboost": "xgboost",
+    "tune.integration.lightgbm": "lightgbm",
 }
 MISSING = {
+    **MISSING_INTEGRATIONS,
     "train.xgboost.XGBoostCheckpoint.get_preprocessor": _PREPROCESSOR,
     "train.xgboost.XGBoostCheckpoint.set_preprocessor": _PREPROCESSOR,
     "train.lightgbm.LightGBMCheckpoint.get_preprocessor": _PREPROCESSOR,
@@ -28,6 +34,8 @@ MISSING = {
 OTHER_DEFAULTS = {
     "train.xgboost.RayTrainReportCallback(filename)": _FILENAME,
     "train.lightgbm.RayTrainReportCallback(filename)": _FILENAME,
+    "tune.integration.xgboost.TuneReportCheckpointCallback(filename)": _FILENAME,
+    "tune.integration.lightgbm.TuneReportCheckpointCallback(filename)": _FILENAME,
 }
 
 
@@ -36,7 +44,8 @@ def test_every_difference_is_listed_with_its_reason(module: str, monkeypatch: py
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
     pytest.importorskip("ray")
     pytest.importorskip(MODULES[module])
-    found = compare(importlib.import_module(f"ray.{module}"), importlib.import_module(f"holdfast.{module}"), module)
+    theirs, mine = importlib.import_module(f"ray.{module}"), importlib.import_module(f"holdfast.{module}")
+    found = compare(theirs, mine, module, INTEGRATIONS.get(module, ()))
     assert found.missing == sorted(name for name in MISSING if name.startswith(f"{module}."))
     assert found.default == [name for name in OTHER_DEFAULTS if name.startswith(f"{module}.")]
     assert found.order == []

@@ -75,6 +75,26 @@ def checkpoint(config: dict[str, Any]) -> dict[str, Any]:
     return {"steps": step}
 
 
+def state(config: dict[str, Any]) -> float:
+    """Rank 0 reports a state, and all ranks wait to be killed; those that start from it tell what they found."""
+    import numpy
+
+    rank = train.get_context().get_world_rank()
+    found = train.get_checkpoint()
+    if found is not None:
+        total = float(found.load_state()["weights"].sum())
+        Path(config["directory"], f"restored_{rank}").write_text(f"{os.environ['TEST_HOST']} {total}")
+        return total
+    if rank == 0:
+        made = Checkpoint.from_state({"weights": numpy.full(3_000_000, 7.0)})
+        train.report({}, checkpoint=made, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
+    else:
+        train.report({})
+    Path(config["directory"], f"on_{os.environ['TEST_HOST']}").write_text(str(rank))
+    while True:
+        time.sleep(60)
+
+
 def _large(step: int, rank: int) -> bytes:
     return bytes([step % 251, rank]) * 1_500_000
 

@@ -16,7 +16,11 @@ def main() -> None:
     directory, least, most = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     scaling = ScalingConfig(num_workers=(least, most), elastic_resize_monitor_interval_s=0.5, last_call_timeout=0)
     result = make_trainer(directory, directory / "storage", scaling).fit()
-    print(json.dumps({"value": result.return_value, "metrics": result.metrics, "path": result.path}), flush=True)
+    frame, checkpoint = result.metrics_dataframe, result.checkpoint
+    assert frame is not None and checkpoint is not None
+    told = {"value": result.return_value, "metrics": result.metrics, "path": result.path, "config": result.config}
+    told |= {"steps": frame["step"].tolist(), "checkpoint": checkpoint.path}
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def test_a_leader_that_is_cut_off_is_fenced_and_follows_when_the_link_is_back(
     check_learning(cluster.directory / "storage" / "run", cluster.directory / "undisturbed")
 
 
-def test_a_host_that_does_not_see_the_storage_takes_part_and_says_that_it_has_no_result(cluster: _Cluster) -> None:
+def test_a_host_that_does_not_see_the_storage_takes_part_and_returns_the_same_result(cluster: _Cluster) -> None:
     script = ["-m", "tests.hosts.learning_script", str(cluster.directory), "2", "2"]
     leader = cluster.start("a", *script)
     processes.wait_until(lambda: leader.leads, "the host with the storage leads")
@@ -130,11 +130,25 @@ def test_a_host_that_does_not_see_the_storage_takes_part_and_says_that_it_has_no
     cluster.wait_for_step(12, "run")  # with a checkpoint
     (cluster.directory / "end").touch()
     assert leader.result()["value"]["step"] > 12
-    assert other.wait() == 1
+    assert other.result() == leader.result()
     assert "if a dies, the run can only wait until it is back" in other.errors
-    assert other.errors.count("does not see it there, so fit() has no result here: use storage that all hosts") == 1
-    assert "File " not in other.errors.split("does not see it there")[0].splitlines()[-1]
     check_learning(cluster.directory / "storage" / "run", cluster.directory / "undisturbed")
+
+
+def test_an_experiment_has_the_same_results_on_a_host_that_does_not_see_the_storage(cluster: _Cluster) -> None:
+    script = ["-m", "tests.faults.programs.launched_tuner", str(cluster.directory)]
+    leader = cluster.start("a", *script)
+    processes.wait_until(lambda: leader.leads, "the host with the storage leads")
+    other = cluster.start("b", *script, sees_storage=False)
+
+    def places() -> list[str]:
+        """On which hosts the trials have started."""
+        return sorted(path.read_text().split()[0] for path in cluster.directory.glob("starts_*"))
+
+    processes.wait_until(lambda: places() == ["a", "b"], "each host has a trial")
+    (cluster.directory / "end").touch()
+    assert other.result() == leader.result()
+    assert len(leader.result()["trials"]) == 2
 
 
 def test_the_walkthrough_kills_a_node_and_adds_a_node(cluster: _Cluster) -> None:

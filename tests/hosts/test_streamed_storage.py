@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.faults.programs import processes
 from tests.hosts.conftest import Hosts
 
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.verify import verify
 from holdfast.storage.locate import open_store
 
@@ -61,6 +63,26 @@ def test_a_link_that_is_cut_while_files_stream_costs_nothing_that_was_committed(
     _check_stored(hosts)
 
 
+def test_a_state_comes_from_the_memory_of_another_host_and_not_from_the_drivers_disk(four_hosts: Hosts) -> None:
+    """The copy on the disk is replaced by other bytes, of which nobody starts."""
+    hosts = four_hosts
+    hosts.environment["HOLDFAST_AGENT_SILENCE_S"] = "5"
+    places = {name: hosts.all[number] for number, name in enumerate("abc", 1)}
+    for name in "ab":
+        hosts.start_agent_without_storage(places[name], name)
+    driver = hosts.start_driver("state", max_failures=5)
+    for name in "ab":
+        hosts.wait_for_file(f"on_{name}")
+    files = [path for path in (hosts.storage / "run" / "checkpoint_000000").iterdir() if path.name[0] != "."]
+    for path in files:
+        path.write_bytes(bytes(path.stat().st_size))
+    (lost,) = (name for name in "ab" if (hosts.directory / f"on_{name}").read_text() == "1")
+    hosts.start_agent_without_storage(places["c"], "c")
+    places[lost].kill_all()
+    assert hosts.result(driver)["value"] == 21_000_000.0
+    assert (hosts.directory / "restored_1").read_text() == "c 21000000.0"
+
+
 def test_a_driver_that_is_killed_and_started_again_goes_on_with_the_host_without_the_path(hosts: Hosts) -> None:
     hosts.environment["HOLDFAST_AGENT_SILENCE_S"] = "5"
     hosts.start_agent(hosts.first, "a")
@@ -75,4 +97,34 @@ def test_a_driver_that_is_killed_and_started_again_goes_on_with_the_host_without
     hosts.end()
     hosts.result(driver)
     assert min(_started(hosts, rank)[-1][1] for rank in (0, 1)) >= 1
+    _check_stored(hosts)
+
+
+def test_what_was_being_stored_when_the_driver_died_is_stored_for_the_next_one(hosts: Hosts) -> None:
+    hosts.environment["HOLDFAST_AGENT_SILENCE_S"] = "5"
+    hosts.start_agent(hosts.first, "a")
+    hosts.start_agent_without_storage(hosts.second, "b")
+    driver = hosts.start_driver("checkpoint", max_failures=5)
+    hosts.wait_for_file("step_1", 3)
+    hosts.second.slow_down(3_000_000)  # a part takes 8 s
+    run = hosts.storage / "run"
+    sent_by = "large_0" if _started(hosts, 0)[0][0] == "a" else "large_1"
+
+    def drafts() -> list[Path]:
+        """Checkpoints of which the near host has stored its part, and the far one has not."""
+        found = [one.parent for one in run.glob(f"checkpoint_*/{sent_by}")]
+        return [one for one in found if not (one / ".manifest.json").exists()]
+
+    processes.wait_until(drafts, "a part is being sent")
+    driver.kill()
+    driver.wait()
+    (draft,) = drafts()
+    driver = hosts.start_driver("checkpoint", max_failures=5)
+    hosts.wait_for_file("started_0")
+    processes.wait_until(lambda: len(_started(hosts, 0)) > 1, "the workers are started again", 60)
+    hosts.second.heal()
+    hosts.end()
+    hosts.result(driver)
+    (one,) = (one for one in Catalog(open_store(run)).committed() if one.name == draft.name)
+    assert {_started(hosts, rank)[1][1] for rank in (0, 1)} == {one.iteration}
     _check_stored(hosts)

@@ -178,7 +178,7 @@ def running(workers: int = 1, **settings: Any) -> Rig:
 
 def two_nodes(**settings: Any) -> Rig:
     """Rank 0 runs on agent a and rank 1 on agent b since time 3."""
-    rig = Rig(workers_min=2, workers_max=2, **settings)
+    rig = Rig(**({"workers_min": 2, "workers_max": 2} | settings))
     rig.feed(began(), 0.0)
     for agent in ("a", "b"):
         rig.feed(joined(agent), 1.0)

@@ -8,6 +8,7 @@ from tests.machine.rig import NOTHING, Rig, began, checkpoint_of, joined, report
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
+from holdfast.core.checkpoint_types import Report
 from holdfast.core.machine import Step
 
 CAUSE = "made no report for 10 s and was taken for hung"
@@ -98,6 +99,27 @@ def test_a_rank_that_waits_does_not_hide_the_one_that_it_waits_for() -> None:
     assert [type(one) for one in rig.feed(e.TimePassed(), 16.0).commands] == [c.StopWorkers]
     assert rig.state.generation is not None
     assert rig.state.generation.failures == [r.WorkerFailure(rank=1, cause=CAUSE, agent="b", host="host-b")]
+
+
+def test_a_rank_waits_in_its_report_until_that_is_settled_and_not_longer() -> None:
+    rig = two_nodes(progress_timeout_s=10.0)
+    waiting = Report(number=1, at=5.0, checkpoint=True, waits=True)
+    rig.feed(report(1, 5.0), 5.0)
+    rig.feed(e.RankReported(generation=1, rank=1, reports=(waiting,)), 5.0)
+    assert rig.deadline is None, "it is being stored"
+    rig.feed(checkpoint_of(1, stored(0, 1)), 100.0)
+    rig.feed(report(2, 105.0), 105.0)
+    assert rig.deadline == 110.0, "rank 1 went on at 100"
+
+
+def test_a_rank_that_waits_in_its_report_does_not_hide_the_one_that_it_waits_for() -> None:
+    rig = two_nodes(progress_timeout_s=10.0, max_failures=1)
+    waiting = Report(number=1, at=5.0, metrics={"loss": 1}, checkpoint=True, waits=True)
+    rig.feed(e.RankReported(generation=1, rank=0, reports=(waiting,)), 5.0)
+    assert rig.deadline == 15.0
+    assert [type(one) for one in rig.feed(e.TimePassed(), 15.0).commands] == [c.StopWorkers]
+    assert rig.state.generation is not None
+    assert [failure.rank for failure in rig.state.generation.failures] == [1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -98,6 +98,7 @@ def test_narrative_of_a_run_that_backs_off_and_is_stopped() -> None:
 def test_narrative_of_all_other_records() -> None:
     records: list[r.Record] = [
         r.AgentRemoved(at=1.0, agent="a", host="host-a", why="its connection closed"),
+        r.AgentRefused(at=1.2, agent="b", why="Agent b gets no workers of this run."),
         r.DrainStarted(at=1.5, agent="b", host="host-b", why="holdfast drain"),
         r.DrainStarted(at=1.6, agent="b", host="host-b", why="SIGTERM", deadline=26.6),
         r.AgentAdded(at=1.65, agent="c", host="host-c", slots=2, spare=True),
@@ -113,6 +114,7 @@ def test_narrative_of_all_other_records() -> None:
     ]
     assert narrated(records) == [
         "001.0  Agent a on host-a was lost: its connection closed.",
+        "001.2  Agent b gets no workers of this run.",
         "001.5  Agent b on host-b is being drained (holdfast drain).",
         "001.6  Agent b on host-b is being drained (SIGTERM), and is gone in 25.0 s.",
         "001.6  Agent c joined from host-c with 2 slots as a spare.",
@@ -151,6 +153,16 @@ def test_narrative_times_are_utc(at: int) -> None:
     assert utc_time(at + 0.9) == f"{expected:%Y}".rjust(4, "0") + f"{expected:-%m-%d} {clock}"
 
 
+def test_agents_that_are_lost_at_once_are_one_line() -> None:
+    lost = [r.AgentRemoved(at=at, agent=name, host="h", why="gone") for name, at in (("a", 1), ("b", 1.5), ("c", 2.0))]
+    later = r.AgentRemoved(at=3.5, agent="d", host="h", why="gone")
+    assert list(narrate([*lost, later], short)) == [
+        "001.0  The run lost 3 agents, a, b and c: gone.",
+        "003.5  Agent d on h was lost: gone.",
+    ]
+    assert len(list(narrate(lost, short, fold=False))) == 3
+
+
 def committed(index: int, at: float) -> r.CheckpointCommitted:
     return r.CheckpointCommitted(
         at=at, name=f"checkpoint_{index:06d}", index=index, iteration=index + 1, generation=1, metrics={}
@@ -176,7 +188,7 @@ def test_many_commits_in_a_row_are_one_line() -> None:
     assert len(list(narrate(records, short, fold=False))) == 17
 
 
-def _failing(number: int, at: float, iteration: int = 3, cause: str = "killed by SIGKILL") -> list[r.Record]:
+def _failing(number: int, at: float, iteration: int = 3, cause: str = "was killed by SIGKILL") -> list[r.Record]:
     failure = r.WorkerFailure(rank=0, cause=cause, host="host-a")
     return [
         r.GenerationStarted(at=at, generation=number, world_size=1, agents=("a",), iteration=iteration),
@@ -200,7 +212,7 @@ def test_generations_that_fail_in_the_same_way_are_one_line() -> None:
     records += _failing(6, 60.0, cause="called sys.exit(1)")
     started, running, first, same, *rest = narrated(records)[1:]
     assert (started[:5], running[:5]) == ("010.0", "010.0")
-    assert first.startswith("011.0  Generation 1 failed at iteration 3: rank 0 on host-a killed by SIGKILL.")
+    assert first.startswith("011.0  Generation 1 failed at iteration 3: rank 0 on host-a was killed by SIGKILL.")
     assert same == "051.0  Generations 2 to 5 failed in the same way."
     assert [line[:5] for line in rest] == ["060.0", "060.0", "061.0"]
     assert len(list(narrate(records, short, fold=False))) == 1 + 6 * 3

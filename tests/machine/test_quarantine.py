@@ -57,6 +57,21 @@ def test_nothing_is_started_before_the_host_is_set_aside() -> None:
     assert [place.agent for place in started.places] == ["a", "c"]
 
 
+def test_an_elastic_run_goes_on_without_the_host() -> None:
+    rig = two_nodes(workers_min=1, last_call_s=1.0, max_failures=-1, backoff_base_s=0.1, backoff_max_s=0.1)
+    killed = died(1, agent="b", signal=9)
+    for at in (10.0, 20.0):
+        _fail(rig, killed, at)
+    rig.feed(exited(killed, 3), 30.0)
+    for agent in ("a", "b"):
+        rig.feed(e.WorkersStopped(generation=3, agent=agent), 30.0)
+    rig.feed(e.AgentDraining(agent="b", why="set aside"), 30.0)
+    rig.feed(e.AgentLost(agent="b", why="it was drained: set aside"), 31.0)
+    answered = rig.feed(e.SetAsideAnswered(host="host-b"), 31.0)
+    (started,) = [one for one in answered.commands if isinstance(one, c.StartWorkers)]
+    assert ([place.agent for place in started.places], started.world_size) == (["a"], 1)
+
+
 def test_failures_long_ago_and_on_other_hosts_do_not_count() -> None:
     rig, killed = _rig(), died(1, agent="b", signal=9)
     assert _fail(rig, killed, 10.0) == []

@@ -63,7 +63,7 @@ def test_a_commit_missing_in_the_journal_is_found_in_storage() -> None:
 
 def test_a_checkpoint_that_is_gone_from_storage_is_not_used() -> None:
     rig = interrupted_run().next_controller()
-    gone = r.CheckpointDamaged(at=20.0, name="checkpoint_000000", why="it is not in storage any more")
+    gone = r.CheckpointDamaged(at=20.0, name="checkpoint_000000", why="it is gone from storage")
     assert rig.feed(began(epoch=2), 20.0) == Step([started(rig, 20.0, epoch=2), gone], [c.RequestAgents(slots=1)])
     rig.feed(joined("b"), 21.0)
     assert rig.feed(e.AgentPrepared(agent="b"), 22.0).records == [

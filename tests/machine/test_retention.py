@@ -241,5 +241,5 @@ def test_an_unrecorded_removal_by_retention_is_no_lost_checkpoint() -> None:
     assert delete(0) in decided.commands, "of what it had removed something may be left"
     assert after.feed(removed(0, by_others=True), 21.0) == NOTHING
     after = rig.next_controller()
-    missed = r.CheckpointDamaged(at=20.0, name="checkpoint_000001", why="it is not in storage any more")
+    missed = r.CheckpointDamaged(at=20.0, name="checkpoint_000001", why="it is gone from storage")
     assert after.feed(began(stored(0, 1), epoch=2, next_index=2), 20.0).records[1:] == [missed]

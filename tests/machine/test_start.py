@@ -103,6 +103,16 @@ def test_a_run_without_enough_agents_fails_and_says_how_many_joined() -> None:
     assert rig.deadline is None
 
 
+def test_an_agent_that_the_run_cannot_use_is_told_of_and_named_if_the_run_fails_without() -> None:
+    rig = Rig(workers_min=1, agents_timeout_s=60.0)
+    rig.feed(began(), 0.0)
+    why = "Agent a gets no workers of this run, which needs torch: install torch 2.13 there."
+    refused = r.AgentRefused(at=1.0, agent="a", why=why)
+    assert rig.feed(e.AgentRefused(agent="a", why=why), 1.0) == Step([refused], [])
+    (failed,) = rig.feed(e.TimePassed(), 60.0).records
+    assert isinstance(failed, r.RunFailed) and failed.error.endswith(f"lower ScalingConfig(num_workers). {why}")
+
+
 @pytest.mark.parametrize("stop", [True, False])
 def test_nothing_is_decided_before_the_controller_has_begun(stop: bool) -> None:
     rig = Rig(workers_min=1)

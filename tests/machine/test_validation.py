@@ -108,6 +108,15 @@ def test_a_commit_that_only_storage_knows_of_is_validated() -> None:
     assert run_of(stored(0, 1)) in later.feed(began(stored(0, 1), epoch=2), 7.0).commands
 
 
+def test_a_commit_that_failed_for_its_controller_but_is_in_storage_is_validated() -> None:
+    rig = running(has_validation=True)
+    rig.feed(ask(1, 4.0), 4.0)
+    rig.feed(e.CheckpointFailed(ticket=e.Ticket(1, 1), error="no answer", fatal=True), 5.0)
+    assert any(isinstance(one, r.CheckpointAbandoned) for one in rig.journal)
+    later = rig.next_controller()
+    assert run_of(stored(0, 1)) in later.feed(began(stored(0, 1), epoch=2), 7.0).commands
+
+
 def test_without_a_function_nothing_is_validated_and_nothing_waited_for() -> None:
     rig = with_two()
     spec = msgspec.structs.replace(rig.spec, has_validation=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
@@ -33,12 +34,15 @@ def ancestors() -> dict[str, int]:
 
 
 def steps(config: dict[str, Any]) -> dict[str, Any]:
-    """Count to `steps`, or until a file is there, with a checkpoint at each. At `kill_at` rank 1 kills `kill`, once."""
+    """Count to `steps`, or until a file is there, with a checkpoint at each. From
+    `kill_at` on a rank kills `kill`, once, if it is one of `kill_workers` at least."""
     rank = train.get_context().get_world_rank()
     first = 0
     if (checkpoint := train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as directory:
             first = int((Path(directory) / "step").read_text())
+    if "nodes_directory" in config:
+        (Path(config["nodes_directory"]) / f"{first}-{rank}").write_text(os.environ["TEST_NODE"])
     for step in range(first + 1, config["steps"] + 1):
         _kill_once(config, rank, step)
         with tempfile.TemporaryDirectory() as directory:
@@ -68,14 +72,20 @@ def meet(place: str, count: int) -> None:
 
 
 def _kill_once(config: dict[str, Any], rank: int, step: int) -> None:
-    if rank != 1 or step != config.get("kill_at"):
+    # Not the head's raylet: that is the driver's own.
+    is_killer = os.environ["TEST_NODE"] != "0" if config.get("kill") == "raylet" else rank == 1
+    if not is_killer or step < config.get("kill_at", math.inf):
+        return
+    if train.get_context().get_world_size() < config.get("kill_workers", 1):
         return
     try:
         os.close(os.open(config["killed_file"], os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
     _wait_for(Path(config["run_directory"]), "checkpoint_*/.manifest.json")  # rank 0 may be behind
-    Path(config["killed_file"]).write_text(repr(time.time()))
+    if "kill_when" in config:
+        _wait_for(Path(config["kill_when"]).parent, Path(config["kill_when"]).name)
+    Path(config["killed_file"]).write_text(os.environ["TEST_NODE"])
     os.kill(ancestors()[config["kill"]], signal.SIGKILL)
     time.sleep(60)  # until the kill arrives here
 

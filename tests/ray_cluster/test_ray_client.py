@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,7 +46,7 @@ try:
         train,
         train_loop_config=config,
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="run", storage_path=where, failure_config=FailureConfig(max_failures=0)),
+        run_config=RunConfig(name=config["name"], storage_path=where, failure_config=FailureConfig(max_failures=0)),
     ).fit()
 except holdfast.train.TrainingFailedError as error:
     print("failed", {rank: repr(one) for rank, one in error.worker_failures.items()})
@@ -87,17 +88,20 @@ def _is_driver(pid: int) -> bool:
 class Caller:
     """A script on a laptop: in a directory of its own, which the cluster does not know."""
 
-    def __init__(self, cluster: RayCluster, path: Path, config: dict[str, Any], script: str = _SCRIPT) -> None:
+    def __init__(
+        self, cluster: RayCluster, path: Path, config: dict[str, Any], script: str = _SCRIPT, **variables: str
+    ) -> None:
         place = path / "laptop"
         place.mkdir(exist_ok=True)
         (place / "script.py").write_text(textwrap.dedent(script))
         (place / "helper.py").write_text("NAME = 'helper'\n")
-        given = {"steps": 5, "run_directory": str(path / "storage" / "run"), **config}
+        given = {"name": "run", "steps": 5, "run_directory": str(path / "storage" / "run"), **config}
         environment = {**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
         environment |= {
             "HOLDFAST_GRACE_S": "1",
             "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "2",
             "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "1",
+            **variables,
         }
         del environment["HOLDFAST_ENGINE"]
         self._output = path / f"output-{len(list(path.glob('output-*')))}"
@@ -168,7 +172,60 @@ def test_a_killed_caller_comes_back_to_the_run_that_goes_on(cluster: RayCluster,
         hold.touch()
         second.kill()
     assert _result(output)[1]["first"] == 0, "it was started anew"
-    assert not (tmp_path / "storage" / "run" / "epochs" / "000002.json").exists(), "by another driver"
+    assert not _was_driven_again(tmp_path)
+
+
+def test_an_outcome_that_nobody_took_is_kept_for_a_caller_that_comes_back(cluster: RayCluster, tmp_path: Path) -> None:
+    config = _leave_until_it_has_ended(cluster, tmp_path)
+    output = Caller(cluster, tmp_path, config).wait()
+    assert "The run run has ended on the Ray cluster." in output and "hello from helper" in output
+    assert _result(output)[0]["step"] == 5 and not _was_driven_again(tmp_path)
+
+
+def test_later_the_same_call_gets_the_result_from_storage(cluster: RayCluster, tmp_path: Path) -> None:
+    config = _leave_until_it_has_ended(cluster, tmp_path, HOLDFAST_KEEP_OUTCOME_S="0")
+    output = Caller(cluster, tmp_path, config).wait()
+    assert "The run run has its driver on the Ray cluster." in output, "the outcome was kept"
+    assert _result(output)[0]["step"] == 5 and "hello from helper" not in output
+
+
+def _leave_until_it_has_ended(cluster: RayCluster, path: Path, **variables: str) -> dict[str, Any]:
+    """Kill the caller of a run, and return when its driver has ended; gives the configuration."""
+    hold = path / "hold"
+    config = {"hold_at": 2, "hold_file": str(hold)}
+    caller = Caller(cluster, path, config, **variables)
+    try:
+        caller.wait_for("hello from helper")
+    finally:
+        caller.kill()
+        hold.touch()
+    marker = f"HOLDFAST_LOCAL_CACHE_DIR={cluster.root / 'cache'}"
+    processes.wait_gone(*filter(_is_driver, processes.with_environment(marker)))
+    return config
+
+
+def _was_driven_again(path: Path) -> bool:
+    return (path / "storage" / "run" / "epochs" / "000002.json").exists()
+
+
+def test_a_run_without_a_name_says_by_which_one_it_can_be_come_back_to(cluster: RayCluster, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    config = {"name": None, "run_directory": str(tmp_path), "hold_at": 2, "hold_file": str(hold)}
+    first = Caller(cluster, tmp_path, config)
+    try:
+        first.wait_for("hello from helper")
+    finally:
+        first.kill()
+    found = re.search(r"the same call comes back to it with RunConfig\(name='([^']+)', storage_path=", first.output)
+    assert found is not None, first.output
+    second = Caller(cluster, tmp_path, config | {"name": found[1]})
+    try:
+        second.wait_for(f"The run {found[1]} is running on the Ray cluster")
+        hold.touch()
+        assert _result(second.wait())[1]["first"] == 0, "it was started anew"
+    finally:
+        hold.touch()
+        second.kill()
 
 
 def test_ctrl_c_at_the_caller_stops_the_run_and_the_same_call_continues_it(cluster: RayCluster, tmp_path: Path) -> None:

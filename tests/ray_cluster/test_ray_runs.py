@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from tests.faults.programs import processes
 from tests.ray_cluster.conftest import RayCluster, python_path
-from tests.ray_cluster.jobs import steps
+from tests.ray_cluster.jobs import meet, steps
 
 from holdfast import tune
 from holdfast.control.history import read_records
@@ -60,15 +61,44 @@ def _wait_for_checkpoints(path: Path, count: int) -> None:
 
 
 def _wait_for_generations(path: Path, count: int) -> None:
+    _wait_for_sizes(path, lambda sizes: len(sizes) >= count, f"generation {count}")
+
+
+def _wait_for_sizes(path: Path, are_enough: Callable[[list[int]], bool], what: str) -> None:
+    """Until the sizes of all generations so far are as they should be."""
+
     def has_started() -> bool:
         sleep(0.2)  # it reads the whole journal
-        return (path / "run" / "run.json").exists() and len(_records(path, r.GenerationStarted)) >= count
+        sizes = [one.world_size for one in _records(path, r.GenerationStarted)] if _is_there(path) else []
+        return are_enough(sizes)
 
-    processes.wait_until(has_started, f"generation {count}", within_s=90)
+    processes.wait_until(has_started, what, within_s=90)
+
+
+def _is_there(path: Path) -> bool:
+    return (path / "run" / "run.json").exists()
+
+
+def _has_shrunk(sizes: list[int]) -> bool:
+    return any(after < before for before, after in pairwise(sizes))
 
 
 def _records(path: Path, kind: type) -> list[Any]:
     return [one for one in read_records(open_store(path / "run")) if isinstance(one, kind)]
+
+
+def _alive() -> int:
+    """The nodes that Ray takes to be alive."""
+    import ray
+
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def _reserved() -> int:
+    """The bundles of groups that are placed."""
+    from ray.util import placement_group_table
+
+    return sum(len(one["bundles"]) for one in placement_group_table().values() if one["state"] == "CREATED")
 
 
 def test_workers_are_spread_over_nodes_with_one_agent_on_each(cluster: RayCluster, tmp_path: Path) -> None:
@@ -122,7 +152,13 @@ def test_results_equal_those_of_the_local_engine(
 
 
 def test_trials_run_on_several_nodes(cluster: RayCluster, tmp_path: Path) -> None:
+    import ray
+
+    together = 1 + max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes())
+    """More than a node holds."""
+
     def trial(config: dict[str, Any]) -> dict[str, Any]:
+        meet(str(tmp_path / "met"), together)
         return {"score": config["x"] ** 2, "node": os.environ["TEST_NODE"]}
 
     tuner = tune.Tuner(
@@ -200,11 +236,22 @@ def test_workers_leave_a_node_that_ray_drains(cluster: RayCluster, tmp_path: Pat
         assert (run.result(120).metrics or {})["step"] == 5
 
 
-def test_a_lost_node_is_replaced(cluster: RayCluster, tmp_path: Path) -> None:
-    killed = tmp_path / "killed"
-    config = {"kill": "raylet", "kill_at": 3, "killed_file": str(killed)}
-    result = _fit(tmp_path, config, num_workers=2, placement_strategy="STRICT_SPREAD")
-    assert killed.exists() and (result.metrics or {})["resumed_from"] > 0
+def test_a_run_goes_on_while_ray_notices_that_a_node_is_lost_and_places_its_bundle_anew(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    alive, hold = _alive(), tmp_path / "hold"
+    kill = {"kill": "raylet", "kill_at": 3, "killed_file": str(tmp_path / "killed")}
+    config = {"hold_at": 4, "hold_file": str(hold), **kill}
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(_fit, tmp_path, config, num_workers=2, placement_strategy="SPREAD")
+        try:
+            _wait_for_generations(tmp_path, 2)
+            processes.wait_until(lambda: _alive() == alive - 1, "Ray has noticed", within_s=90)
+            processes.wait_until(lambda: _reserved() == 3, "Ray has placed the lost bundle anew")
+        finally:
+            hold.touch()
+        assert (run.result(120).metrics or {})["resumed_from"] > 0
+    assert len(_records(tmp_path, r.GenerationStarted)) == 2
 
 
 def test_an_elastic_run_goes_on_without_a_lost_node_and_grows_with_an_added_one(
@@ -212,22 +259,23 @@ def test_an_elastic_run_goes_on_without_a_lost_node_and_grows_with_an_added_one(
 ) -> None:
     import ray
 
-    most = int(ray.cluster_resources()["CPU"]) + 1
+    alive, most = _alive(), int(ray.cluster_resources()["CPU"]) + 1
     killed, enough = tmp_path / "killed", tmp_path / "enough"
-    kill = {"kill": "raylet", "kill_at": 3, "killed_file": str(killed)}
+    kill = {"kill": "raylet", "kill_at": 3, "kill_workers": 2, "killed_file": str(killed)}
     config = {"steps": 100_000, "until_file": str(enough), **kill}
     with ThreadPoolExecutor(1) as threads:
         scaling = {"num_workers": (1, most), "last_call_timeout": 1.0, "elastic_resize_monitor_interval_s": 0.5}
         run = threads.submit(_fit, tmp_path, config, placement_strategy="SPREAD", **scaling)
         try:
-            _wait_for_generations(tmp_path, 2)
+            _wait_for_sizes(tmp_path, _has_shrunk, "the run goes on with fewer workers")
+            (lost,) = (one for one in _records(tmp_path, r.GenerationEnded) if not one.planned)
+            left = _records(tmp_path, r.GenerationStarted)[lost.generation].world_size
             cluster.add_node(num_cpus=1)
-            _wait_for_generations(tmp_path, 3)
+            _wait_for_sizes(tmp_path, lambda sizes: sizes[-1] > left, "the run grows")
         finally:
             enough.touch()
         run.result(120)
-    sizes = [one.world_size for one in _records(tmp_path, r.GenerationStarted)]
-    assert sizes[1] < sizes[0] and sizes[-1] > sizes[1]
+    processes.wait_until(lambda: _alive() == alive, "Ray has noticed", within_s=90)
 
 
 def test_a_run_waits_for_a_node_that_is_added(cluster: RayCluster, tmp_path: Path) -> None:

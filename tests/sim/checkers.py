@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
+from blake3 import blake3
 from tests.sim.data import SampleLedger
 from tests.sim.process import Process
 from tests.sim.scenario import gain
@@ -150,7 +151,10 @@ class Checkers:
                 self._by_the_leader(process, one)
 
     def _by_the_leader(self, process: Process, manifest: StoredManifest) -> None:
-        """Once a controller has begun, nobody before it adds a checkpoint that counts."""
+        """Once a controller has begun, nobody before it adds a checkpoint that counts; putting one back that was pinned
+        while it was being removed adds none."""
+        if _id(manifest) in self._let_go and self.run.is_pinned(manifest.name):
+            return
         guest = self.sim.guest_of(process, self._owner)
         if guest is not None and guest.lease is not None and guest.epoch < self._leading:
             name = manifest.name
@@ -377,7 +381,7 @@ class Checkers:
     def sets_aside(self, guest: Guest, command: SetHostAside) -> None:
         """A controller is about to set a host aside."""
         assert guest.controller is not None
-        if guest.controller.ready_elsewhere(command.host) >= self.scenario.spec.workers_max:
+        if guest.controller.ready_elsewhere(command.host) >= self._most(guest)[0]:
             self._aside[guest, command.host] = self.sim.loop.time() + command.duration_s
 
     def _keeps_bounds(self, guest: Guest) -> None:
@@ -445,6 +449,13 @@ class Checkers:
         """A worker has read its checkpoint."""
         if state != (order.iteration, self.sums[order.iteration]):
             self.fail(f"a worker that should resume at {order.iteration} found {state} in {order.checkpoint}")
+
+    def gives(self, name: str, token: str, path: str, data: bytes) -> None:
+        """An agent has this in memory, and gives it to another as a file of the checkpoint of this token."""
+        for manifest in self.run.manifests():
+            wanted = {one: digest for one, _, digest, _ in manifest.files if manifest.token == token}
+            if path in wanted and wanted[path] != blake3(data).hexdigest():
+                self.fail(f"{name} gives what is not {path} of {manifest.name}")
 
     def not_loaded(self, node: Node, order: StartWorkers, error: Exception) -> None:
         """Only a fenced controller's workers may find that their checkpoint is gone."""

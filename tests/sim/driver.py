@@ -42,7 +42,7 @@ from holdfast.journal.writer import Journal
 from holdfast.storage.retry import RetryingStore
 from holdfast.storage.store import Store
 from holdfast.wire.channel import CheckHello, OnAgent
-from holdfast.wire.messages import LogLine, PrepareFunction, PrepareRun, UploadFailed
+from holdfast.wire.messages import LogLine, PrepareFunction, PrepareRun, StorageProbe, StorageServed, UploadFailed
 
 if TYPE_CHECKING:
     from tests.sim.run import Run
@@ -74,6 +74,7 @@ class Driver:
         self._users += 1
         if self._hub is None:
             hub = Hub(listen=self._listen, make_engine=self._make_engine, agent_silence_s=8.0)
+            hub._storage_servers = _SimulatedStorageServers()  # type: ignore[assignment]
             self._hub = (hub, asyncio.ensure_future(hub.open()))
         hub, opening = self._hub
         await opening
@@ -301,6 +302,16 @@ class _SimulatedPublisher(Publisher):
         self._fold_writer.flush()
 
 
+class _SimulatedStorageServers:
+    """Nodes that do not see the storage reach it as all others do (`node.SimulatedPlatform.open_streamed`)."""
+
+    async def serve(self, root: str) -> StorageServed:
+        return StorageServed(root=root, port=1, key="key")
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
 def _prepare_validation(run: Run, task: ValidationTask) -> tuple[Preparation, float | None]:
     return _preparation(run, "v"), None
 
@@ -315,6 +326,8 @@ def _preparation(run: Run, function: str = "f") -> Preparation:
         trial_id=run.name,
         trial_dir=run.name,
         work_dir=run.name,
+        probe=StorageProbe(root=run.name, file=run.name, text=run.name) if run.scenario.streams else None,
+        snapshot_key="key" if run.scenario.streams else "",
     )
     return Preparation(PrepareFunction(key=function, function=b"", sys_path=[], environment={}), order)
 

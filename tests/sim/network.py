@@ -132,8 +132,8 @@ class _End:
     abort = close
 
     def lose(self) -> None:
-        """This side learns that the connection is over."""
-        self._is_lost = True
+        """This side learns that the connection is over, and sends nothing more, not even that it closes it."""
+        self._closed = self._is_lost = True
         if self._receiver is not None:
             self._receiver.connection_lost()
 

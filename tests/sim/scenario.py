@@ -67,6 +67,8 @@ _DATA = 0.2
 """The share of seeds whose runs have elastic loaders."""
 _VALIDATED = 0.15
 """The share of seeds whose runs have checkpoints validated."""
+_STREAMED = 0.15
+"""The share of seeds whose nodes do not see the storage, and read each other's memory."""
 _WEIGHTS = list(FAULTS.values())
 _NAMES = list(FAULTS)
 
@@ -158,8 +160,14 @@ class Scenario:
     validates: bool = False
     """Some reports ask that their checkpoint be validated."""
 
+    streams: bool = False
+    """Most nodes do not see the storage: what they restore may come from another node's memory."""
+
     whole_parts: bool = False
     """Each rank's part is all that a checkpoint needs, and its report says so."""
+
+    waits_for_commits: bool = False
+    """A report that carries a checkpoint returns when that is committed or given up."""
 
     @property
     def never_loses_planned(self) -> bool:
@@ -211,6 +219,9 @@ def draw(seed: int) -> Scenario:
         for run in [scenario, *scenario.others]:
             run.validates, run.names_in_turn = True, False  # a name stays in use until its checkpoint is validated
             run.spec = msgspec.structs.replace(run.spec, has_validation=True)
+    chance = random.Random(f"streams {seed}")
+    if chance.random() < _STREAMED:
+        _stream(scenario, chance)
     return scenario
 
 
@@ -262,7 +273,7 @@ def _press_ctrl_c(scenario: Scenario, chance: random.Random) -> None:
 
 
 def _break_a_host(scenario: Scenario, chance: random.Random) -> None:
-    """All workers of one host die soon. There are spare agents on others."""
+    """All workers of one host die soon. There are spare agents on others, or the run may go on with fewer workers."""
     _clear(scenario)
     scenario.others = []
     scenario.spec = msgspec.structs.replace(
@@ -275,6 +286,21 @@ def _break_a_host(scenario: Scenario, chance: random.Random) -> None:
     if chance.random() < 0.5:
         scenario.faults.append(Fault(chance.uniform(2.0, 20.0), chance.choice(["kill_node", "kill_worker"])))
     scenario.quiet_at = 40.0
+    most, slots = scenario.spec.workers_max, scenario.slots_per_node
+    if most > slots and chance.random() < 0.7:
+        scenario.spec = msgspec.structs.replace(scenario.spec, spares=0, workers_min=most - slots)
+        scenario.hosts -= 1
+
+
+def _stream(scenario: Scenario, chance: random.Random) -> None:
+    """Let nodes not see the storage, and workers and nodes die, so that others start from what neighbours have."""
+    for run in [scenario, *scenario.others]:
+        run.streams = True
+    if scenario.only_announced:
+        return
+    for kind in chance.choices(["kill_worker", "kill_worker", "kill_node"], k=chance.randint(1, 3)):
+        moment = chance.choice(["created", "created", "started", "part", "fetching"])
+        scenario.faults.append(Fault(chance.uniform(0.0, scenario.quiet_at / 2), kind, moment, chance.randint(1, 4)))
 
 
 def _draw_data(run: Scenario, chance: random.Random) -> None:
@@ -409,6 +435,7 @@ def _draw_run(seed: str) -> Scenario:
     _draw_users(scenario, random.Random(f"users {seed}"))
     _draw_storage(scenario, random.Random(f"storage {seed}"))
     scenario.whole_parts = random.Random(f"whole parts {seed}").random() < 0.3
+    scenario.waits_for_commits = random.Random(f"commits {seed}").random() < 0.15
     if chance.random() < 0.5:
         _sharpen(scenario, chance)
         return scenario

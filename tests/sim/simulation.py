@@ -18,6 +18,7 @@ from tests.sim.checkers import Violation
 from tests.sim.driver import Driver, Guest
 from tests.sim.event_loop import VirtualLoop
 from tests.sim.memory_store import Bucket, MemoryStore
+from tests.sim.neighbour import SnapshotServer
 from tests.sim.network import Listener
 from tests.sim.node import Node
 from tests.sim.process import Process
@@ -57,6 +58,8 @@ class Simulation:
         """(host, path) of the files that are locked."""
         self.listeners: dict[str, Listener] = {}
         self.nodes: dict[str, Node] = {}
+        self.snapshot_servers: dict[int, SnapshotServer] = {}
+        """By port."""
         self.drivers: list[Driver] = []
         self.violation: Violation | None = None
         self.runs = [Run(self, number, one) for number, one in enumerate([self.scenario, *self.scenario.others])]

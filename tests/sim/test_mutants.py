@@ -20,11 +20,13 @@ from tests.sim.checkers import Checkers
 from tests.sim.scenario import Scenario, draw
 from tests.sim.worker import Connection
 
+from holdfast.agent import snapshot_fetch
 from holdfast.agent.agent import Agent
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.parts import Parts
 from holdfast.agent.run_host import RunHost
 from holdfast.agent.run_storage import RunStorage
+from holdfast.agent.snapshot_fetch import SnapshotFetch
 from holdfast.checkpoint import claims, commit, part_records, worker_states
 from holdfast.checkpoint import reserve as reserving
 from holdfast.checkpoint.catalog import Catalog
@@ -719,6 +721,18 @@ def start_workers_on_hosts_that_are_set_aside(patch: Patch) -> None:
     patch.setattr(AgentPool, "set_aside", lambda self, host, why, duration_s, run: None)
 
 
+def set_aside_only_what_the_largest_world_can_do_without(patch: Patch) -> None:
+    set_aside = AgentPool.set_aside
+
+    def rarely(self: AgentPool, host: str, why: str, duration_s: float, run: RunAgents) -> None:
+        gang = run.gang
+        run.gang = msgspec.structs.replace(gang, min_workers=None)
+        set_aside(self, host, why, duration_s, run)
+        run.gang = gang
+
+    patch.setattr(AgentPool, "set_aside", rarely)
+
+
 def start_before_a_host_is_set_aside(patch: Patch) -> None:
     count = quarantine.count_failure
 
@@ -805,6 +819,44 @@ def give_two_ranks_one_sample(patch: Patch) -> None:
     patch.setattr(elastic, "split", generous)
 
 
+# ---------------------------------------------------------------- memory of neighbours
+
+
+def take_whatever_neighbours_send(patch: Patch) -> None:
+    """What comes is not compared with the manifest."""
+    patch.setattr(snapshot_fetch, "mismatch", lambda *_: None)
+
+
+def read_nothing_where_neighbours_fail(patch: Patch) -> None:
+    """What no neighbour gives is taken for read."""
+    patch.setattr(SnapshotFetch, "_read_stored", lambda *_: None)
+
+
+def give_neighbours_any_checkpoint(patch: Patch) -> None:
+    """What lies in memory is taken for the checkpoint that is asked for; hashes catch it at the other end."""
+    stored_files, open_file = Buffers.stored_files, Buffers.open_file
+
+    def stale(self: Buffers, token: str) -> str:
+        return next((one.token for one in self._buffers.values() if one.token is not None), token)
+
+    patch.setattr(Buffers, "stored_files", lambda self, token: stored_files(self, stale(self, token)))
+    patch.setattr(Buffers, "open_file", lambda self, token, path: open_file(self, stale(self, token), path))
+
+
+def keep_what_was_fetched_for_the_next_checkpoint(patch: Patch) -> None:
+    """It goes on to be taken for what workers start from when there is a newer commit."""
+    release = Buffers.release
+
+    def released(self: Buffers, ticket: e.Ticket, token: str | None) -> None:
+        release(self, ticket, token)
+        for buffer in self._buffers.values():
+            if buffer.is_fetched and token is not None:
+                buffer.token = token
+
+    patch.setattr(Buffers, "release", released)
+    patch.setattr(Buffers, "_close_unused", lambda *_: None)
+
+
 # ---------------------------------------------------------------- agents that come back
 
 
@@ -856,6 +908,10 @@ def let_workers_go_on_without_a_controller(patch: Patch) -> None:
     patch.setattr(Agent, "_end_runs", lenient)
 
 
+def take_a_rank_for_waiting_after_its_commit(patch: Patch) -> None:
+    patch.setattr(states.Generation, "settle", lambda self, number, now: self.waiting_in.clear())
+
+
 async def _ignore(work: Any) -> None:
     await work
 
@@ -902,6 +958,10 @@ def _reconnects(scenario: Scenario) -> bool:
     return scenario.agents_come_back
 
 
+def _reads_neighbours(scenario: Scenario) -> bool:
+    return scenario.streams and scenario.spec.workers_max > 1 and scenario.checkpoint_ranks != "last"
+
+
 def _always(scenario: Scenario) -> bool:
     return True
 
@@ -923,6 +983,7 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     wait_for_ranks_that_are_gone: _always,
     see_no_hang: _always,
     excuse_all_while_one_waits: _always,
+    take_a_rank_for_waiting_after_its_commit: lambda one: one.waits_for_commits and _has(one, "hang_worker"),
     go_on_after_being_fenced: _is_taken_over,
     set_a_deadline_that_has_passed: _always,
     let_the_fenced_commit: _is_taken_over,
@@ -973,6 +1034,9 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     set_a_host_aside_at_its_first_failure: _always,
     set_no_host_aside: lambda one: one.hosts > 0,
     start_workers_on_hosts_that_are_set_aside: lambda one: one.hosts > 0,
+    set_aside_only_what_the_largest_world_can_do_without: lambda one: (
+        one.hosts > 0 and one.spec.workers_min < one.spec.workers_max
+    ),
     start_before_a_host_is_set_aside: lambda one: one.hosts > 0,
     forget_what_was_to_be_validated: lambda one: one.validates,
     resume_no_validation: lambda one: one.validates,
@@ -990,6 +1054,10 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     tell_one_run_of_a_lost_agent: lambda one: _shares(one) and _has(one, "kill_node", "cut_link"),
     grant_a_place_twice: lambda one: _shares(one) and one.agent_slots > 0,
     give_no_place_back: lambda one: _shares(one) and one.agent_slots > 0 and one.runs_take_turns,
+    take_whatever_neighbours_send: _reads_neighbours,
+    read_nothing_where_neighbours_fail: _reads_neighbours,
+    give_neighbours_any_checkpoint: _reads_neighbours,
+    keep_what_was_fetched_for_the_next_checkpoint: _reads_neighbours,
     send_nothing_again: _reconnects,
     send_everything_again_under_new_numbers: _reconnects,
     lose_an_agent_with_its_connection: _reconnects,
@@ -1009,7 +1077,7 @@ _FOUND_BY: dict[Callable[[Patch], None], list[int]] = {
     set_a_host_aside_at_its_first_failure: [5],
     set_no_host_aside: [29],
     start_workers_on_hosts_that_are_set_aside: [29],
-    start_before_a_host_is_set_aside: [167],
+    start_before_a_host_is_set_aside: [562],
     save_what_ranks_were_given_last: [344],
     save_where_one_rank_was: [67],
     take_any_part_for_the_whole: [48],

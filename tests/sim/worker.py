@@ -133,6 +133,8 @@ class Worker:
         self.hold: int | None = None
         self.held = False
         """Whether it stays in its last report."""
+        self.waits = False
+        """Whether it waits in its last report for the checkpoint."""
         self.asked = self.stays = self.is_due = False
         """Of `should_checkpoint`: it was asked before the next report, and what was answered."""
         self.asks = 0
@@ -159,11 +161,15 @@ class Worker:
             self.soon()
             self.fabric.moved()
 
+    @property
+    def stays_in_report(self) -> bool:
+        return self.held or self.waits
+
     def soon(self) -> None:
         self.node.after(self.scenario.step_s, self.advance)
 
     def advance(self) -> None:
-        if not self.alive or self.hung or self.blocked or self.finished or self.held:
+        if not self.alive or self.hung or self.blocked or self.finished or self.stays_in_report:
             return
         if self.fabric.must_wait(self):
             self.idle = True
@@ -203,6 +209,7 @@ class Worker:
         if self.hold is not None:
             self.held = self.stays or (part if self.hold == 0 else self.number >= self.hold)
         self.asked = self.stays = False
+        self.waits = part and self.scenario.waits_for_commits
         report = Report(
             number=self.number,
             at=at,
@@ -212,10 +219,11 @@ class Worker:
             needed_ranks=(self.rank,) if is_whole else None,
             worker_state=self.loader.save() if self.loader is not None else b"",
             held=self.held,
+            waits=self.waits,
             validation=self.scenario.validation(iteration) if part else None,
         )
         self.connection.arrive(WorkerReport(report=report, part=self._snapshot() if part else None))
-        if not self.held:
+        if not self.stays_in_report:
             self.soon()
         self.fabric.moved()
 
@@ -230,7 +238,7 @@ class Worker:
         state = {"run": self.run.name, "iteration": self.iteration, "sum": self.sum}
         files = {f"rank_{self.rank}.json": json.dumps(state).encode()}
         if self.rank == 0:
-            files["constant.bin"] = b"the same in every checkpoint"
+            files["state.json"] = b"the same in every checkpoint"
         buffers = self.assignment.buffers
         path, seal = buffers[self.number % len(buffers)], next(self.node.sim.numbers) + 1
         placed: list[MemoryFile] = []
@@ -273,11 +281,16 @@ class Worker:
             self.hold = message.number
             if self.held and (self.hold is None or self.hold > self.number):
                 self.held = False
-                self.soon()
+                if not self.waits:
+                    self.soon()
             return
         if not self.alive or not isinstance(message, AnnounceCheckpoint) or self.unsettled != message.ticket:
             return
         self.unsettled = None
+        if self.waits:
+            self.waits = False
+            if not self.held:
+                self.soon()
         if self.blocked:
             self.blocked = False
             self.connection.arrive(e.WorkerWaited(generation=self.generation, rank=self.rank, waiting=False))

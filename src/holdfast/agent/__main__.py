@@ -27,6 +27,7 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.agent.agent import Agent
+from holdfast.agent.forked_zygote import fork_zygote
 from holdfast.agent.log_writer import ThreadedHandler
 from holdfast.agent.notice_file import watch_notice_file
 from holdfast.agent.platform import Platform
@@ -48,23 +49,30 @@ def main(arguments: list[str] | None = None, zygote: ForkedZygote | None = None)
         _start_over_without_secret_in_environment()
     if options.parent_pid is not None:
         die_with_parent(options.parent_pid)
-    with suppress(PermissionError):  # the leader of a session already
+    with suppress(PermissionError):  # the leader of a session already, or of a group in a worker's session
         os.setsid()
     become_subreaper()
     name_process("hf-agent")
+    if options.imports and zygote is None:
+        # Before this process has a thread, or the run secret.
+        zygote = fork_zygote(partial(os.close, options.token_fd) if options.token_fd is not None else _nothing)
     handler = ThreadedHandler(sys.stderr)
     logging.basicConfig(level=logging.WARNING, format="holdfast agent: %(message)s", handlers=[handler])
     try:
         asyncio.run(_run(options, _read_secret(options), zygote))
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except (HoldfastError, FileExistsError) as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
         handler.close()
     return 0
+
+
+def _nothing() -> None:
+    pass
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -119,6 +127,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--token-fd", type=int, help=argparse.SUPPRESS)  # an inherited descriptor to read it from
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)  # end when this process, the parent, ends
     parser.add_argument(
+        "--import", dest="imports", action="append", default=[], help=argparse.SUPPRESS
+    )  # a module that workers will probably need
+    parser.add_argument(
         "--comes-back", action="store_true", help=argparse.SUPPRESS
     )  # with a parent: connect again, too
     return parser
@@ -147,6 +158,7 @@ async def _run(options: argparse.Namespace, secret: str, zygote: ForkedZygote | 
         own_process=True,
         comes_back=comes_back,
         zygote=zygote,
+        imports=options.imports,
         stays=options.stay,
     )
     agent = Agent(options.agent_id, options.slots, platform)

@@ -80,6 +80,8 @@ class Agent:
         self._error: BaseException | None = None
         self._told_to_end = asyncio.Event()
         self._controller_died = False
+        self._controller_ended = False
+        """Whether it has said that it ends, so that none is expected there for now."""
         self._flush_s = 0.0
         self._code: dict[str, CodeDirectory] = {}
         """Working directories of drivers, by hash."""
@@ -123,6 +125,7 @@ class Agent:
 
     def shut_down(self, flush_s: float = 30.0) -> None:
         """Ask `run` to end: kill everything now, then take up to `flush_s` to store logs and artifacts."""
+        self._platform.end_by_itself()
         self._flush_s = max(self._flush_s, flush_s)
         self._told_to_end.set()
         self._is_leaving = True
@@ -157,9 +160,10 @@ class Agent:
 
     def parent_died(self) -> None:
         """For SIGHUP, which the kernel sends when the thread that started this process ends. The connection ends with
-        the last thread, and may have more to say until then."""
+        the last thread, and may have more to say until then; not if that process was not the controller."""
         self._is_leaving = True
-        asyncio.get_running_loop().call_later(_LAST_WORD_S, self._lose_controller)
+        is_controller = self._channel is None or not self._channel.comes_back
+        asyncio.get_running_loop().call_later(_LAST_WORD_S if is_controller else 0.0, self._lose_controller)
 
     # ------------------------------------------------------------------ the connection
 
@@ -204,7 +208,8 @@ class Agent:
 
         def may_try_again(error: WireError, pause_s: float) -> bool:
             nonlocal logged
-            if str(error) != logged:
+            is_expected = self._controller_ended and isinstance(error, Unreachable)
+            if str(error) != logged and not is_expected:
                 _log.warning("%s It is tried again.", logged := str(error))
             return True
 
@@ -258,6 +263,7 @@ class Agent:
         """Carry out what the controller sends, until the channel is over and the workers are gone."""
         self._channel = channel
         self._is_serving = True
+        self._controller_ended = False
         try:
             self._address = self._platform.advertise or channel.local_host
             resources, gpus = self._platform.find_resources()
@@ -270,6 +276,7 @@ class Agent:
                     gpus=gpus,
                     address=self._address,
                     pid=current().pid(),
+                    torch=self._platform.find_torch(),
                 )
             )
             self._spawn(self._receive_all(channel))
@@ -324,13 +331,11 @@ class Agent:
     def _handle(self, run: str, message: ControllerMessage) -> None:
         if isinstance(message, PrepareCode):
             self._prepare_code(message)
-        elif isinstance(message, CodePiece):
-            self._code[message.hash].add(message.data)
+        elif isinstance(message, CodePiece | FunctionPiece):
+            self._add_piece(message)
         elif isinstance(message, PrepareFunction):
             if message.key not in self._functions:
                 self._functions[message.key] = FunctionMemory(message, self._code.get(message.code_hash))
-        elif isinstance(message, FunctionPiece):
-            self._functions[message.key].add(message.data)
         elif isinstance(message, PrepareRun):
             self._prepare(run, message)
         elif isinstance(message, Ping):
@@ -338,6 +343,7 @@ class Agent:
             self._channel.signal(Pong())
         elif isinstance(message, Shutdown):
             if self._platform.stays and not self._is_draining:
+                self._controller_ended = True
                 self._lose_controller()
             else:
                 self.shut_down(message.flush_s)
@@ -345,6 +351,14 @@ class Agent:
             self._spawn(self._close_run(run, message.flush_s))
         elif (host := self._runs.get(run)) is not None:  # or it is closed already
             host.handle(message)
+
+    def _add_piece(self, piece: CodePiece | FunctionPiece) -> None:
+        """The next piece of a working directory or a function that was announced."""
+        whole = self._code.get(piece.hash) if isinstance(piece, CodePiece) else self._functions.get(piece.key)
+        if whole is None:
+            _log.error("A %s is refused: what it belongs to was not announced.", type(piece).__name__)
+        else:
+            whole.add(piece.data)
 
     def _prepare_code(self, order: PrepareCode) -> None:
         """The driver's working directory comes next, unless it is here already."""

@@ -9,11 +9,12 @@ waits until it is longer by an eighth: so all its uploads together cost no more 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
+from holdfast.core.own_names import is_own_name
 from holdfast.errors import StorageError
 from holdfast.runtime import current
 from holdfast.storage.durability import volatile
@@ -21,11 +22,6 @@ from holdfast.storage.store import OnBytes, Store
 
 __all__ = ["ArtifactSync"]
 
-_OURS = re.compile(
-    r"run\.json|result\.json|progress\.csv|params\.json|error\.txt|events\.out\.tfevents\..*"
-    r"|epochs|journal|logs|artifacts|checkpoint_.*|\..*"
-)
-"""First parts of keys that are the run's own, and no artifact may take."""
 _GROWTH = 8
 _log = logging.getLogger(__name__)
 
@@ -37,22 +33,30 @@ class ArtifactSync:
     """Remembers what was uploaded. Its methods block and may be called from any thread, one at a time works."""
 
     def __init__(
-        self, open_store: Callable[[], Store], logs: Path, work_dir: Path | None, timeout_s: float = 1800.0
+        self,
+        open_store: Callable[[], Store],
+        logs: Path,
+        output: Path,
+        work_dir: Path | None,
+        timeout_s: float = 1800.0,
     ) -> None:
-        """A turn that takes longer than `timeout_s` is given up."""
+        """`output` is where the output files lie that the user named. A turn that takes longer than `timeout_s` is
+        given up."""
         self._timeout_s = timeout_s
         self._open_store = open_store
         self._logs = logs
+        self._output = output
         self._work_dir = work_dir
         self._uploaded: dict[Path, _Stamp] = {}
         self._refused: set[str] = set()
         self._lock = threading.Lock()
 
     def sync_logs(self, *, still_written: bool = False) -> None:
-        """Upload log files that grew, as `logs/generation_000003/rank_0.log`; of those that are `still_written` only
-        what grew by an eighth."""
-        files = ((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in _files(self._logs))
-        self._sync(volatile(self._open_store()), files, still_written=still_written)
+        """Upload log files that grew, as `logs/generation_000003/rank_0.log`, and output files under their own names;
+        of those that are `still_written` only what grew by an eighth."""
+        logs = ((path, f"logs/{path.relative_to(self._logs).as_posix()}") for path in _files(self._logs))
+        output = ((path, path.relative_to(self._output).as_posix()) for path in _files(self._output))
+        self._sync(volatile(self._open_store()), chain(logs, output), still_written=still_written)
 
     def sync_artifacts(self) -> None:
         """Upload the working directory's new and changed files to the run's directory, under their own names."""
@@ -66,7 +70,7 @@ class ArtifactSync:
         for path in _files(root):
             key = path.relative_to(root).as_posix()
             first = key.split("/", 1)[0]
-            if not _OURS.fullmatch(first):
+            if not is_own_name(first) and not (self._output / key).exists():
                 yield path, key
             elif first not in self._refused:
                 self._refused.add(first)

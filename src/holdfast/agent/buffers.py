@@ -3,8 +3,9 @@
 Two buffers for each worker slot, made when workers are first assigned to it and kept, warm, across generations. The
 agent holds the only lasting reference: when it ends, however it ends, the kernel frees them. What a buffer holds is
 known by its seal (`worker.snapshot_buffer`); workers write (`worker.snapshot`), `parts` has the files uploaded from
-here, and workers of a later generation read them back (`worker.memory_checkpoint`). Each run has buffers of its own;
-the memory of all of them is limited in one place, `SnapshotMemory`: a worker asks before it makes a buffer larger.
+here, and workers of a later generation read them back (`worker.memory_checkpoint`), on other nodes too: what those have
+(`snapshot_server`) is fetched into a buffer beside the slots' (`snapshot_fetch`). Each run has buffers of its own; the
+memory of all of them is limited in one place, `SnapshotMemory`: a worker asks before it makes a buffer larger.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 
 from holdfast.core.checkpoint_types import Snapshot
 from holdfast.core.events import Ticket
-from holdfast.errors import CheckpointError, ConfigError
+from holdfast.errors import CheckpointError, ConfigError, NotFound
 from holdfast.linux.memory import available_bytes
-from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, prefault
+from holdfast.worker.snapshot_buffer import HEADER_BYTES, UNSEALED, SnapshotBuffer, grow, make_memory, prefault
 
 __all__ = ["Buffers", "SnapshotMemory", "limit_from_environment", "warm_up"]
 
@@ -37,6 +38,10 @@ class _Buffer:
     """Of the checkpoint that `snapshot` is a part of, once it is committed: its name may be another one's later."""
     reserved_bytes: int = 0
     """How large it may be."""
+    is_filling: bool = False
+    """Files are on their way into it from other nodes."""
+    is_fetched: bool = False
+    """They have come, for the workers that start from that checkpoint: no worker's slot has this buffer."""
 
 
 class SnapshotMemory:
@@ -89,6 +94,13 @@ class Buffers:
 
     def reserve(self, slot: int, size_bytes: int, count: int) -> int:
         """The worker of this slot wants `count` buffers of this size: how many it gets, which is all, one or none."""
+        granted = self._reserve(slot, size_bytes, count)
+        is_short = granted < min(count, self.limit_bytes // max(1, size_bytes))
+        if is_short and self._free_fetched():  # whoever reports has loaded what it starts from
+            granted = self._reserve(slot, size_bytes, count)
+        return granted
+
+    def _reserve(self, slot: int, size_bytes: int, count: int) -> int:
         buffers = [self._buffers[path] for path in self._slots[slot]]
         if count >= len(buffers) and len(buffers) * size_bytes <= self.limit_bytes:
             missing = [max(0, size_bytes - buffer.reserved_bytes) for buffer in buffers]
@@ -126,6 +138,17 @@ class Buffers:
         buffer = self._buffers.get(snapshot.buffer)
         return buffer is not None and buffer.memory.seal == snapshot.seal
 
+    def describe_change(self, snapshot: Snapshot) -> str:
+        """What has become of a snapshot that is not intact, as a phrase."""
+        buffer = self._buffers.get(snapshot.buffer)
+        if buffer is None:
+            return "its buffer is closed"
+        if buffer.memory.seal == UNSEALED:
+            return "its buffer is being filled anew"
+        if buffer.ticket is None:
+            return "its buffer has another one"
+        return f"its buffer has the one of report {buffer.ticket.number} of generation {buffer.ticket.generation}"
+
     def release(self, ticket: Ticket, token: str | None) -> None:
         """The checkpoint of this ticket is committed with this token, or (None) given up."""
         for buffer in self._buffers.values():
@@ -144,6 +167,43 @@ class Buffers:
             if self.is_intact(buffer.snapshot)
         ]
 
+    def stored_files(self, token: str) -> dict[str, int]:
+        """The sizes of the files that `snapshots` has of this checkpoint."""
+        return {file.path: file.size_bytes for snapshot in self.snapshots(token) for file in snapshot.files}
+
+    def open_file(self, token: str, path: str) -> tuple[int, int, int, int]:
+        """One of these files, for another node: a descriptor, to be closed, where the file begins there and its size,
+        and the seal that the buffer must have before and after it is read (`snapshot_buffer.read_seal`)."""
+        for snapshot in self.snapshots(token):
+            for file in snapshot.files:
+                if file.path == path and self.files(snapshot):
+                    fd = os.open(snapshot.buffer, os.O_RDONLY | os.O_CLOEXEC)
+                    return fd, HEADER_BYTES + file.offset, file.size_bytes, snapshot.seal
+        raise NotFound(f"{path} of checkpoint {token} is not in the memory of this node.")
+
+    def make_room(self, size_bytes: int) -> str | None:
+        """The path of a buffer for so many bytes that are about to be fetched from other nodes; None if there is no
+        memory for it. It is given back by `drop`, or used by `hold_fetched`."""
+        if not self._memory.reserve(HEADER_BYTES + size_bytes):
+            return None
+        path = self._make("fetched")
+        self._buffers[path].reserved_bytes = HEADER_BYTES + size_bytes
+        self._buffers[path].is_filling = True
+        return path
+
+    def hold_fetched(self, snapshot: Snapshot, token: str) -> None:
+        """Files of the committed checkpoint of this token were fetched: they stay until there is a newer one, or a
+        worker needs the memory."""
+        buffer = self._buffers.get(snapshot.buffer)
+        if buffer is not None:
+            buffer.snapshot, buffer.token = snapshot, token
+            buffer.is_filling, buffer.is_fetched = False, True
+
+    def drop(self, path: str) -> None:
+        """Nothing was fetched into this buffer."""
+        if path in self._buffers:
+            self._close(path)
+
     def to_warm_up(self, snapshot: Snapshot) -> tuple[int, int] | None:
         """The buffer beside this snapshot's, if the next one will go there and it is smaller: a descriptor, to be
         closed by `warm_up`, and the size."""
@@ -161,18 +221,26 @@ class Buffers:
             self._close(path)
         self._slots.clear()
 
-    def _make(self, slot: int) -> str:
-        fd = make_memory(f"holdfast-snapshot-{slot}")
+    def _make(self, purpose: int | str) -> str:
+        fd = make_memory(f"holdfast-snapshot-{purpose}")
         path = f"/proc/{os.getpid()}/fd/{fd}"
         self._buffers[path] = _Buffer(fd, SnapshotBuffer(fd, writable=False))
         return path
+
+    def _free_fetched(self) -> bool:
+        """Give back what was fetched; False if nothing was."""
+        fetched = [path for path, buffer in self._buffers.items() if buffer.is_fetched]
+        for path in fetched:
+            self._close(path)
+        return bool(fetched)
 
     def _close_unused(self, token: str | None) -> None:
         """Close the buffers that no slot has and nobody needs: not uploaded, not of the checkpoint of this token."""
         self._started_from = token
         current = {path for paths in self._slots.values() for path in paths}
         for path, buffer in list(self._buffers.items()):
-            needed = buffer.ticket is not None or (buffer.token is not None and buffer.token == token)
+            is_busy = buffer.ticket is not None or buffer.is_filling
+            needed = is_busy or (buffer.token is not None and buffer.token == token)
             if path not in current and not needed:
                 self._close(path)
 

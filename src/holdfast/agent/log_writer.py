@@ -29,10 +29,14 @@ _OnError = Callable[[OSError], None]
 class LogFile:
     """One file. Made when the first line is written; every method is called from the event loop and returns at once."""
 
-    def __init__(self, writer: LogWriter, path: Path, on_error: _OnError) -> None:
+    def __init__(
+        self, writer: LogWriter, path: Path, on_error: _OnError, fetch: Callable[[Path], None] | None = None
+    ) -> None:
+        """`fetch` is called in the writer's thread, to put at the path what the file is to begin with."""
         self._writer = writer
         self._path = path
         self._on_error = on_error
+        self._fetch = fetch
         self._file: FileIO | None = None
         self._is_used = False
 
@@ -52,6 +56,8 @@ class LogFile:
         try:
             if not self._path.parent.exists():
                 make_private_directory(self._path.parent)
+            if self._fetch is not None:
+                self._fetch(self._path)
             self._file = FileIO(str(self._path), "ab")
         except OSError as error:
             self._fail(error)

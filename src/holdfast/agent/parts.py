@@ -120,7 +120,10 @@ class Parts:
             work = functools.partial(_store_part, held, memory, samples, order, store, threads)
             files, sent_bytes = await loop.run_in_executor(self._executor, work)
             if snapshot is not None and not self._buffers.is_intact(snapshot):
-                raise CheckpointError(f"The snapshot of rank {order.rank} was written to while it was being stored.")
+                raise CheckpointError(
+                    f"The snapshot of rank {order.rank} with report {order.ticket.number} was written to while it was "
+                    f"being stored: {self._buffers.describe_change(snapshot)}."
+                )
         except HoldfastError as error:
             return UploadFailed(**name, kind=FailureKind.of(error), error=str(error))
         except Exception as error:  # noqa: BLE001  a store's bug is that upload's failure, not the agent's end

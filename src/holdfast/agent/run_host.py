@@ -11,7 +11,7 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -48,6 +48,9 @@ from holdfast.wire.messages import (
     Upload,
 )
 from holdfast.worker.job import Assignment
+
+if TYPE_CHECKING:
+    from holdfast.streaming.server import StorageServer
 
 __all__ = ["RunHost"]
 
@@ -89,6 +92,8 @@ class RunHost:
         self._served: ServedStorage | None = None
         """Where the run's storage is served, if this node does not see it."""
         self._storage_answer: asyncio.Future[StorageServed] | None = None
+        self._snapshot_server: StorageServer | None = None
+        """Gives other nodes what this one has in memory, if they do not share the run's storage."""
         self._prepared: asyncio.Task[None] | None = None
         self._unprepared: Exception | None = None
         """Why the run cannot be prepared: told as the failure of every worker that is to be started."""
@@ -153,8 +158,10 @@ class RunHost:
                 self._served = served = await self._find_storage(order)
                 open_store = functools.partial(self._platform.open_store, order)
                 if served is not None:
-                    open_store = functools.partial(self._platform.open_streamed, order, served)
+                    open_store = functools.partial(self._platform.open_streamed, order, self._find_server)
                 self._storage.prepare(order, open_store, is_streamed=served is not None)
+                if served is not None and order.snapshot_key:
+                    await self._serve_snapshots(order)
                 self._spawn(self._storage.sync_artifacts_periodically())
                 cold_reason = await self._spawner.prepare(function, order)
         except SpawnError as error:
@@ -166,7 +173,15 @@ class RunHost:
             _log.error("Run %s cannot be prepared here: %r", self._run, error, exc_info=error)
             self._unprepared = _internal(error)
         port = self._master_port.number
-        self._send(AgentPrepared(agent=self._agent, cold_reason=cold_reason, master_port=port))
+        server = self._snapshot_server
+        self._send(
+            AgentPrepared(
+                agent=self._agent,
+                cold_reason=cold_reason,
+                master_port=port,
+                snapshot_port=0 if server is None else server.port,
+            )
+        )
 
     async def _find_storage(self, order: PrepareRun) -> ServedStorage | None:
         """Where the run's storage is served, if this node does not see it: another directory of the same path must not
@@ -182,6 +197,23 @@ class RunHost:
         self._send(Logs(generation=0, lines=[LogLine(-1, "holdfast", text)]))
         return self._platform.find_server(answer)
 
+    def _find_server(self) -> ServedStorage:
+        assert self._served is not None
+        return self._served
+
+    async def _serve_snapshots(self, order: PrepareRun) -> None:
+        """Let other nodes read what this one has in memory; if that cannot be, they read storage."""
+        from holdfast.agent.snapshot_server import ServedSnapshots  # few runs need it
+
+        if self._snapshot_server is not None:
+            return
+        files = ServedSnapshots(self._buffers, asyncio.get_running_loop())
+        try:
+            serve = self._platform.serve_snapshots
+            self._snapshot_server = await asyncio.to_thread(serve, files, self._address, order.snapshot_key)
+        except (HoldfastError, OSError) as error:
+            _log.warning("Other nodes cannot read the snapshots of this one: %s", error)
+
     async def _start(self, command: StartWorkers) -> None:
         async with self._lifecycle:
             assert self._prepared is not None and self._order is not None, (
@@ -195,6 +227,7 @@ class RunHost:
             verified = await self._verify(command)
             if verified is None:
                 return
+            await self._fetch_snapshots(command)
             try:
                 await self._spawner.ready()
             except SpawnError as error:
@@ -208,14 +241,13 @@ class RunHost:
                 self._storage.parts,
                 self._send,
                 self._backlog_bytes,
-                self._storage.log_writer,
+                functools.partial(self._storage.open_log, command.generation),
             )
             (place,) = command.places
             self._buffers.free_slots(len(place.ranks), None if command.checkpoint is None else command.token)
             for assignment in self._assign(self._order, command, verified):
                 listen_fd = self._master_port.hand_over(command.master_port) if assignment.rank == 0 else None
-                log_file = self._directory.log_file(command.generation, assignment.rank)
-                workers.spawn(assignment, log_file, listen_fd)
+                workers.spawn(assignment, listen_fd)
 
     def _fail_workers(self, command: StartWorkers, error: Exception) -> None:
         """No worker of this generation can be started here, for a reason that is the run's own."""
@@ -239,6 +271,29 @@ class RunHost:
         except HoldfastError as error:
             _log.warning("%s could not be verified, its readers will: %s", name, error)
             return []
+
+    async def _fetch_snapshots(self, command: StartWorkers) -> None:
+        """Where nodes do not share the run's storage: have what this one lacks of the checkpoint in its memory before
+        workers start, from other nodes that have it in theirs. What goes wrong costs nothing but time."""
+        from holdfast.agent.snapshot_fetch import SnapshotFetch
+
+        name, token = command.checkpoint, command.token
+        others = [one for one in command.neighbours if one.agent != self._agent]
+        if name is None or self._served is None or self._order is None or not others:
+            return
+        key, open_neighbour = self._order.snapshot_key, self._platform.open_neighbour
+        fetch = SnapshotFetch(name, token, {one.agent: open_neighbour(one, key, token) for one in others})
+        try:
+            if await self._storage.fetch_snapshots(fetch, token):
+                self._log_line(command, fetch.summary)
+        except (HoldfastError, OSError) as error:
+            self._log_line(command, f"{name} is read from storage: {error}")
+        for problem in fetch.problems.values():
+            self._log_line(command, problem)
+
+    def _log_line(self, command: StartWorkers, text: str) -> None:
+        _log.info("%s", text)
+        self._send(Logs(generation=command.generation, lines=[LogLine(-1, "holdfast", text)]))
 
     async def _stop(self, command: StopWorkers) -> None:
         generation = command.generation
@@ -294,8 +349,18 @@ class RunHost:
         return bool(self._storage.parts.ordered)
 
     async def finish_uploads(self) -> None:
-        """The controller has died: finish the uploads that it had ordered, for the next one to commit."""
-        await self._storage.finish_uploads()
+        """The controller has died: finish the uploads that it had ordered, for the next one to commit. Where this node
+        does not see the storage, the next one is needed for that, too."""
+        if self._served is None:
+            await self._storage.finish_uploads()
+            return
+        tokens = [one.order.draft.token for one in self._storage.parts.ordered]
+        async with self._platform.find_next_server(self._served.root, tokens) as served:
+            if served is None:
+                _log.warning("What was being stored is given up: no driver serves %s any more.", self._served.root)
+                return
+            self._served = served
+            await self._storage.finish_uploads()
 
     async def _send_answer(self, uploading: asyncio.Task[UploadAnswer]) -> None:
         self._send(await asyncio.shield(uploading))
@@ -334,6 +399,8 @@ class RunHost:
 
     async def close(self, flush_s: float) -> None:
         """Abandon uploads, take up to `flush_s` to store logs and artifacts, and free everything."""
+        if self._snapshot_server is not None:
+            self._snapshot_server.close()
         await self._storage.close(flush_s)
         self._buffers.close()
         self._directory.remove()

@@ -1,32 +1,38 @@
 """The run's storage as the agent uses it: opened on first use, in a thread; parts, logs and artifacts are uploaded.
 
-`parts` and `artifact_sync` do the work; this holds what they share, and the threads that they run in.
+`parts`, `snapshot_fetch` and `artifact_sync` do the work; this holds what they share, and the threads that they run in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.agent.artifact_sync import ArtifactSync
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import finish_uploads
 from holdfast.agent.log_writer import LogWriter
+from holdfast.agent.output import Forwarder, OutputFiles, RankLog
 from holdfast.agent.parts import Parts, UploadAnswer
 from holdfast.agent.session_dir import RunDirectory
-from holdfast.core.checkpoint_types import VerifiedFile
+from holdfast.core.checkpoint_types import Snapshot, VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint
-from holdfast.errors import CheckpointError, StorageError
+from holdfast.errors import CheckpointError, HoldfastError, NotFound, StorageError
 from holdfast.runtime import current
-from holdfast.storage.retry import without_retries
 from holdfast.storage.store import OnBytes, Store
 from holdfast.wire.messages import PrepareRun, Upload
+from holdfast.worker.snapshot_buffer import SnapshotBuffer, new_seal
+
+if TYPE_CHECKING:
+    from holdfast.agent.snapshot_fetch import SnapshotFetch
 
 __all__ = ["RunStorage"]
 
@@ -46,8 +52,9 @@ class RunStorage:
         self._executor = current().make_executor(_THREADS, "holdfast-agent", _lower_priority)
         self._open: Callable[[], Store] | None = None
         self._is_streamed = False
-        self._logs = directory.logs
+        self._directory = directory
         self.log_writer = LogWriter()
+        self._buffers = buffers
         self._order: PrepareRun | None = None
         self._mirror: ArtifactSync | None = None
         self._store: Store | None = None
@@ -55,14 +62,26 @@ class RunStorage:
         self.parts = Parts(self._executor, buffers, directory.session.path)
 
     def prepare(self, order: PrepareRun, open_store: Callable[[], Store], *, is_streamed: bool = False) -> None:
-        """Use the storage that `order` names from here on. `is_streamed`: it goes with the controller."""
+        """Use the storage that `order` names from here on. `is_streamed`: it has connections of its own."""
         work_dir = Path(order.work_dir)
         self._order = order
         self._open = open_store
         self._is_streamed = is_streamed
         self._store = None
         artifacts = work_dir if order.sync_artifacts else None
-        self._mirror = ArtifactSync(self._open_store, self._logs, artifacts, order.sync_timeout_s)
+        self._mirror = ArtifactSync(
+            self._open_store, self._directory.logs, self._directory.output, artifacts, order.sync_timeout_s
+        )
+
+    def open_log(self, generation: int, rank: int, forwarder: Forwarder) -> RankLog:
+        """The log of one worker; the output of rank 0 goes to the files that the user named as well."""
+        assert self._order is not None
+        names, output_files = self._order.output_files, None
+        if names is not None and rank == 0:
+            paths = {"stdout": self._directory.output / names[0], "stderr": self._directory.output / names[1]}
+            output_files = OutputFiles(paths, self._fetch_output)
+        path = self._directory.log_file(generation, rank)
+        return RankLog(path, rank, forwarder, self.log_writer, output_files)
 
     async def verify(self, name: str) -> list[VerifiedFile]:
         """Verify the checkpoint that a generation is to start from, where workers read it in place; gives the versions
@@ -79,14 +98,48 @@ class RunStorage:
         finally:
             cancelled.set()
 
+    async def fetch_snapshots(self, fetch: SnapshotFetch, token: str) -> bool:
+        """Have the files of a committed checkpoint that this node lacks come to its memory, if neighbours have any of
+        them; whether they did. Raises `HoldfastError` if nothing comes of it. Stops soon after this is cancelled."""
+        loop, buffers = asyncio.get_running_loop(), self._buffers
+
+        def look(have: Collection[str]) -> int:
+            return fetch.look(self._open_store(), have)
+
+        def read(path: str, buffer: SnapshotBuffer) -> Snapshot:
+            try:
+                buffer.reserve(size_bytes)
+                files = fetch.read_into(buffer.data)
+                buffer.seal = seal = new_seal()
+                return Snapshot(buffer=path, seal=seal, files=files)
+            except (HoldfastError, OSError) as error:
+                problem = str(error)
+            finally:
+                buffer.close()
+            raise CheckpointError(problem)  # another one: the frames of the first keep the memory
+
+        room = None
+        try:
+            size_bytes = await loop.run_in_executor(self._executor, look, buffers.stored_files(token))
+            room = buffers.make_room(size_bytes) if size_bytes else None
+            if room is None:
+                return False
+            # Opened here, and read to its end: once it is dropped, its path may be another file's.
+            reading = loop.run_in_executor(self._executor, read, room, SnapshotBuffer.open(room))
+            buffers.hold_fetched(await asyncio.shield(reading), token)
+            room = None
+            return True
+        finally:
+            fetch.cancel()
+            if room is not None:
+                buffers.drop(room)
+            self._executor.submit(fetch.close)
+
     def start_upload(self, order: Upload) -> asyncio.Task[UploadAnswer]:
         return self.parts.start_upload(order, self._open_store, _UPLOAD_THREADS)
 
     async def finish_uploads(self) -> None:
         """The controller is gone: bring what it had ordered to its end, for the next one to commit."""
-        if self._is_streamed and not await self._answers():
-            _log.warning("What was being stored is given up: the storage server has ended with its driver.")
-            return
         await finish_uploads(self.parts, self._open_store, self._executor, _UPLOAD_THREADS)
 
     def release_parts(self, command: AnnounceCheckpoint) -> None:
@@ -134,19 +187,22 @@ class RunStorage:
         """Whether there may be logs or artifacts to store. Most trials print nothing, and need no thread for that."""
         return self.log_writer.is_used or (self._order is not None and self._order.sync_artifacts)
 
+    def _fetch_output(self, path: Path) -> None:
+        """Output files only grow. If storage has more of this one, another agent wrote it since, or before."""
+        key = path.relative_to(self._directory.output).as_posix()
+        try:
+            if self._open_store().size(key) > (path.stat().st_size if path.exists() else 0):
+                self._open_store().download(key, path)
+        except NotFound:
+            return
+        except StorageError as error:
+            raise OSError(errno.EIO, str(error).rstrip(".")) from error
+
     def _sync(self) -> None:
         self.log_writer.wait_written(_LOGS_TIMEOUT_S)
         if self._mirror is not None:
             self._mirror.sync_logs()
             self._mirror.sync_artifacts()
-
-    async def _answers(self) -> bool:
-        try:
-            work = functools.partial(_list_top, self._open_store)
-            await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        except StorageError:
-            return False
-        return True
 
     def _open_store(self) -> Store:
         with self._store_lock:
@@ -160,10 +216,6 @@ def _lower_priority() -> None:
     """Lower the priority of this thread, and of those that it starts: training comes first."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-
-
-def _list_top(open_store: Callable[[], Store]) -> None:
-    without_retries(open_store()).children()
 
 
 def _verify(open_store: Callable[[], Store], name: str, on_bytes: OnBytes) -> list[VerifiedFile]:

@@ -1,11 +1,7 @@
 """The agent's own directory on its node: staged parts, logs and error files; gone when the agent is.
 
-`<cache>/agents/<agent id>/`, with a lock file beside it that the agent holds as long as it lives. The kernel drops the
-locks of the dead, so that a lock which can be taken means a directory that can go. An agent that was killed cannot
-clean up after itself: its zygote does so, and if that was killed too, the next agent on the node does.
-
-Where machines share the cache (a home directory on NFS), a lock may hold on one of them only. There the names carry the
-machine, each machine sweeps its own, and another's only when its lock file was not renewed for a week.
+`<cache>/agents/<agent id>/`, a `ProcessDirectory`. An agent that was killed cannot clean up after itself: its zygote
+does so, and if that was killed too, the next agent on the node does.
 
 Workers see their TMPDIR through a short symbolic link in /tmp: the address of a Unix socket has 107 bytes, and what
 multiprocessing puts below TMPDIR (DataLoader workers send tensors through such sockets) must fit as well. Behind the
@@ -14,26 +10,21 @@ link the files stay on the cache's filesystem, so that a reported directory can 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.agent.process_directory import ProcessDirectory
 from holdfast.agent.work_dirs import WorkDirs, sweep_work_dirs
-from holdfast.checkpoint.process_identity import machine_id
-from holdfast.storage.files import has_shared_locks
 from holdfast.storage.local_cache import local_cache_dir
 from holdfast.storage.private_directory import make_private_directory
 
-__all__ = ["RunDirectory", "SessionDir", "remove_dangling_links", "sweep_dead"]
+__all__ = ["RunDirectory", "SessionDir", "remove_dangling_links"]
 
-_LOCK = ".lock"
-_ABANDONED_S = 7 * 86_400.0
 _LINK_PREFIX = "hf-"
 _LINK_DIRECTORIES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 _log = logging.getLogger(__name__)
@@ -43,28 +34,42 @@ class SessionDir:
     """The agent's directory. Created at once, removed by `remove`."""
 
     def __init__(self, agent: str, root: Path | None = None) -> None:
-        agents = make_private_directory((root or local_cache_dir()) / "agents")
-        sweep_dead(agents)
+        agents = (root or local_cache_dir()) / "agents"
+        try:
+            self._directory = ProcessDirectory(agents, agent)
+        except FileExistsError as error:
+            raise FileExistsError(
+                f"Another agent {agent} lives on this node: give this one another --agent-id."
+            ) from error
+        self.path, self.lock_path = self._directory.path, self._directory.lock_path
         sweep_work_dirs(agents.parent / "work")
         remove_dangling_links()
-        shared_locks = has_shared_locks(agents)
-        self.work_dirs = WorkDirs(removes_empty=shared_locks)
-        name = agent if shared_locks else f"{agent}@{machine_id()}"
-        self.path = agents / name
-        self.lock_path = agents / f"{name}{_LOCK}"
-        lock = _lock_file(self.lock_path)
-        if lock is None:
-            raise FileExistsError(f"Another agent {agent} lives on this node: give this one another --agent-id.")
-        self._lock = lock
-        self._runs = 0
-        shutil.rmtree(self.path, ignore_errors=True)
+        self.work_dirs = WorkDirs(removes_empty=self._directory.has_shared_locks)
+        self._spare: list[Path] = []
+        """Workers' TMPDIRs of generations that have ended, which are empty."""
+        self._temporary = 0
         make_private_directory(self.path / "tmp")
         self.temp_link = _make_link(self.path / "tmp")
 
     def run(self, run: str) -> RunDirectory:
         """The directories of one run; nothing is made yet."""
-        self._runs += 1
-        return RunDirectory(self, run, self._runs)
+        return RunDirectory(self, run)
+
+    def make_temporary(self) -> Path:
+        """An empty directory for the TMPDIR of some workers. One that others have left so is as good, and costs nothing
+        to make: an experiment needs thousands."""
+        if self._spare:
+            return self._spare.pop()
+        self._temporary += 1
+        return make_private_directory(self.path / "tmp" / str(self._temporary))
+
+    def take_back(self, temporary: Path) -> bool:
+        """The workers are gone; False if they left something in it."""
+        with suppress(OSError), os.scandir(temporary) as entries:
+            if next(entries, None) is None:
+                self._spare.append(temporary)
+                return True
+        return False
 
     @property
     def leftovers(self) -> list[Path]:
@@ -75,30 +80,24 @@ class SessionDir:
         """Renew the times of the link, the lock and work directories: systemd-tmpfiles removes what lies in /tmp unused
         for days, and other machines what lies in a shared cache unused for a week, or a month."""
         self.work_dirs.renew_times()
-        with suppress(OSError):
-            os.utime(self._lock)
+        self._directory.renew_times()
         if self.temp_link is not None:
             with suppress(OSError):
                 os.utime(self.temp_link, follow_symlinks=False)
 
     def remove(self) -> None:
-        """Remove the directory, then its lock: a directory without a lock is nobody's."""
         self.work_dirs.close()
         if self.temp_link is not None:
             self.temp_link.unlink(missing_ok=True)
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.lock_path.unlink(missing_ok=True)
-        os.close(self._lock)
+        self._directory.remove()
 
 
 class RunDirectory:
     """What one run has in the agent's directory: staged parts, temporary files, logs and error files."""
 
-    def __init__(self, session: SessionDir, run: str, number: int) -> None:
-        """`number` is a short name for the run."""
+    def __init__(self, session: SessionDir, run: str) -> None:
         self.session = session
         self.path = session.path / "runs" / run
-        self._number = number
         self._temporary: dict[int, Path] = {}
         """The workers' TMPDIR of each generation that has one."""
         self._work_dir: Path | None = None
@@ -109,17 +108,15 @@ class RunDirectory:
 
     def temporary(self, generation: int) -> Path:
         """The workers' TMPDIR: what a killed one leaves in it goes with its generation."""
-        self._temporary[generation] = path = self._made(self.session.path, "tmp", f"{self._number}-{generation}")
-        link = self.session.temp_link
+        if generation not in self._temporary:
+            self._temporary[generation] = self.session.make_temporary()
+        path, link = self._temporary[generation], self.session.temp_link
         return path if link is None else link / path.name
 
     def drop_temporary(self, generation: int) -> bool:
-        """Its workers are gone: remove their TMPDIR if it is empty, as most are. False if it is not."""
+        """Its workers are gone: give their TMPDIR back if it is empty, as most are. False if it is not."""
         path = self._temporary.get(generation)
-        try:
-            if path is not None:
-                path.rmdir()
-        except OSError:
+        if path is not None and not self.session.take_back(path):
             return False
         self._temporary.pop(generation, None)
         return True
@@ -133,11 +130,17 @@ class RunDirectory:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def output(self) -> Path:
+        """Where the files lie that output is appended to in every generation."""
+        return self.path / "output"
+
     def log_file(self, generation: int, rank: int) -> Path:
         return self.logs / f"generation_{generation:06d}" / f"rank_{rank}.log"
 
     def error_file(self, generation: int, rank: int) -> Path:
-        return self._made(self.path) / f"error_{generation:06d}_{rank}.json"
+        """Where scripts for torchrun leave their error. Nobody else reads it: it lies among the temporary files."""
+        return self.temporary(generation) / f"error_{rank}.json"
 
     def make_work_dir(self, path: Path) -> None:
         """Make the directory that workers work in."""
@@ -156,41 +159,12 @@ class RunDirectory:
             self.session.work_dirs.release(self._work_dir)
             self._work_dir = None
 
-    def _made(self, root: Path, *parts: str) -> Path:
-        return make_private_directory(root.joinpath(*parts))
-
 
 def _remove(path: Path) -> None:
     try:
         path.rmdir()  # most are empty
     except OSError:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def sweep_dead(agents: Path) -> list[str]:
-    """Remove the directories of agents that no longer live, as far as this machine can know; gives their names."""
-    swept = []
-    shared_locks, mine = has_shared_locks(agents), f"@{machine_id()}"
-    for name in sorted({entry.name.removesuffix(_LOCK) for entry in agents.iterdir()}):
-        lock_path = agents / f"{name}{_LOCK}"
-        if not shared_locks and not name.endswith(mine) and not _is_abandoned(agents / name, lock_path):
-            continue
-        lock = _lock_file(lock_path)
-        if lock is not None:
-            shutil.rmtree(agents / name, ignore_errors=True)
-            lock_path.unlink(missing_ok=True)
-            os.close(lock)
-            swept.append(name)
-    return swept
-
-
-def _is_abandoned(path: Path, lock_path: Path) -> bool:
-    """Whether neither was touched for so long that an agent on any machine would have renewed them."""
-    times = []
-    for one in (path, lock_path):
-        with suppress(FileNotFoundError):
-            times.append(one.stat().st_mtime)
-    return bool(times) and time.time() - max(times) > _ABANDONED_S
 
 
 def remove_dangling_links(directories: Sequence[Path] = _LINK_DIRECTORIES) -> None:
@@ -219,22 +193,3 @@ def _make_link(target: Path) -> Path | None:
             return link
     _log.warning("Neither /tmp nor /var/tmp can be written: workers use %s as TMPDIR.", target)
     return None
-
-
-def _lock_file(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where someone else does. Where the filesystem has no locks, it goes to
-    whoever makes the file."""
-    while True:
-        made = not path.exists()
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(lock).st_ino:
-                    return lock
-        except OSError as error:
-            if made and not isinstance(error, BlockingIOError):
-                return lock
-            os.close(lock)
-            return None
-        os.close(lock)  # its holder removed it just then

@@ -11,12 +11,10 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.log_writer import LogWriter
-from holdfast.agent.output import Forwarder
+from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.parts import Parts
 from holdfast.agent.platform import Platform
 from holdfast.agent.spawner import Spawner
@@ -54,9 +52,9 @@ class WorkerGroup:
         parts: Parts,
         send: Callable[[AgentMessage], None],
         backlog_bytes: Callable[[], int],
-        log_writer: LogWriter,
+        open_log: Callable[[int, Forwarder], RankLog],
     ) -> None:
-        """`number` is the generation's, `node` the agent's name and its host."""
+        """`number` is the generation's, `node` the agent's name and its host. `open_log` gives a rank's log."""
         self.number = number
         self._agent, self._host = node
         self.stopping = False
@@ -68,18 +66,17 @@ class WorkerGroup:
         self._workers: dict[int, WorkerHandle] = {}
         self._slots: dict[int, int] = {}
         """The slot of each rank."""
-        self._log_writer = log_writer
+        self._open_log = open_log
         self._reports: dict[int, list[Report]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._oom_kills = platform.oom_kills()
         self._pids: dict[int, int] = {}
         """Of the workers that have started."""
 
-    def spawn(self, assignment: Assignment, log_file: Path, listen_fd: int | None) -> None:
+    def spawn(self, assignment: Assignment, listen_fd: int | None) -> None:
         """Start one worker; `listen_fd` is the worker's from then on."""
-        worker = self._platform.open_worker(
-            assignment, log_file, listen_fd, self._received, self._forwarder, self._log_writer
-        )
+        log = self._open_log(assignment.rank, self._forwarder)
+        worker = self._platform.open_worker(assignment, log, listen_fd, self._received)
         self._workers[assignment.rank] = worker
         self._slots[assignment.rank] = assignment.local_rank
         self._spawner.spawn(assignment, worker.worker_fds)

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -29,7 +30,22 @@ _RECEIVE_BYTES = 256 * 1024
 _DUMP_LIMIT_S = 5.0
 """A process that hangs inside the kernel never dumps; one on a machine that has too much to do takes a while."""
 _DUMP_QUIET_S = 0.03
+_CALLER = f'  File "{Path(__file__).parents[1] / "worker/bootstrap.py"}"'
 _decoder: Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
+
+
+def _without_callers(text: str) -> str:
+    """A dump without the frames of Holdfast's own that called the user's function, which come after it."""
+    kept: list[str] = []
+    is_caller = False
+    for line in text.splitlines():
+        if not line.startswith("  File"):
+            is_caller = False
+        elif line.startswith(_CALLER) and line.endswith(" in _call"):
+            is_caller = True
+        if not is_caller:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 class WorkerProcess(WorkerHandle):
@@ -98,7 +114,7 @@ class WorkerProcess(WorkerHandle):
         for fd in [fd for fd, name in self._pipes.items() if name == "dump"]:
             while self._read(fd):
                 continue
-        return self._dump.decode("utf-8", "replace")
+        return _without_callers(self._dump.decode("utf-8", "replace"))
 
     async def _is_dumping(self) -> bool:
         """Whether more of a dump arrives within `_DUMP_QUIET_S`."""

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,7 @@ from holdfast.zygote.messages import (
     Fork,
     Forked,
     FromZygote,
+    ImportAhead,
     Kill,
     Load,
     TookOver,
@@ -85,9 +87,11 @@ class Zygotes:
     def spawner(self, run: str, parent: Parent) -> ZygoteSpawner:
         return ZygoteSpawner(self, run, parent)
 
-    def launch(self, forked: ForkedZygote | None = None) -> None:
-        """Start a zygote before there is a function, so that it runs when one arrives; unless one was `forked`."""
+    def launch(self, forked: ForkedZygote | None = None, imports: Sequence[str] = ()) -> None:
+        """Start a zygote before there is a function, so that it runs, and has imported these modules, when one arrives;
+        unless one was `forked`."""
         self._spare = self._add_process(forked)
+        self._spare.send(ImportAhead(modules=list(imports), leftovers=self.leftovers))
 
     def take_process(self) -> _ZygoteProcess:
         """A zygote process that has loaded nothing."""
@@ -253,7 +257,7 @@ class ZygoteSpawner:
             for fd in worker_fds.fds:
                 os.close(fd)
             # It died a moment ago, after `ready`.
-            why = "lost with its parent process, the zygote"
+            why = "was lost with its parent process, the zygote"
             asyncio.get_running_loop().call_soon(self._parent.workers_lost, why)
 
     async def clear(self, generation: int) -> None:
@@ -265,7 +269,8 @@ class ZygoteSpawner:
         except TimeoutError:
             self._parent.spawner_output(f"The zygote did not clear generation {generation} in time and is replaced.")
             await process.end(0.0)
-            self._zygote.workers_lost("lost with its parent process, the zygote, which had to be replaced", self._run)
+            why = "was lost with its parent process, the zygote, which had to be replaced"
+            self._zygote.workers_lost(why, self._run)
 
     def add_imports(self, modules: list[str]) -> None:
         if self._zygote is not None and self._zygote.forks and (process := self._zygote.process) is not None:
@@ -452,9 +457,9 @@ class _ZygoteProcess:
         ending = exit_status_of(self._reap())
         self._end_orphans()
         if not self.warm.done():
-            self.warm.set_result(f"the zygote, while it imported the training function, was {ending.cause}")
+            self.warm.set_result(f"the zygote, while it imported the training function, {ending.cause}")
         if self._zygote is not None:
-            self._zygote.workers_lost(f"lost with its parent process, the zygote, which was {ending.cause}")
+            self._zygote.workers_lost(f"was lost with its parent process, the zygote, which {ending.cause}")
         self._finish_clear(list(self._clearing))
 
     def _close(self) -> None:

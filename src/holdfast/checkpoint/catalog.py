@@ -104,11 +104,11 @@ class Catalog:
         """Each controller's epoch with its floor, None where it has not written one."""
         return dict(self.fences().floors)
 
-    def committed(self) -> list[Manifest]:
-        """Every committed checkpoint, oldest first."""
+    def committed(self, fences: Fences | None = None) -> list[Manifest]:
+        """Every committed checkpoint, oldest first; `fences` are those that the run's own controller has read."""
         # Fences last: one that appeared while manifests were read must count.
         entries = self.read_manifests()
-        fences = self.fences()
+        fences = fences or self.fences()
         return sorted(
             (found for entry in entries if (found := visible(entry, fences)) is not None),
             key=lambda manifest: manifest.order,

@@ -45,14 +45,15 @@ class Checkpoint:
         self._given = os.fspath(path)
         self._custom = None if getattr(filesystem, "type_name", None) == "local" else filesystem
         self._opened: Store | None = None
+        self._opened_in = os.getpid()
         scheme = scheme_of(self._given) if self._custom is None else None
         if self._custom is not None:
             self._kind = str(getattr(self._custom, "type_name", "custom"))
             self._path = self._given.rstrip("/")
         elif scheme is None or scheme == "file":
             self._kind = "local"
-            # Not kept: a worker may reach this path by another store than the process that it was forked from.
-            self._given = self._path = open_store(self._given).uri
+            self._opened = open_store(self._given)
+            self._given = self._path = self._opened.uri
         else:
             self._kind = _TYPE_NAMES.get(scheme, scheme)
             self._path = _path_in(self._given)
@@ -220,8 +221,9 @@ class Checkpoint:
 
     def _open(self) -> Store:
         """The store whose root is this very directory."""
-        if self._opened is None:
-            self._opened = open_store(self._given, self._custom)
+        # A worker may reach this path by another store than the process that it was forked from.
+        if self._opened is None or self._opened_in != os.getpid():
+            self._opened, self._opened_in = open_store(self._given, self._custom), os.getpid()
         return self._opened
 
     def _manifest(self, store: Store) -> Manifest | None:

@@ -88,9 +88,5 @@ process_wide = KnownFiles()
 """Shared by everything in this process."""
 
 
-def _after_fork() -> None:
-    """The lock may have been held by a thread that does not exist here."""
-    process_wide._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# The lock may have been held by a thread that does not exist in the child.
+os.register_at_fork(after_in_child=process_wide._lock._at_fork_reinit)  # type: ignore[attr-defined]

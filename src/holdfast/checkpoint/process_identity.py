@@ -7,11 +7,12 @@ and `reserve` check it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import msgspec
 
-from holdfast.runtime import current
+from holdfast.runtime import Runtime, current
 
 __all__ = ["ProcessIdentity", "describe", "is_dead", "machine_id", "this_process"]
 
@@ -27,10 +28,15 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_process() -> ProcessIdentity:
-    """The calling process. Not cached as a whole: a forked child is another process."""
+    """The calling process."""
     runtime = current()
+    return _identify(runtime, runtime.pid())
+
+
+@functools.lru_cache(maxsize=8)
+def _identify(runtime: Runtime, pid: int) -> ProcessIdentity:
+    """A process does not change while it is asked who it is; a forked child has another PID."""
     host, boot_id, namespace = runtime.machine()
-    pid = runtime.pid()
     found = runtime.process_status(pid)
     return ProcessIdentity(
         host=host, boot_id=boot_id, pid_namespace=namespace, pid=pid, started_ticks=found[1] if found else 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import UnsetType
 
 from holdfast.checkpoint import layout
-from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.catalog import Catalog, Survey
 from holdfast.checkpoint.digest import check_files, mismatch
 from holdfast.checkpoint.known_files import process_wide
 from holdfast.checkpoint.manifest import Manifest
@@ -115,7 +115,12 @@ def require_intact(
 
 
 def newest_intact(
-    store: Store, *, deep: bool, on_damage: Callable[[Manifest, str], None], threads: int = 4
+    store: Store,
+    *,
+    deep: bool,
+    on_damage: Callable[[Manifest, str], None],
+    threads: int = 4,
+    survey: Survey | None = None,
 ) -> Manifest | None:
     """The newest committed checkpoint whose files are all there with the right size (and, if `deep`, hash).
 
@@ -128,7 +133,7 @@ def newest_intact(
         blank = Manifest(name=name, index=-1 if index is None else index, epoch=0, token="", created_at="", writer="")
         on_damage(blank, f"{problem} The checkpoint before it is used instead.")
 
-    for manifest in Catalog(store).newest_first(unreadable):
+    for manifest in (survey or Catalog(store).survey()).newest_first(unreadable):
         problems = check_files(store, manifest, name=manifest.name, deep=deep, threads=threads)
         if not problems:
             return manifest

@@ -11,7 +11,7 @@ from holdfast.checkpoint.catalog import Catalog, visible
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.removal import is_pinned
 from holdfast.cli.output import json_option, print_json, print_line, print_table
-from holdfast.cli.uri_args import choose, find_run
+from holdfast.cli.uri_args import choose, find_run, nothing_text
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
 from holdfast.views.formatting import count_text, iso_time, metrics_text, size_text
@@ -19,7 +19,6 @@ from holdfast.views.formatting import count_text, iso_time, metrics_text, size_t
 __all__ = ["ls", "show"]
 
 _THREADS = 16
-_NAMED = 5
 
 
 @click.command(short_help="List a run's committed checkpoints.")
@@ -52,7 +51,7 @@ def ls(uri: str, as_json: bool) -> None:
         rows = [_row(one, one.name in pinned, one.name == newest) for one in committed]
         print_table(("NAME", "INDEX", "CREATED", "SIZE", "FILES", "METRICS", ""), rows, right=(1, 3, 4))
     else:
-        print_line(_nothing(store), err=True)
+        print_line(nothing_text(store), err=True)
     for name, problem in damaged:
         print_line(f"warning: {name} is not listed: {problem}", err=True)
 
@@ -157,11 +156,3 @@ def _check_exists(store: Store) -> None:
     there = bool(store.list()) if store.local_root is None else store.local_root.is_dir()
     if not there:
         raise NotFound(f"{store.uri} does not exist, or is empty: check the path.")
-
-
-def _nothing(store: Store) -> str:
-    below = Catalog(store).names()
-    if not below:
-        return f"{store.uri} holds no committed checkpoint."
-    named = ", ".join(below[:_NAMED]) + (", ..." if len(below) > _NAMED else "")
-    return f"{store.uri} holds no committed checkpoint; below it are: {named}."

@@ -16,7 +16,7 @@ from holdfast.checkpoint.verify import verify as verify_run
 from holdfast.cli import exit_codes
 from holdfast.cli.output import json_option, print_json, print_line
 from holdfast.cli.progress import Meter
-from holdfast.cli.uri_args import find
+from holdfast.cli.uri_args import find, nothing_text
 from holdfast.errors import NotFound
 from holdfast.storage.store import Store
 from holdfast.views.formatting import count_text, iso_time, rough_duration, size_text
@@ -67,6 +67,8 @@ def verify(uri: str, shallow: bool, repair: bool, older_than_s: float, as_json: 
     removed = repair_run(store, report, older_than_s) if repair else []
     if as_json:
         print_json({"uri": store.uri, "deep": not shallow, **_as_json(report), "removed": removed})
+    elif name is None and not (report.ok or report.damaged or report.leftovers or report.void):
+        print_line(nothing_text(store))
     else:
         _print_findings(report, removed, repair)
         _print_summary(report, meter.done_bytes, elapsed_s, shallow)

@@ -78,7 +78,7 @@ def _stored_lines(store: Store, rank: int | None) -> Iterator[tuple[int, str]]:
     names = (entry.key.rpartition("/")[2] for entry in store.list(prefix))
     found = {int(one[1]): one[0] for name in names if (one := _RANK.fullmatch(name))}
     if not found:
-        raise NotFound(f"{store.uri}/{prefix} has no log files: no worker has run, or none was stored.")
+        raise NotFound(f"{store.uri}/{prefix} has no log files: no worker has printed anything, or none was stored.")
     for number in sorted(found) if rank is None else [rank]:
         if number not in found:
             raise NotFound(f"{store.uri}/{prefix} has no log of rank {number}.")

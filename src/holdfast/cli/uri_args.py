@@ -20,7 +20,10 @@ from holdfast.storage.locate import default_storage_path, open_store
 from holdfast.storage.store import Store
 from holdfast.storage.uri import is_uri
 
-__all__ = ["Chosen", "choose", "find", "find_checkpoint", "find_run", "find_run_or_name", "split"]
+__all__ = ["Chosen", "choose", "find", "find_checkpoint", "find_run", "find_run_or_name", "nothing_text", "split"]
+
+_NAMED = 5
+"""So many directories are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +123,12 @@ def _warn(name: str, problem: str) -> None:
 
 def _shown(store: Store, name: str) -> str:
     return store.sub(name).uri
+
+
+def nothing_text(store: Store) -> str:
+    """Where no checkpoint is: that there is none, and what is below, in case the path is that of several runs."""
+    below = Catalog(store).names()
+    if not below:
+        return f"{store.uri} holds no committed checkpoint."
+    named = ", ".join(below[:_NAMED]) + (", ..." if len(below) > _NAMED else "")
+    return f"{store.uri} holds no committed checkpoint; below it are: {named}."

@@ -19,6 +19,7 @@ from holdfast.core import events as e
 from holdfast.core.admission import Admission, Decision, Grant, Revoke, capacity
 from holdfast.core.agent_phase import AgentPhase
 from holdfast.core.resources import Offer
+from holdfast.core.torch_version import find_torch_mismatch
 from holdfast.engines.engine import AgentChange, ControllerEndpoint, Engine, MakeEngine
 from holdfast.views.formatting import count_text
 from holdfast.wire import messages as m
@@ -87,11 +88,20 @@ class AgentPool:
         """The run wants its gang, or what it lost of it. May be asked again and again."""
         if not self._admission.has_asked(run.id):
             self._follow(self._admission.ask(run.gang))
+            for agent in self.links:
+                self._find_mismatch(run, agent)
         if self._admission.would_take_more(run.id):
             try:
                 self._engine.want(self._admission.gangs)
             except OSError as error:
                 run.unavailable(str(error))
+
+    def _find_mismatch(self, run: RunAgents, agent: str) -> str | None:
+        """Tell a run of an agent that it cannot use, and why."""
+        why = find_torch_mismatch(agent, self._joined[agent].torch, run.gang.torch)
+        if why is not None:
+            run.refused(agent, why)
+        return why
 
     def resize(self, run: RunAgents) -> None:
         """The run's gang has another size."""
@@ -204,6 +214,10 @@ class AgentPool:
             self._readmit_later(link)
         else:
             self._follow(self._admission.agent_joined(link.name, _offer(joined)))
+        asking = [self._runs[gang.run] for gang in self._admission.gangs]
+        refused = [self._find_mismatch(run, link.name) for run in asking]
+        if refused and all(refused):
+            self._engine.kill(link.name)  # one that was started for them
         await self._receive(link)
 
     async def _receive(self, link: AgentLink) -> None:
@@ -340,9 +354,10 @@ class AgentPool:
                 self.request(run)
 
     def set_aside(self, host: str, why: str, duration_s: float, run: RunAgents) -> None:
-        """Drain the agents of a host, and of this name later, for a time; not if the run has no room without them."""
+        """Drain the agents of a host, and of this name later, for a time; not if there is no room without them for as
+        many workers as the run needs."""
         others = [agent for agent in self.links if agent not in self._draining and self._joined[agent].host != host]
-        if capacity(run.gang, [_offer(self._joined[agent]) for agent in others]) < run.gang.workers:
+        if capacity(run.gang, [_offer(self._joined[agent]) for agent in others]) < run.gang.needed:
             return
         self._set_aside[host] = _Drain(why, asyncio.get_running_loop().time() + duration_s)
         for link in [link for link in self.links.values() if self._joined[link.name].host == host]:
@@ -411,14 +426,16 @@ class AgentPool:
         self.lose_agent(agent, why)
         waiting = [self._runs[gang.run] for gang in self._admission.waiting]
         for run in waiting:
-            if agent not in self._joined:
-                run.unavailable(why)
+            joined = self._joined.get(agent)
+            mismatch = find_torch_mismatch(agent, joined.torch, run.gang.torch) if joined is not None else why
+            if mismatch is not None:
+                run.unavailable(mismatch)
             elif run.waits:
                 self.request(run)  # the engine may have counted on this one
 
 
 def _offer(joined: e.AgentJoined) -> Offer:
-    return Offer(resources=joined.resources, gpus=joined.gpus, slots=joined.slots or None)
+    return Offer(resources=joined.resources, gpus=joined.gpus, slots=joined.slots or None, torch=joined.torch)
 
 
 def _is_of(agent: str, message: m.AgentMessage) -> bool:

@@ -1,21 +1,46 @@
 """The blocking calls of one run, each in a thread of the hub's.
 
 A thread cannot be cancelled: a task that waits for one may be, and the call goes on. What a run began must be over
-before its lease is released, so its calls are counted here.
+before its lease is released, so its calls are counted here. Code of the user's that may never return is called in a
+daemon thread instead, which keeps neither the run nor the process from ending.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["BlockingCalls"]
+__all__ = ["BlockingCalls", "call_in_daemon_thread"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+async def call_in_daemon_thread(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """What the function returns. If the caller is cancelled, the thread goes on, and nobody waits for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(settle_future: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            settle_future(value)
+
+    def call() -> None:
+        try:
+            done = functools.partial(settle, future.set_result, function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            done = functools.partial(settle, future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(done)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(call,), name="holdfast-user-code", daemon=True).start()
+    return await future
 
 
 class BlockingCalls:

@@ -36,6 +36,8 @@ class CallbackObserver:
         self._failed = False
         self.on_error: Callable[[r.RaisedError], None] = lambda raised: None
         """Told, in the observer's thread, what a hook raised; the controller's."""
+        self.on_exit: Callable[[BaseException], None] = lambda error: None
+        """The same of what is no `Exception`: it is to come out of `fit()`, once the run has stopped."""
 
     def record(self, record: r.Record) -> None:
         match record:
@@ -43,6 +45,7 @@ class CallbackObserver:
                 self._call("after_run_start")
             case r.GenerationStarted():
                 self._world_size = record.world_size
+                self._call("_run_stands_at", record.iteration)
             case r.Reported() if self._world_size == 1:
                 self._reported(record.iteration, [record.metrics], record.checkpoint)
             case r.RanksReported():
@@ -65,6 +68,8 @@ class CallbackObserver:
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         """No hook gets output."""
 
+    next_flush_s = None
+
     def flush(self, final: bool = False) -> None:
         """Nothing is buffered."""
 
@@ -75,12 +80,16 @@ class CallbackObserver:
         if checkpoint:
             self._waiting[iteration] = metrics
         else:
-            self._call("after_report", metrics, None)
+            self._call_report(iteration, metrics, None)
 
     def _settle(self, iteration: int, checkpoint: Checkpoint | None) -> None:
         metrics = self._waiting.pop(iteration, None)
         if metrics is not None:
-            self._call("after_report", metrics, checkpoint)
+            self._call_report(iteration, metrics, checkpoint)
+
+    def _call_report(self, iteration: int, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
+        self._call("_before_report", iteration)
+        self._call("after_report", metrics, checkpoint)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback. After one has raised, nothing but the end of the run is told any more."""
@@ -97,6 +106,9 @@ class CallbackObserver:
                 else:
                     self._failed = True
                     self.on_error(_raised(where, error))
+            except BaseException as error:  # noqa: BLE001  what would end the user's thread ends it where `fit()` is
+                self._failed = True
+                self.on_exit(error)
 
 
 def _raised(where: str, error: Exception) -> r.RaisedError:

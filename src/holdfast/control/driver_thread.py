@@ -30,7 +30,7 @@ _Call = Callable[[], None]
 
 
 class DriverThread:
-    """One `fit()`. `put`, `connect` and `stop` may be called from any thread, the rest only from its own."""
+    """One `fit()`. `put`, `connect`, `stop` and `leave` may be called from any thread, the rest only from its own."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -44,6 +44,8 @@ class DriverThread:
         self._interrupting = False
         self._lock = threading.RLock()
         """Reentrant, since a signal may come while it is held."""
+        self.left_by: BaseException | None = None
+        """What is to be raised in the place of the run's outcome."""
         self._post: Callable[[StopRequested], None] | None = None
         self._early: list[StopRequested] = []
 
@@ -75,6 +77,11 @@ class DriverThread:
         if self._busy and self._thread_id:
             self._interrupting = True
             signal.pthread_kill(self._thread_id, signal.SIGINT)
+
+    def leave(self, error: BaseException, why: str) -> None:
+        """Stop the run, and have `error` raised out of `fit()` once it is over. From any thread, before that."""
+        self.left_by = error
+        self.stop_from_hub(StopRequested(why=why))
 
     def serve(self) -> None:
         """Until the run is over."""

@@ -20,16 +20,16 @@ from holdfast.errors import ControllerError, PreemptionError, RunError, Training
 __all__ = ["rebuilt_error", "run_error", "worker_error"]
 
 
-def run_error(ended: RunFailed, uri: str) -> TrainingFailedError:
-    """What a failed run raises from `fit()`."""
+def run_error(ended: RunFailed, uri: str, continues: str = "the same call continues the run") -> TrainingFailedError:
+    """What a failed run raises from `fit()`. `continues` says what makes it go on."""
     if ended.raised is not None:
         return ControllerError(_raised_error(ended.raised))
     if ended.error_type is not FailureKind.TRAINING_FAILED:
         return ControllerError(ended.error_type.as_error(ended.error, otherwise=RunError))
     if ended.preemption is not None:
         return PreemptionError(preemption_info(ended.preemption), ended.preemption.timed_out)
-    way_out = "Fix this, then the" if is_bug(ended.failures) else "The"
-    message = f"Training failed: {ended.error.rstrip('.')}. {way_out} same call continues the run in {uri}."
+    way_out = f"Fix this, then {continues}" if is_bug(ended.failures) else continues[0].upper() + continues[1:]
+    message = f"Training failed: {ended.error.rstrip('.')}. {way_out} in {uri}."
     if ended.failures and (trace := root_cause(ended.failures).traceback):
         message += f"\n\n{trace.rstrip()}"
     return WorkerGroupError(message, {failure.rank: worker_error(failure) for failure in ended.failures})

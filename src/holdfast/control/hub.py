@@ -30,10 +30,11 @@ from holdfast.errors import ConfigError
 from holdfast.linux.network import outward_address
 from holdfast.storage.run_secret import make_secret
 from holdfast.wire.channel import Channel, CheckHello, OnAgent, OnClient, serve
-from holdfast.wire.hello import Hello, find_torch_mismatch, installed_torch
+from holdfast.wire.control_messages import Refused
+from holdfast.wire.hello import Hello
 from holdfast.wire.join_string import is_loopback_name, make_join_string, parse_address, parse_join_string
 from holdfast.wire.liveness import LoopWatch
-from holdfast.wire.messages import AgentMessage
+from holdfast.wire.messages import AgentMessage, StorageServed
 
 __all__ = ["Hub", "Listen", "Listener", "listen_with_sockets"]
 
@@ -87,15 +88,15 @@ class Hub:
             EngineName.JOIN: JoinEngine,
         }
         self._agent_silence_s = agent_silence_s
-        self.api = ControlApi()
+        self.api = ControlApi(self._find_storage)
         self._pools: list[AgentPool] = []
         self._shared: dict[EngineName | RayOptions, AgentPool] = {}
         self._listeners: dict[str, Listener] = {}
         """Besides the one on loopback, by the address that was asked for."""
         self._serves_other_machines = False
-        self._torch = ""
-        """The version that agents must have; "": any."""
         self._storage_servers = StorageServers(self._listening_hosts)
+        self._storages: set[str] = set()
+        """Directories of runs, which may be served."""
         self._opening = asyncio.Lock()
         self._pinging: asyncio.Task[None] | None = None
 
@@ -106,14 +107,14 @@ class Hub:
         self._endpoint = ControllerEndpoint(f"127.0.0.1:{self._server.port}", self._secret)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
-    def expect_torch(self) -> None:
-        """A run will come, or is there, whose workers form a process group with torch."""
-        self._torch = installed_torch()
-
     def expect_agents(self) -> None:
         """A run will come that takes agents that join: those that come before it are not refused."""
         if EngineName.JOIN not in self._shared:
             self._shared[EngineName.JOIN] = self._add_shared_pool(EngineName.JOIN)
+
+    def expect_uploads(self, root: str) -> None:
+        """A run will come whose files lie in this directory: agents that have something to finish there may."""
+        self._storages.add(root)
 
     async def listen_at(self, address: str) -> None:
         """Accept agents and control clients at this address, too, `HOST:PORT`, as long as the hub lives. Port 0 is any
@@ -130,7 +131,7 @@ class Hub:
                     "address of this machine, and a port that is free."
                 ) from error
             listener.on_client = self.api.serve
-            self._listeners[address] = listener
+            self._listeners = {**self._listeners, address: listener}  # other threads may be reading it
             self._serves_other_machines |= not is_loopback_name(host)
 
     @property
@@ -193,6 +194,12 @@ class Hub:
         self._pools = [*(one for one in self._pools if not one.is_closed), pool]
         return pool
 
+    async def _find_storage(self, root: str) -> StorageServed | Refused:
+        served = await self._storage_servers.serve(root) if root in self._storages else None
+        if served is None or served.error:
+            return Refused(reason=served.error if served is not None else f"No run of this driver lies in {root}.")
+        return served
+
     async def _serve(self, channel: Channel[AgentMessage]) -> None:
         """An agent has connected."""
         if (pool := self._pool_of(channel.agent)) is not None:
@@ -220,7 +227,7 @@ class Hub:
                 f"Agent {hello.agent} would announce {hello.address or peer}, which no other machine can reach: give "
                 "it --advertise with an address of its machine, or --join with one of the controller's."
             )
-        return find_torch_mismatch(hello, self._torch)
+        return None
 
     async def _ping(self) -> None:
         """Find agents that no longer answer. After a gap of this process's own, the pings are counted anew."""

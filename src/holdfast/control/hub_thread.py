@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from holdfast.control.driver_thread import DriverThread
@@ -57,16 +58,17 @@ class HubThread:
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name="holdfast-hub")
         self._thread.start()
 
-    def listen(self, address: str | None, engine: EngineName, *, uses_torch: bool) -> str:
+    def listen(self, address: str | None, engine: EngineName, storage: Path | None) -> str:
         """Accept agents and control clients at this address, too, unless it is None, for a run of this engine, whose
-        workers may form a process group with torch. Gives the join string for other machines, if they can reach this
-        one; raises what kept the hub from listening."""
-        asyncio.run_coroutine_threadsafe(self._listen(address, engine, uses_torch), self._opened.result()).result()
+        files lie in the directory `storage`, if in any. Gives the join string for other machines, if they can reach
+        this one; raises what kept the hub from listening."""
+        listening = self._listen(address, engine, storage)
+        asyncio.run_coroutine_threadsafe(listening, self._opened.result()).result()
         return self._hub.join_strings[0]
 
-    async def _listen(self, address: str | None, engine: EngineName, uses_torch: bool) -> None:
-        if uses_torch and engine is not EngineName.LOCAL:
-            self._hub.expect_torch()
+    async def _listen(self, address: str | None, engine: EngineName, storage: Path | None) -> None:
+        if storage is not None and engine is not EngineName.LOCAL:
+            self._hub.expect_uploads(str(storage))
         if engine is EngineName.JOIN:
             self._hub.expect_agents()
         if address is not None:
@@ -87,6 +89,8 @@ class HubThread:
                 raise
             finally:
                 self._drivers.remove(driver_thread)
+        if driver_thread.left_by is not None:
+            raise driver_thread.left_by
         return status.result()
 
     def close(self) -> None:

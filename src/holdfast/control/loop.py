@@ -146,6 +146,7 @@ class Controller:
         for observer in plan.observers:
             if isinstance(observer, Terminal):
                 observer.waiting_for = lambda: self._agents.waiting_for
+                self._agents.on_waiting = lambda: self._publisher.wake(Terminal)
         self._undecided: list[m.Collected] = []
         """Ranks wait for the decision whether the run goes on; what to answer them."""
         self._is_decision_due = False
@@ -163,7 +164,7 @@ class Controller:
         self._validation: ValidationRunner | None = None
         if plan.prepare_validation is not None:
             self._validation = ValidationRunner(
-                hub, plan.run_id, lease.epoch, plan.prepare_validation, self._publisher, plan.engine
+                hub, plan.run_id, lease.epoch, plan.prepare_validation, self._publisher, plan.engine, plan.gang.torch
             )
         self._remover = Remover(plan.store, lease.check, self._blocking, plan.owner.pinned if plan.owner else tuple)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -426,6 +427,7 @@ class Controller:
             return data
         call, generation = int(data), self._state.generation
         if generation is not None and generation.change is not None:
+            self._state.checkpoint_interval.asked(call, self._now())
             return True, call + 1, True
         return *self._state.checkpoint_interval.ask(call, self._state.durable.failures, self._now()), False
 

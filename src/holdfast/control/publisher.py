@@ -8,6 +8,7 @@ written: an observer that is far behind reads the records from the journal inste
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -21,7 +22,8 @@ from holdfast.wire.messages import LogLine
 
 __all__ = ["Publisher", "ReadBack"]
 
-_FLUSH_S = 1.0
+_RETRY_S = 1.0
+"""After so long the journal is read again, or an observer that could not write is asked to try again."""
 _FLUSH_RECORDS = 500
 """After so many records an observer is flushed at once, or it would hold them all."""
 _BACKLOG_RECORDS = 500
@@ -64,6 +66,11 @@ class Publisher:
         for one in self._threads:
             one.put_logs(generation, lines)
 
+    def wake(self, kind: type[Observer]) -> None:
+        """Have observers of this class flush now: something has changed that no record tells of."""
+        for one in self._threads:
+            one.wake_if(kind)
+
     def wait_for(self, kind: type[Observer]) -> None:
         """Wait until observers of this class have got every record that was released."""
         for one in self._threads:
@@ -99,8 +106,7 @@ class _ObserverThread:
         self._ended = False
         self._failures = 0
         """How often in a row the journal could not be read."""
-        self._flush_s = float(getattr(observer, "flush_s", _FLUSH_S))
-        self._flush_at = time.monotonic() + self._flush_s
+        self._flush_at = math.inf
         self._unflushed = 0
         self._blocked = False
         """The observer could not write what it got: nothing more is passed on, or it would hold all of it in memory."""
@@ -122,6 +128,12 @@ class _ObserverThread:
         with self._changed:
             if not self._blocked:
                 self._queue.append((generation, lines))
+                self._changed.notify()
+
+    def wake_if(self, kind: type[Observer]) -> None:
+        if isinstance(self._observer, kind):
+            with self._changed:
+                self._flush_at = time.monotonic()
                 self._changed.notify()
 
     def wait_if(self, kind: type[Observer]) -> None:
@@ -154,7 +166,7 @@ class _ObserverThread:
         with self._changed:
             is_idle = not self._queue and not self._behind
             if (is_idle or self._blocked) and not self._ended:
-                self._changed.wait(max(0.0, self._flush_at - time.monotonic()))
+                self._changed.wait(self._until_flush_s())
             if self._blocked and not self._ended:
                 item, behind, ended = None, False, False
             else:
@@ -170,7 +182,11 @@ class _ObserverThread:
             self._taken = self._passed
             self._changed.notify_all()
         self._flush_if_due()
+        self._plan_flush()
         return not ended
+
+    def _until_flush_s(self) -> float | None:
+        return None if self._flush_at == math.inf else max(0.0, self._flush_at - time.monotonic())
 
     def _next_item(self) -> tuple[list[Record] | tuple[int, Sequence[LogLine]] | None, bool, bool]:
         """What is queued next, if anything; otherwise whether records must be read back, and whether that is all."""
@@ -200,7 +216,7 @@ class _ObserverThread:
             with self._changed:
                 self._failures += 1
                 if not self._ended or self._failures < _TRIES:
-                    self._changed.wait(_FLUSH_S)
+                    self._changed.wait(_RETRY_S)
                     return
         self._failures = 0
         self._passed = end  # also where the journal has lost some
@@ -214,6 +230,15 @@ class _ObserverThread:
 
     def _flush_if_due(self) -> None:
         if self._unflushed >= _FLUSH_RECORDS or time.monotonic() >= self._flush_at:
+            with self._changed:  # whoever wakes the observer from here on has it flush once more
+                self._flush_at = math.inf
             self._blocked = self._observer.flush() is False
             self._unflushed = 0
-            self._flush_at = time.monotonic() + self._flush_s
+
+    def _plan_flush(self) -> None:
+        pause_s = self._observer.next_flush_s
+        if pause_s is None and self._blocked:
+            pause_s = _RETRY_S
+        if pause_s is not None:
+            with self._changed:
+                self._flush_at = min(self._flush_at, time.monotonic() + pause_s)

@@ -121,6 +121,9 @@ class TrainRequest:
     sync_timeout_s: float = 1800.0
     sync_artifacts_on_checkpoint: bool
 
+    output_files: tuple[str, str] | None = None
+    """Files of the run's directory that rank 0's stdout and stderr are appended to as well."""
+
     callbacks: tuple[Any, ...]
     """Objects with the hooks of `holdfast.train.UserCallback`."""
     run_context: RunContext

@@ -40,6 +40,7 @@ from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
 from holdfast.views.terminal.terminal import print_complete
 from holdfast.wire.join_string import parse_join_string
+from holdfast.worker.session import TrainingStopped
 
 __all__ = ["run_training"]
 
@@ -61,20 +62,22 @@ def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcom
     if isinstance(history.durable.outcome, r.RunFinished) and is_same:
         if request.verbose > 0:
             print_complete(sys.stdout, sys.stderr, request.name, store.uri, history.durable.iteration)
+        for callback in request.callbacks:
+            callback._run_stands_at(request.run_context, history.durable.iteration)
         return _outcome(store, history.durable.outcome)
     preparation = make_preparation(request)
     write_run_file(request, store)
     with ExitStack() as before_release:
         # The hub comes first: the lease says at which address control clients find it.
         hub = before_release.enter_context(join_hub(agent))
-        join_string = hub.listen(listen_address(request), request.engine, uses_torch="torch" in request.preload)
+        join_string = hub.listen(listen_address(request), request.engine, store.local_root)
         lease = acquire(store, takeover=request.takeover, with_keys=[RUN_FILE], address=parse_join_string(join_string))
         driver_thread = DriverThread()
         try:
             if request.on_listening is not None:
                 request.on_listening(join_string)
             make_engine = engine_of_run(request, driver_thread.put)
-            views = partial(make_observers, request)
+            views = partial(make_observers, request, partial(_leave, driver_thread))
             plan = make_setup(request, preparation, store, read_history(store), lease, views, make_engine)
             journal = Journal(store, lease.epoch, lease.id)
             assert plan.fold_writer is not None
@@ -92,6 +95,11 @@ def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcom
         assert plan.state.fatal is not None
         raise Fenced(plan.state.fatal[1])
     return _outcome(store, plan.state.durable.outcome)
+
+
+def _leave(driver_thread: DriverThread, error: BaseException) -> None:
+    why = "the trial does not go on" if isinstance(error, TrainingStopped) else type(error).__name__
+    driver_thread.leave(error, why)
 
 
 def _outcome(store: Store, ended: Any) -> TrainOutcome:

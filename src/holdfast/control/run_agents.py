@@ -84,6 +84,8 @@ class RunAgents:
         self.waiting_for = ""
         """What keeps the run from starting workers, as a phrase for people; "" if nothing does, or not for long. May be
         read from other threads."""
+        self.on_waiting: Callable[[], None] = lambda: None
+        """Called when the run begins to wait for something."""
         self._looking: asyncio.TimerHandle | None = None
         pool.enter(self)
 
@@ -188,10 +190,13 @@ class RunAgents:
 
     def _look(self) -> None:
         """Find out what is waited for, now and again until workers are started."""
+        before = self.waiting_for
         self.waiting_for = self._pool.waiting_for(self)
         unprepared = len(self.links.keys() - self._prepared.keys())
         if not self.waiting_for and unprepared:
             self.waiting_for = f"{count_text(unprepared, 'agent')} to import the training function"
+        if self.waiting_for and not before:
+            self.on_waiting()
         self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look_no_more(self) -> None:
@@ -251,6 +256,10 @@ class RunAgents:
     def may_rejoin(self, agent: str) -> bool:
         """Whether no command for the agent that was lost may still be on its way."""
         return self._is_closing or agent not in self._unseen_losses
+
+    def refused(self, agent: str, why: str) -> None:
+        """The agent is there, and the run cannot use it."""
+        self._post(e.AgentRefused(agent=agent, why=why))
 
     def must_wait(self) -> None:
         """Other runs have the places."""

@@ -64,7 +64,7 @@ class RunControl:
         self._join_string = join_string
         self._known_offers = known_offers
 
-    def answer(self, request: cm.ControlRequest) -> cm.ControlReply:
+    def answer(self, request: cm.RunRequest) -> cm.ControlReply:
         match request:
             case cm.GetStatus():
                 return self._status()

@@ -10,7 +10,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from holdfast import __version__
 from holdfast.agent.inline import RunInMain
+from holdfast.agent.installed_torch import installed_torch
 from holdfast.checkpoint import removal, restore
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.claims import create_once
@@ -59,9 +60,11 @@ from holdfast.printable import printable
 from holdfast.runtime import current
 from holdfast.storage.durability import volatile
 from holdfast.storage.local_cache import local_cache_dir
+from holdfast.storage.run_secret import make_secret
 from holdfast.storage.store import Store
 from holdfast.storage.uri import join
 from holdfast.views.files.results import ResultFiles
+from holdfast.views.formatting import size_text
 from holdfast.views.observer import Observer
 from holdfast.views.terminal.terminal import Terminal
 from holdfast.wire.join_string import format_address
@@ -152,7 +155,7 @@ def make_guest_setup(
         state=State(_spec(request), durable),
         began=began,
         preparation=replace(preparation, run=_with_probe(preparation.run, request, holder, lease)),
-        gang=_gang(request, run),
+        gang=msgspec.structs.replace(_gang(request, run), local_agents=max(1, request.nodes)),
         engine=request.ray or request.engine,
         settings=_settings(request),
         owner=owner,
@@ -261,8 +264,9 @@ def _begin(
         damaged[manifest.name] = why
         _log.error("%s", printable(why))
 
-    restore.newest_intact(store, deep=False, on_damage=note)
-    manifests = [manifest for manifest in catalog.committed() if manifest.name not in damaged]
+    survey = catalog.survey()
+    restore.newest_intact(store, deep=False, on_damage=note, survey=survey)
+    manifests = [manifest for manifest in catalog.committed(survey.fences) if manifest.name not in damaged]
     may_remove = request.num_to_keep is not None
     me = this_process()
     return e.ControllerBegan(
@@ -324,14 +328,20 @@ def check_resources(request: TrainRequest) -> None:
             f"ScalingConfig(placement_strategy={gang.strategy.value!r}) cannot place {gang.needed} workers on this one "
             'machine: use "SPREAD", or let agents of other machines join (ScalingConfig(listen=...)).'
         )
-    wanted = ", ".join(f"{amount:g} {name}" for name, amount in sorted(gang.resources.items()))
-    has = ", ".join(f"{amount:g} {name}" for name, amount in [*here.resources.items(), ("GPU", len(here.gpus))])
+    wanted = _amounts_text(gang.resources)
+    has = _amounts_text({**here.resources, GPU: len(here.gpus)})
     if request.words.resources:
         raise ConfigError(f"{request.words.resources} asks for {wanted}, but this machine has {has}: ask for less.")
     raise ConfigError(
         f"ScalingConfig(num_workers={gang.needed}, resources_per_worker=...) asks for {wanted} for each worker, but "
         f"this machine has {has}: ask for less, or leave resources_per_worker out."
     )
+
+
+def _amounts_text(amounts: Mapping[str, float]) -> str:
+    """1 CPU, 2 GPU, 4.0 GiB memory."""
+    texts = {name: size_text(int(amount)) if name == "memory" else f"{amount:g}" for name, amount in amounts.items()}
+    return ", ".join(f"{texts[name]} {name}" for name in sorted(texts))
 
 
 def _gang(request: TrainRequest, run: str) -> Gang:
@@ -343,6 +353,7 @@ def _gang(request: TrainRequest, run: str) -> Gang:
         workers_per_agent=_workers_per_agent(request),
         spares=request.spares,
         strategy=request.placement,
+        torch=(installed_torch() or "") if "torch" in request.preload else "",
     )
 
 
@@ -392,6 +403,7 @@ def make_preparation(request: TrainRequest) -> Preparation:
             sync_period_s=request.sync_period_s,
             sync_timeout_s=request.sync_timeout_s,
             max_restarts=request.max_failures,
+            output_files=request.output_files,
         ),
         code,
     )
@@ -407,11 +419,11 @@ def _pack_code(request: TrainRequest) -> PackedDirectory | None:
 
 def _with_probe(run: PrepareRun, request: TrainRequest, store: Store, lease: Lease | GuestLease) -> PrepareRun:
     """Agents of other machines may not see a directory of this one. The file of this lease, whose directory is the root
-    of `store`, tells whether they do: no other has its id."""
+    of `store`, tells whether they do: no other has its id. Those that do not read each other's memory."""
     if request.engine is EngineName.LOCAL or (root := store.local_root) is None:
         return run
     probe = StorageProbe(root=str(root), file=str(root / epoch_key(lease.epoch)), text=lease.id)
-    return msgspec.structs.replace(run, probe=probe)
+    return msgspec.structs.replace(run, probe=probe, snapshot_key=make_secret())
 
 
 def _make_prepare_validation(request: TrainRequest, probe: StorageProbe | None) -> PrepareValidation | None:
@@ -458,8 +470,15 @@ def engine_of_run(request: TrainRequest, run_in_main: RunInMain) -> MakeEngine |
     return make
 
 
-def make_observers(request: TrainRequest, store: Store, history: History, lease: Lease) -> list[Observer]:
-    """The terminal, the result files, and the user's callbacks."""
+def make_observers(
+    request: TrainRequest,
+    on_exit: Callable[[BaseException], None],
+    store: Store,
+    history: History,
+    lease: Lease,
+) -> list[Observer]:
+    """The terminal, the result files, and the user's callbacks, with what becomes of an exception that is to leave
+    `fit()`."""
     assert history.journal is not None, "run.json is written before the lease is acquired"
     observers: list[Observer] = [
         Terminal(
@@ -467,7 +486,6 @@ def make_observers(request: TrainRequest, store: Store, history: History, lease:
             sys.stdout,
             name=request.name,
             uri=store.uri,
-            total_workers=request.max_workers,
             quiet=True if request.verbose == 0 else None,
             prior=deepcopy(history.summary),
             work_dir=str(_work_dir(request.storage_path, request.name)) if _wants_change_of_directory() else "",
@@ -483,5 +501,7 @@ def make_observers(request: TrainRequest, store: Store, history: History, lease:
         ),
     ]
     if request.callbacks:
-        observers.append(CallbackObserver(request.callbacks, request.run_context, store))
+        callbacks = CallbackObserver(request.callbacks, request.run_context, store)
+        callbacks.on_exit = on_exit
+        observers.append(callbacks)
     return observers

@@ -48,14 +48,16 @@ class ValidationRunner:
         prepare: PrepareValidation,
         publisher: Publisher,
         engine: EngineName | RayOptions = EngineName.LOCAL,
+        torch: str = "",
     ) -> None:
         """`run` is the id of the run whose checkpoints are validated, `epoch` its controller's; `engine` the one whose
-        agents it uses."""
+        agents it uses, `torch` the version that they must have."""
         self._hub = hub
         self._run = run
         self._prepare = prepare
         self._publisher = publisher
         self._engine = engine
+        self._torch = torch
         self._generation = epoch * _GENERATIONS_PER_EPOCH
 
     async def run(self, command: c.RunValidation) -> e.ValidationFinished:
@@ -63,7 +65,7 @@ class ValidationRunner:
         preparation, timeout_s = self._prepare(command.task)
         events: asyncio.Queue[e.Event] = asyncio.Queue()
         self._generation += 1
-        gang = Gang(run=f"{self._run}-validation-{self._generation}", workers=1, slots_per_worker=0)
+        gang = Gang(run=f"{self._run}-validation-{self._generation}", workers=1, slots_per_worker=0, torch=self._torch)
         agents = self._hub.enter(gang, preparation, events.put_nowait, self._publisher, _answer, engine=self._engine)
         try:
             async with asyncio.timeout(timeout_s):

@@ -45,6 +45,7 @@ def read_run(store: Store) -> RunView:
     """Look at the run whose directory is the store's root."""
     history = read_history(store)
     summary, rows = history.summary, [] if history.exists else _result_rows(store)
+    error = None if history.exists else _error_file(store)
     outcome, started = summary.durable.outcome, summary.started
     return RunView(
         metrics=rows[-1] if rows else summary.curve.last.metrics,
@@ -54,7 +55,7 @@ def read_run(store: Store) -> RunView:
             if one.index >= summary.durable.first_index
         ],
         return_value=outcome.return_value if isinstance(outcome, r.RunFinished) else None,
-        error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else None,
+        error=run_error(outcome, store.uri) if isinstance(outcome, r.RunFailed) else error,
         params=_params(store),
         score_attribute=started.score_attribute if started else None,
         num_to_keep=started.num_to_keep if started else None,
@@ -89,6 +90,16 @@ def _result_rows(store: Store) -> list[dict[str, Any]]:
         except ValueError:
             continue  # the last one, torn by a crash: it will be written again
     return rows
+
+
+def _error_file(store: Store) -> TrainingFailedError | None:
+    """What error.txt says, which there is only of a run that failed and did not go on."""
+    try:
+        text = store.get("error.txt").decode(errors="replace")
+    except NotFound:
+        return None
+    kind, _, message = text.rstrip().partition(": ")
+    return TrainingFailedError(f"Training failed: {message or kind}")
 
 
 def _params(store: Store) -> dict[str, Any] | None:

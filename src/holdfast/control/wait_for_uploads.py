@@ -1,8 +1,9 @@
 """Waiting for the agents of a controller that died on this machine, while they finish its uploads.
 
-Those of this machine hold locks (`checkpoint.upload_locks`). Those of other machines show by what they put into the
-draft that they are at it. All end by themselves within HOLDFAST_LINGER_S; then `Catalog.void_drafts` commits what they
-have completed. The lease is kept meanwhile.
+Those of this machine, and those that store through this process's storage server, are known
+(`checkpoint.upload_locks`). Others of other machines show by what they put into the draft that they are at it. All end
+by themselves within HOLDFAST_LINGER_S; then `Catalog.void_drafts` commits what they have completed. The lease is kept
+meanwhile.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ class _Progress:
         if is_complete(self._store, self._name, self._token):
             return False
         now = current().monotonic()
+        if is_uploading(self._token):  # through this process, perhaps a large file of which nothing is seen yet
+            self._seen_at = now
+            return True
         seen = [(entry.key, entry.size_bytes) for entry in self._store.list(self._name)]
         if seen != self._seen:
             self._seen, self._seen_at = seen, now

@@ -1,8 +1,8 @@
 """Packing the driver's code for agents on other machines: the directory of the script, or the one that was given.
 
 A training function from the script itself travels by value, but the modules beside it are imported by name. Left out
-are what tools make, what the `.gitignore` of the directory names, and runs that are stored in it. Agents that the local
-engine starts share the disk, and get nothing.
+are what tools make, logs, what the `.gitignore` of the directory names, and runs that are stored in it. Agents that the
+local engine starts share the disk, and get nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from holdfast.errors import ConfigError
+from holdfast.rendezvous.directory import RENDEZVOUS_FILE
 
 __all__ = ["IgnoreRules", "PackedDirectory", "find_working_dir", "pack_directory"]
 
@@ -35,9 +36,11 @@ _FILES_TOLD_OF = 100_000
 _ALWAYS_IGNORED = (
     *(".git/", ".hg/", ".svn/", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_modules/"),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", ".ipynb_checkpoints/", ".eggs/"),
+    # Logs of drivers grow while these run: zygotes would be of no use to the next driver, whose code had another hash.
+    *("*.log", "nohup.out", "slurm-*.out"),
 )
-_RUN_FILES = ("run.json", ".manifest.json")
-"""A directory that holds one of these is a run of ours, or a checkpoint."""
+_RUN_FILES = ("run.json", ".manifest.json", RENDEZVOUS_FILE)
+"""A directory that holds one of these is a run of ours, a checkpoint, or a rendezvous."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.core.resources import FreeResources, Offer, Taken
+from holdfast.core.torch_version import has_torch
 
 __all__ = ["Admission", "Decision", "Gang", "Grant", "PlacementStrategy", "Revoke", "capacity"]
 
@@ -64,6 +65,11 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     slots_per_worker: int = 1
     """0 for workers that an agent holds besides as many as it has slots for."""
     strategy: PlacementStrategy = PlacementStrategy.PACK
+    torch: str = ""
+    """The version of torch that its workers need; "": none."""
+    local_agents: int = 1
+    """So many agents at least are to be there on this machine, where they stand in for nodes: the run is one of many
+    that share them."""
 
     @property
     def needed(self) -> int:
@@ -118,7 +124,8 @@ class _Request:
         """The run wants this gang, and no other."""
         self.gang = gang
         resources = frozenset(gang.resources.items())
-        self.kind = gang.workers, gang.needed, gang.workers_per_agent, gang.slots_per_worker, gang.strategy, resources
+        per_agent = gang.workers_per_agent, gang.slots_per_worker
+        self.kind = gang.workers, gang.needed, per_agent, gang.strategy, gang.torch, resources
 
     @property
     def missing(self) -> int:
@@ -518,6 +525,8 @@ def _spread(wanted: int, rooms: dict[str, int], held: Mapping[str, Collection[Ta
 
 def _count(gang: Gang, free: FreeResources, most: int, there: int = 0) -> int:
     """How many workers of the gang fit, up to `most`, where so many are there already."""
+    if not has_torch(free.torch, gang.torch):
+        return 0
     if gang.strategy is PlacementStrategy.STRICT_SPREAD:
         most = min(most, 1 - there)
     if gang.workers_per_agent is not None:

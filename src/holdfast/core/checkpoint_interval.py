@@ -75,11 +75,15 @@ class CheckpointInterval:
         young_s = math.sqrt(2 * self.stall_s * mtbf_s)
         return max(young_s, self.durable_s, self.stall_s / self.target_overhead)
 
+    def asked(self, call: int, now: float) -> None:
+        """All ranks are at their `call`-th call."""
+        self.asked_at, self.asked_call = now, call
+
     def ask(self, call: int, failures: int, now: float) -> tuple[bool, int]:
         """All ranks are at their `call`-th call: is a checkpoint due, and at which call to ask again?"""
         calls = call - self.asked_call
         step_s = max((now - self.asked_at) / calls, 1e-7) if calls > 0 else 1e-7
-        self.asked_at, self.asked_call = now, call
+        self.asked(call, now)
         left_s = self.checkpoint_at + self.interval_s(failures, now) - now
         if left_s <= step_s / 2:
             self.checkpoint_at = now  # asked for; the report that follows sets it again

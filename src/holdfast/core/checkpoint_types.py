@@ -193,4 +193,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     committed without the others, should they die before they have reported it. None: every rank's part is needed."""
     held: bool = False
     """The call does not return until the rank is told to go on (`commands.HoldReports`)."""
+    waits: bool = False
+    """The call does not return until its checkpoint is committed or given up."""
     validation: ValidationTask | None = None

@@ -26,6 +26,7 @@ __all__ = [
     "FindPins",
     "FinishCallbacks",
     "HoldReports",
+    "Neighbour",
     "PersistCheckpoint",
     "Place",
     "ReleasePlaces",
@@ -64,6 +65,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of the GPUs of each of these ranks, where workers were given any."""
 
 
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """Another agent that may have files of a checkpoint in memory, and where it gives them."""
+
+    agent: str
+    address: str
+    port: int
+
+
 class RequestAgents(_Command, frozen=True, kw_only=True):
     """Have the engine bring agents with so many more slots in all."""
 
@@ -82,6 +91,8 @@ class StartWorkers(_Command, frozen=True, kw_only=True):
     """Name of the committed checkpoint to resume from."""
     token: str = ""
     """That checkpoint's token: a name may have been another one's before."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """Which agents may have it in memory, where nodes do not share the run's storage."""
     iteration: int
     restart_count: int
     master_address: str = ""

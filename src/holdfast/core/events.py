@@ -19,6 +19,7 @@ __all__ = [
     "AgentJoined",
     "AgentLost",
     "AgentPrepared",
+    "AgentRefused",
     "AgentUnavailable",
     "BoundsRequested",
     "CallbackFailed",
@@ -91,6 +92,16 @@ class AgentJoined(_Event, frozen=True, kw_only=True):
     address: str = ""
     """At which other nodes reach this one."""
     pid: int = 0
+    torch: str | None = None
+    """The version that is installed; "": none is. None: that of the driver."""
+
+
+class AgentRefused(_Event, frozen=True, kw_only=True):
+    """An agent is there that the run cannot use."""
+
+    agent: str
+    why: str
+    """A sentence for a person."""
 
 
 class AgentPrepared(_Event, frozen=True, kw_only=True):
@@ -100,6 +111,8 @@ class AgentPrepared(_Event, frozen=True, kw_only=True):
     cold_reason: str | None = None
     master_port: int = 0
     """A port on which the agent listens already, for rank 0 of the run's next generation."""
+    snapshot_port: int = 0
+    """Where other agents may read what this one has in memory of the run's checkpoints; 0: nowhere."""
 
 
 class AgentLost(_Event, frozen=True, kw_only=True):
@@ -311,6 +324,7 @@ Event = (
     ControllerBegan
     | AgentJoined
     | AgentPrepared
+    | AgentRefused
     | AgentLost
     | AgentDraining
     | AgentUnavailable

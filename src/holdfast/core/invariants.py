@@ -10,6 +10,7 @@ from __future__ import annotations
 from holdfast.core import commands as c
 from holdfast.core import machine, planned_change, removal
 from holdfast.core import records as r
+from holdfast.core.events import Ticket
 from holdfast.core.root_cause import root_cause
 from holdfast.core.state import Generation, State, StopKind
 
@@ -61,6 +62,9 @@ def _check_generation(state: State, generation: Generation) -> None:
         generation.alive <= set(agents) and generation.starting <= set(agents), "an agent without a place has workers"
     )
     _require(generation.finished | generation.waiting <= set(ranks), "a rank that there is not finished or waits")
+    _require(generation.waiting_in.keys() <= generation.waiting, "a rank that waits in a report does not wait")
+    awaited = {Ticket(generation.number, number) for number in generation.waiting_in.values()}
+    _require(awaited <= state.pending.keys() or state.ended, "a rank waits for a checkpoint that is settled")
     failed = [failure.rank for failure in generation.failures]
     _require(len(set(failed)) == len(failed) and set(failed) <= set(ranks), f"ranks {failed} failed")
     _require(not failed or generation.stop_reason is not None, f"ranks {failed} failed and the generation goes on")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from holdfast.core import (
     bounds,
+    neighbours,
     pending_checkpoints,
     placement,
     planned_change,
@@ -103,7 +104,10 @@ def _apply(state: State, event: e.Event, now: float, out: Output) -> None:
             spare = event.agent in placement.spare_agents(state)
             out.record(r.AgentAdded(at=now, agent=event.agent, host=event.host, slots=event.slots, spare=spare))
         case e.AgentPrepared():
-            state.agent_prepared(event.agent, event.master_port)
+            state.agent_prepared(event.agent, event.master_port, event.snapshot_port)
+        case e.AgentRefused():
+            state.refusal = event.why
+            out.record(r.AgentRefused(at=now, agent=event.agent, why=event.why))
         case e.AgentLost():
             _lose_agent(state, event, now, out)
         case e.AgentDraining():
@@ -180,6 +184,7 @@ def _apply_worker_event(state: State, event: e.Event, now: float) -> None:
             if (generation := _current(state, event.generation)) is not None:
                 generation.starting.discard(event.agent)
                 generation.pids.update(event.pids)
+                neighbours.started(state, generation, event.agent)
                 generation.silence.restart(now)
         case e.DamageFound():
             if (generation := _current(state, event.generation)) is not None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core import neighbours, removal, validation
 from holdfast.core import records as r
-from holdfast.core import removal, validation
 from holdfast.core.checkpoint_types import Report, StoredCheckpoint
 from holdfast.core.failure_kind import FailureKind
 from holdfast.core.state import Generation, Pending, State
@@ -76,7 +76,7 @@ def reconcile(state: State, event: e.ControllerBegan, now: float, out: Output) -
             removal.finish_removal(state, name)
             out.record(r.CheckpointDeleted(at=now, name=name))
         else:
-            out.record(r.CheckpointDamaged(at=now, name=name, why="it is not in storage any more"))
+            out.record(r.CheckpointDamaged(at=now, name=name, why="it is gone from storage"))
     durable.next_index = max(durable.next_index, event.next_index)
     if event.restart and not is_new:
         out.record(r.RunRestarted(at=now, first_index=durable.next_index))
@@ -95,6 +95,8 @@ def add_reports(state: State, generation: Generation, event: e.RankReported, now
         generation.report(rank, item.number)
         if item.held:
             generation.hold(rank, item.number, now)
+        if item.waits:
+            generation.wait_in(rank, item.number, now)
         iteration = generation.base_iteration + item.number
         if state.spec.has_callbacks and generation.world_size > 1:
             generation.rank_metrics.setdefault(item.number, {})[rank] = item.metrics or {}
@@ -283,7 +285,8 @@ def finish_persisting(
     if isinstance(event, e.CheckpointStored):
         state.checkpoint_interval.stored(event.elapsed_s)
         out.record(_committed(event.stored, now, event.uploaded_bytes, event.elapsed_s))
-        _announce(state, pending, event.stored, out)
+        neighbours.committed(state, event.stored, pending.parts.values())
+        _announce(state, pending, event.stored, now, out)
         state.retention_due = True
         return {}
     lost = {rank: agent for rank, agent in pending.parts.items() if agent not in state.agents}
@@ -411,15 +414,17 @@ def _may_lag(pending: Pending) -> bool:
 def _give_up(state: State, pending: Pending, why: str, now: float, out: Output) -> None:
     ticket, iteration = pending.ticket, pending.iteration
     out.record(r.CheckpointAbandoned(at=now, generation=ticket.generation, iteration=iteration, why=why))
-    _announce(state, pending, None, out)
+    _announce(state, pending, None, now, out)
 
 
-def _announce(state: State, pending: Pending, stored: StoredCheckpoint | None, out: Output) -> None:
+def _announce(state: State, pending: Pending, stored: StoredCheckpoint | None, now: float, out: Output) -> None:
     """To the agents that hold its parts; a commit to the whole generation, since any rank may ask for the newest."""
     concerned = set(pending.parts.values())
     generation = state.generation
-    if stored is not None and generation is not None and generation.number == pending.ticket.generation:
-        concerned.update(place.agent for place in generation.places)
+    if generation is not None and generation.number == pending.ticket.generation:
+        generation.settle(pending.ticket.number, now)
+        if stored is not None:
+            concerned.update(place.agent for place in generation.places)
     agents = tuple(sorted(concerned & state.agents.keys()))
     if agents:
         name, token = (None, "") if stored is None else (stored.name, stored.token)

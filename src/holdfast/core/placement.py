@@ -11,6 +11,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.failure_kind import FailureKind
+from holdfast.core.neighbours import neighbours
 from holdfast.core.state import AgentState, Generation, State
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def start_generation(state: State, now: float, out: Output) -> None:
             node_count=len(places),
             checkpoint=newest.name if newest else None,
             token=newest.token if newest else "",
+            neighbours=neighbours(state, newest),
             iteration=iteration,
             restart_count=number - 1,
             master_address=first.address,
@@ -182,11 +184,11 @@ def _want_agents(state: State, now: float, out: Output) -> None:
         state.agents_wanted_since = now
     missing = state.workers_max + state.spec.spares - state.slots - state.requested_slots
     if now >= state.agents_wanted_since + state.spec.agents_timeout_s:
-        state.fatal = (
-            FailureKind.RUN,
+        why = (
             f"Only {state.ready_slots} of the {state.workers_min} workers that the run needs could be placed "
-            f"within {state.spec.agents_timeout_s:g} s; add nodes or lower ScalingConfig(num_workers).",
+            f"within {state.spec.agents_timeout_s:g} s; add nodes or lower ScalingConfig(num_workers)."
         )
+        state.fatal = FailureKind.RUN, f"{why} {state.refusal}".rstrip()
         state.agents_wanted_since = None
     elif missing > 0:
         state.requested_slots += missing

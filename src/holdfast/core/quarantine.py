@@ -1,7 +1,8 @@
 """Quarantine: a host on which workers fail again and again is set aside for a time, if there is room without it.
 
 Only failures count that the machine may be to blame for: nodes that are lost, workers that die of a signal or hang.
-Exceptions of the training function would follow it to any host. Whether there is room elsewhere, the pool knows.
+Exceptions of the training function would follow it to any host. Whether there is room elsewhere for as many
+workers as the run needs, the pool knows.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from holdfast.core.failure_kind import FailureKind
 
 __all__ = [
     "AgentAdded",
+    "AgentRefused",
     "AgentRemoved",
     "BoundsChanged",
     "ChangePlanned",
@@ -61,7 +62,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     rank: int
     cause: str
-    """One phrase: "raised ValueError: ...", "killed by SIGKILL (out of memory)", "called sys.exit(0)"."""
+    """The rest of a sentence: "raised ValueError: ...", "was killed by SIGKILL", "called sys.exit(0)"."""
     agent: str = ""
     host: str = ""
     kind: FailureKind = FailureKind.OTHER
@@ -131,6 +132,14 @@ class AgentAdded(_Record, frozen=True, kw_only=True, tag="AgentHere"):
     slots: int
     spare: bool = False
     """The run's workers have places without it: it is kept idle, in case that another agent is lost."""
+
+
+class AgentRefused(_Record, frozen=True, kw_only=True):
+    """An agent was there that the run could not use (`events.AgentRefused`)."""
+
+    at: float
+    agent: str
+    why: str
 
 
 class AgentRemoved(_Record, frozen=True, kw_only=True, tag="AgentGone"):
@@ -410,6 +419,7 @@ Record = (
     ControllerStarted
     | RunRestarted
     | AgentAdded
+    | AgentRefused
     | AgentRemoved
     | BoundsChanged
     | DrainStarted

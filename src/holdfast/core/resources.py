@@ -27,6 +27,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of its GPUs, as CUDA_VISIBLE_DEVICES names them."""
     slots: int | None = None
     """How many workers it holds at most, whatever they take."""
+    torch: str | None = None
+    """The version of torch (`torch_version.has_torch`)."""
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +65,10 @@ class FreeResources:
         self._gpus = dict.fromkeys(offer.gpus, _UNITS)
         """Units that are left of each device."""
         self._slots = offer.slots
+        self.torch = offer.torch
 
     def copy(self) -> FreeResources:
-        made = FreeResources(Offer())
+        made = FreeResources(Offer(torch=self.torch))
         made._amounts, made._gpus, made._slots = dict(self._amounts), dict(self._gpus), self._slots
         return made
 

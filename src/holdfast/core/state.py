@@ -27,6 +27,7 @@ from holdfast.core.spec import RunSpec
 
 __all__ = [
     "AgentState",
+    "CheckpointInMemory",
     "Durable",
     "Generation",
     "Pending",
@@ -110,6 +111,8 @@ class AgentState:
     address: str = ""
     master_port: int = 0
     """The port on which it listens for rank 0 of the next generation."""
+    snapshot_port: int = 0
+    """Where other agents may read what it has in memory of checkpoints; 0: nowhere."""
     prepared: bool = False
     draining: str = ""
     """Why it gets no new workers; "" if it does."""
@@ -202,6 +205,8 @@ class Generation:
     """Changed by `finish`."""
     waiting: set[int] = field(default_factory=set)
     """Changed by `wait`."""
+    waiting_in: dict[int, int] = field(default_factory=dict)
+    """The ranks that wait in a report for its checkpoint, and its number; changed by `wait_in` and `settle`."""
     questions: dict[int, Question] = field(default_factory=dict)
     """Of each rank that waits for all checkpoints up to a report."""
     new_questions: set[int] = field(default_factory=set)
@@ -294,11 +299,22 @@ class Generation:
         if waiting:
             self.waiting.add(rank)
             self.silence.ignore(rank)
-        elif rank in self.waiting and rank not in self.held:
+        elif rank in self.waiting and rank not in self.held and rank not in self.waiting_in:
             self.waiting.remove(rank)
             if rank not in self.finished:
                 self.silence.watch(rank, now)
         self.silence.restart(now)
+
+    def wait_in(self, rank: int, number: int, now: float) -> None:
+        """The rank waits in this report until its checkpoint is settled. It does not say so when that is over."""
+        self.waiting_in[rank] = number
+        self.wait(rank, True, now)
+
+    def settle(self, number: int, now: float) -> None:
+        """The checkpoint of this report is committed or given up."""
+        for rank in [rank for rank, at in self.waiting_in.items() if at <= number]:
+            del self.waiting_in[rank]
+            self.wait(rank, False, now)
 
     def hold(self, rank: int, number: int, now: float) -> None:
         """The rank stays in this report until it is told to go on."""
@@ -426,6 +442,14 @@ class Pending:
 
 
 @dataclass(slots=True)
+class CheckpointInMemory:
+    """Which agents may have the checkpoint that was committed last in memory (`neighbours`)."""
+
+    token: str = ""
+    agents: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Removal:
     """A checkpoint that the retention rule removes and that is not removed yet."""
 
@@ -460,6 +484,8 @@ class State:
     enough_since: float | None = None
     """Since when a run that waits for agents has enough of them to start: this is the last call for more."""
     failed_requests: int = 0
+    refusal: str = ""
+    """Why the last agent that the run could not use was refused."""
     may_grow_since: float | None = None
     """Since when there has been room for a larger generation than the one that there is."""
     bounds_changed: bool = False
@@ -472,6 +498,7 @@ class State:
     """Hosts that are to be set aside: what becomes of that is waited for before anything is started there again."""
     generation: Generation | None = None
     pending: dict[Ticket, Pending] = field(default_factory=dict)
+    in_memory: CheckpointInMemory = field(default_factory=CheckpointInMemory)
     validating: tuple[str, str] | None = None
     """Name and token of the checkpoint that is being validated."""
     removals: dict[str, Removal] = field(default_factory=dict)
@@ -518,11 +545,11 @@ class State:
         self.agents[agent.name] = agent
         self._count(agent, 1)
 
-    def agent_prepared(self, name: str, master_port: int) -> None:
+    def agent_prepared(self, name: str, master_port: int, snapshot_port: int = 0) -> None:
         """The agent can start workers; ignored if it is lost."""
         if (agent := self.agents.get(name)) is not None:
             self._count(agent, -1)
-            agent.prepared, agent.master_port = True, master_port
+            agent.prepared, agent.master_port, agent.snapshot_port = True, master_port, snapshot_port
             self._count(agent, 1)
 
     def resize_agent(self, name: str, slots: int) -> None:
@@ -555,6 +582,7 @@ class State:
     def remove_agent(self, name: str) -> AgentState | None:
         agent = self.agents.pop(name, None)
         self.draining_agents.pop(name, None)
+        self.in_memory.agents.pop(name, None)
         self._count(agent, -1)
         return agent
 
@@ -622,6 +650,7 @@ def fold(durable: Durable, record: r.Record) -> None:
                 _count_failure(durable, f"agent: {record.why}")
         case (
             r.AgentAdded()
+            | r.AgentRefused()
             | r.ChangePlanned()
             | r.DrainStarted()
             | r.GenerationRunning()
@@ -629,10 +658,8 @@ def fold(durable: Durable, record: r.Record) -> None:
             | r.RanksReported()
         ):
             return  # told for people's sake; nothing is decided by them
-        case r.CheckpointAbandoned():
-            durable.requested_validations.pop(record.iteration, None)
-        case r.RemovalFailed():
-            return  # likewise
+        case r.CheckpointAbandoned() | r.RemovalFailed():
+            return  # likewise; an abandoned checkpoint may turn out committed, and then is to be validated
 
 
 def _fold_request(durable: Durable, record: r.CheckpointCommitted) -> None:

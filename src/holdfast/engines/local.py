@@ -20,6 +20,7 @@ from holdfast.engines.agent_process import exit_phrase, secret_pipe
 from holdfast.engines.driver_fork import ForkedAgent
 from holdfast.engines.engine import AgentChange, ControllerEndpoint, OnChange
 from holdfast.storage.run_secret import SECRET_VARIABLE
+from holdfast.worker.environment import RUN_VARIABLE
 
 __all__ = ["LocalEngine"]
 
@@ -47,7 +48,10 @@ class LocalEngine:
 
     def want(self, gangs: Sequence[Gang]) -> None:
         """As many agents as the most spread gang needs: on one machine an agent holds any number of workers."""
-        agents = [-(-gang.workers // (gang.workers_per_agent or gang.workers)) + gang.spares for gang in gangs]
+        agents = [
+            max(gang.local_agents, -(-gang.workers // (gang.workers_per_agent or gang.workers)) + gang.spares)
+            for gang in gangs
+        ]
         count = max(agents, default=0)
         while len(self._running.keys() - self._abandoned) < count:
             self._start(f"local-{os.getpid()}-{next(_numbers)}")
@@ -74,12 +78,15 @@ class LocalEngine:
             forked, self._forked = self._forked, None
             forked.start(arguments, token_fd)
             return forked
+        # In a worker the agent stays in its session, by which the zygote of that worker knows whose it is.
+        is_nested = RUN_VARIABLE in os.environ
         return subprocess.Popen(
             [sys.executable, "-m", "holdfast.agent", *arguments, "--token-fd", str(token_fd)],
             stdin=subprocess.DEVNULL,
             env={name: value for name, value in os.environ.items() if name != SECRET_VARIABLE},
             pass_fds=[token_fd],
-            start_new_session=True,
+            start_new_session=not is_nested,
+            process_group=0 if is_nested else None,
         )
 
     def pid(self, agent: str) -> int | None:

@@ -29,6 +29,7 @@ from holdfast.wire.messages import LogLine
 __all__ = ["Fold", "FoldWriter", "decode_sealed", "encode_sealed", "newest_summaries", "read_fold"]
 
 _FORMAT = "holdfast.fold/2.0"
+_FLUSH_S = 1.0
 _LEAST_BYTES = 64 * 1024
 _MOST_BYTES = 4 * 1024 * 1024
 _log = logging.getLogger(__name__)
@@ -132,9 +133,16 @@ class FoldWriter:
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         """Output is not in the journal."""
 
+    @property
+    def next_flush_s(self) -> float | None:
+        return _FLUSH_S if self._is_due(final=False) else None
+
+    def _is_due(self, *, final: bool) -> bool:
+        enough = self._since_bytes >= max(self.least_bytes, self._size_bytes) and (self._commits or final)
+        return self._last is not None and (enough or self._since_bytes >= _MOST_BYTES or self._asked.is_set())
+
     def flush(self, final: bool = False) -> None:
-        due = self._since_bytes >= max(self.least_bytes, self._size_bytes) and (self._commits or final)
-        if self._last is not None and (due or self._since_bytes >= _MOST_BYTES or self._asked.is_set()):
+        if self._last is not None and self._is_due(final=final):
             self._asked.clear()
             try:
                 self._write(self._last)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from holdfast.agent.process_directory import ProcessDirectory
 from holdfast.errors import WireError
 from holdfast.launch.fit import FitHost
 from holdfast.launch.job import Job
@@ -24,9 +25,13 @@ from holdfast.launch.options import LaunchOptions
 from holdfast.launch.script import calls_holdfast, fetch_script
 from holdfast.launch.workers import TorchrunHost
 from holdfast.rendezvous.uri import open_rendezvous
+from holdfast.storage.local_cache import local_cache_dir
+from holdfast.storage.private_directory import make_private_directory
 from holdfast.storage.run_secret import FILE_VARIABLE, SECRET_VARIABLE, make_secret, read_secret_file
 
 __all__ = ["launch"]
+
+_RENEW_S = 3600.0
 
 
 class _Host(Protocol):
@@ -38,13 +43,19 @@ class _Host(Protocol):
 def launch(options: LaunchOptions) -> int:
     """Run this host's part of the job to its end; the exit code."""
     logging.basicConfig(level=logging.WARNING, format="holdfast launch: %(message)s", stream=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="holdfast-launch-") as directory:
-        return asyncio.run(_launch(options, Path(directory)))
+    directory = ProcessDirectory(local_cache_dir() / "launches", f"{options.host_id}-{secrets.token_hex(4)}")
+    try:
+        return asyncio.run(_launch(options, directory))
+    finally:
+        directory.remove()
 
 
-async def _launch(options: LaunchOptions, directory: Path) -> int:
+async def _launch(options: LaunchOptions, own: ProcessDirectory) -> int:
+    directory = own.path
+    renewing = asyncio.create_task(_renew_times(own))
     if not options.is_module:
-        path = await asyncio.to_thread(fetch_script, options.script, directory)
+        # In a directory of its own, which is sent to agents: the run secret lies beside it.
+        path = await asyncio.to_thread(fetch_script, options.script, make_private_directory(directory / "script"))
         command = [sys.executable, str(path), *options.arguments]
     else:
         command = [sys.executable, "-m", options.script, *options.arguments]
@@ -72,7 +83,14 @@ async def _launch(options: LaunchOptions, directory: Path) -> int:
             signals.connect(host.stop)
             return await host.run()
         finally:
+            renewing.cancel()
             await job.close()
+
+
+async def _renew_times(own: ProcessDirectory) -> None:
+    while True:
+        await asyncio.sleep(_RENEW_S)
+        own.renew_times()
 
 
 async def _agree_on_secret(options: LaunchOptions, job: Job, directory: Path) -> Path:

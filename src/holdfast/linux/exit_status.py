@@ -18,6 +18,7 @@ class ExitStatus:
     """A wait status in words."""
 
     cause: str
+    """The rest of a sentence: "was killed by SIGKILL", "exited with code 3"."""
     signal: int | None
 
 
@@ -26,7 +27,7 @@ def exit_status_of(status: int, *, out_of_memory: bool = False) -> ExitStatus:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         why = " (out of memory)" if out_of_memory and number == signal.SIGKILL else ""
-        return ExitStatus(f"killed by {_signal_name(number)}{why}", number)
+        return ExitStatus(f"was killed by {_signal_name(number)}{why}", number)
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
         return ExitStatus("exited with code 0 before its function returned", None)

@@ -1,8 +1,10 @@
-"""Kill all descendants of this process, a subreaper, and let resource trackers finish first.
+"""Kill all descendants of this process, a subreaper, and let those finish that clean up after others.
 
 A process that uses multiprocessing's spawn or forkserver has a resource tracker, a process that unlinks named
 semaphores and shared memory when the last holder of its pipe has ended. Killed earlier, it would leave them in
-/dev/shm. So all others are killed first, and a tracker only if it does not end by itself in time.
+/dev/shm. A worker that has started a run of its own has an agent below it, which ends with the worker, and whose zygote
+ends all workers and removes the agent's directory if the agent could not. So all others are killed first, and these
+only if they do not end by themselves in time.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from holdfast.linux.process import children
 
 __all__ = ["end_children", "is_resource_tracker", "kill_all", "kill_children", "kill_descendants", "kill_group"]
 
-_TRACKERS_TIMEOUT_S = 1.0
-"""How long a tracker may take; less than the time that the agent gives its zygote to end."""
+_CLEANING_TIMEOUT_S = 1.0
+"""How long those may take; less than the time that the agent gives its zygote to end."""
 _TRACKER_COMMAND = b"resource_tracker import main"
 """Part of the command line of the trackers of multiprocessing and joblib."""
+_CLEANING = (b"hf-agent\n", b"hf-zygote\n")
+"""The names of agents and zygotes in /proc: forked workers have the command line of a zygote, but not its name."""
 
 
 def is_resource_tracker(pid: int) -> bool:
@@ -32,27 +36,36 @@ def is_resource_tracker(pid: int) -> bool:
     return False
 
 
+def _cleans_up(pid: int) -> bool:
+    """Whether the process is to end by itself: a resource tracker, or an agent or a zygote of a run below."""
+    if is_resource_tracker(pid):
+        return True
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_bytes() in _CLEANING
+    return False
+
+
 def kill_descendants(pids: Collection[int]) -> None:
-    """SIGKILL these children and, without waiting for them, all their descendants but resource trackers.
+    """SIGKILL these children and, without waiting for them, all their descendants but those that clean up.
 
     A process that is missed because it was orphaned at that moment becomes a child of this process: `kill_children`
     finds it."""
     for pid in pids:
         _kill(pid)
     for pid in _below(pids):
-        if not is_resource_tracker(pid):
+        if not _cleans_up(pid):
             with suppress(PermissionError):  # as sudo's
                 _kill(pid)
 
 
 def kill_group(leader: int, candidates: Iterable[int]) -> None:
-    """SIGKILL the process group of a child that led it and is now a zombie, but resource trackers. Of the children of
-    this process only `candidates` may be in it."""
+    """SIGKILL the process group of a child that led it and is now a zombie, but those that clean up. Of the children
+    of this process only `candidates` may be in it."""
     members = [pid for pid in candidates if pid != leader and os.getpgid(pid) == leader]
     family = [*members, *_below(members)]
-    if any(map(is_resource_tracker, family)):
+    if any(map(_cleans_up, family)):
         for pid in family:
-            if not is_resource_tracker(pid):
+            if not _cleans_up(pid):
                 with suppress(PermissionError):
                     _kill(pid)
     else:
@@ -61,19 +74,19 @@ def kill_group(leader: int, candidates: Iterable[int]) -> None:
 
 
 def kill_children(spared: Collection[int] = ()) -> bool:
-    """SIGKILL every child that is not in `spared`, resource trackers excepted while there are others. With only
-    trackers left, wait for them for a bounded time, then kill them. False if there was no child left, not even a
+    """SIGKILL every child that is not in `spared`, those that clean up excepted while there are others. With only
+    these left, wait for them for a bounded time, then kill them. False if there was no child left, not even a
     zombie."""
     return kill_all([pid for pid in children() if pid not in spared])
 
 
 def kill_all(found: Sequence[int]) -> bool:
     """As `kill_children`, for these children only."""
-    others = [pid for pid in found if not is_resource_tracker(pid)]
+    others = [pid for pid in found if not _cleans_up(pid)]
     for pid in others:
         _kill(pid)
     if not others:
-        _end_trackers(found)
+        _end_cleaning(found)
     return bool(found)
 
 
@@ -81,13 +94,13 @@ def end_children(is_spared: Callable[[int], bool]) -> None:
     """Kill and reap until only children are left that are spared: each death may turn grandchildren into children."""
     while found := [pid for pid in children() if not is_spared(pid)]:
         kill_all(found)
-        others = [pid for pid in found if not is_resource_tracker(pid)]
+        others = [pid for pid in found if not _cleans_up(pid)]
         with suppress(ChildProcessError):
             os.waitpid((others or found)[0], 0)
 
 
-def _end_trackers(pids: Iterable[int]) -> None:
-    deadline = monotonic() + _TRACKERS_TIMEOUT_S
+def _end_cleaning(pids: Iterable[int]) -> None:
+    deadline = monotonic() + _CLEANING_TIMEOUT_S
     for pid in pids:
         pidfd = os.pidfd_open(pid)  # a child that was not waited for, so the pid is its own
         try:

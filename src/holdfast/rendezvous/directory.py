@@ -26,8 +26,10 @@ from holdfast.rendezvous.rendezvous import SessionExpiredError
 from holdfast.runtime import current
 from holdfast.storage.private_directory import make_private_directory
 
-__all__ = ["DirectoryRendezvous"]
+__all__ = ["RENDEZVOUS_FILE", "DirectoryRendezvous"]
 
+RENDEZVOUS_FILE = ".rendezvous"
+"""Empty; says what the directory is to those who pack a script's directory."""
 _POLL_S = 0.1
 _LOOKS_PER_TTL = 4
 """A gap between two looks counts for at most this part of the time-to-live: an observer that stood still may look
@@ -69,6 +71,7 @@ class DirectoryRendezvous:
             directory.mkdir(parents=True, exist_ok=True)
             for one in (self._keys, self._sessions):
                 make_private_directory(one)
+            (directory / RENDEZVOUS_FILE).touch(mode=0o600)
         except OSError as error:
             raise Unreachable(f"The rendezvous {directory} cannot be made: {error.strerror or error}.") from error
 

@@ -45,11 +45,13 @@ class PublishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a `fit()` ended, for all hosts. Everything else is read from storage."""
+    """How a `fit()` ended, for all hosts. Everything else is read from storage by those who see it."""
 
     run: PublishedRun
     status: str
     why: str = ""
+    outcome: bytes = b""
+    """What came of it, for those who do not (`train.launched`); empty if that is too much for a rendezvous."""
 
 
 # ------------------------------------------------------------ from the script

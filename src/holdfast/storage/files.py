@@ -28,6 +28,7 @@ __all__ = [
     "mount_kind",
     "mount_of",
     "preallocate",
+    "read_all",
     "reflink",
     "set_mode",
     "write_all",
@@ -39,6 +40,7 @@ _LOCAL_MOUNTS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachef
 _OCTAL = re.compile(r"\\([0-7]{3})")  # blanks and the like in /proc/self/mountinfo
 
 
+_READ_BYTES = 4096
 _KEEP_SIZE = 1
 """FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -143,6 +145,16 @@ def preallocate(fd: int, size_bytes: int) -> bool:
     if fallocate is None:
         return False
     return bool(fallocate(fd, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size_bytes)) == 0)
+
+
+def read_all(fd: int) -> bytes:
+    """What is left to be read of an open file."""
+    blocks: list[bytes] = []
+    size_bytes = os.fstat(fd).st_size
+    while block := os.read(fd, max(_READ_BYTES, size_bytes)):
+        blocks.append(block)
+        size_bytes -= len(block)
+    return b"".join(blocks)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:

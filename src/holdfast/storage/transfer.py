@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import threading
@@ -81,6 +82,7 @@ def receive(
 
 
 def _write_direct(source: Source | Incoming, fd: int, target: Path, on_bytes: OnBytes | None) -> Digest:
+    _watch_forks()
     _set_direct(fd, True)
     # A sender on another machine that stalls must not keep others from their turn.
     turn: AbstractContextManager[object] = nullcontext() if isinstance(source, Incoming) else _turns
@@ -109,7 +111,11 @@ def _reset_after_fork() -> None:
     _turns = threading.Semaphore(_AT_ONCE)
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+@functools.cache
+def _watch_forks() -> None:
+    """Called before there is anything to reset: most workers never write directly, and a hook that is in Python costs
+    each of them copies of the pages that it looks at."""
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class _Writer:

@@ -41,8 +41,9 @@ _replies: msgspec.msgpack.Decoder[m.Reply] = msgspec.msgpack.Decoder(m.Reply)
 class _Connections:
     """The connections of a store and its `sub` views."""
 
-    def __init__(self, dial: Callable[[], Connection]) -> None:
+    def __init__(self, dial: Callable[[], Connection], timeout_s: float) -> None:
         self._dial = dial
+        self._timeout_s = timeout_s
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -52,7 +53,7 @@ class _Connections:
         """A connection; it is kept afterwards, unless something was raised."""
         connection = self._find_idle() or self._dial()
         try:
-            connection.set_timeout(_REPLY_TIMEOUT_S)
+            connection.set_timeout(self._timeout_s)
             yield connection
         except BaseException:
             connection.close()
@@ -88,12 +89,25 @@ class _Connections:
 class StreamedStore:
     """A Store behind a storage server. Keys are relative to `prefix` below the directory that is served."""
 
-    def __init__(self, served: m.ServedStorage, *, encrypted: bool | None = None) -> None:
-        """`encrypted`: None: unless the server is reached over loopback."""
+    def __init__(
+        self,
+        served: m.ServedStorage,
+        *,
+        encrypted: bool | None = None,
+        find_server: Callable[[], m.ServedStorage] | None = None,
+        timeout_s: float = _REPLY_TIMEOUT_S,
+    ) -> None:
+        """`encrypted`: None: unless the server is reached over loopback. `find_server` is asked at each dial, where
+        another server may take the place of this one. `timeout_s`: how long the server may send and take nothing."""
         self._served = served
         self._prefix = ""
         self._durable = True
-        self._connections = _Connections(lambda: dial(served.host, served.port, served.key, encrypted=encrypted))
+
+        def connect() -> Connection:
+            now = served if find_server is None else find_server()
+            return dial(now.host, now.port, now.key, encrypted=encrypted)
+
+        self._connections = _Connections(connect, timeout_s)
 
     def __repr__(self) -> str:
         return f"StreamedStore({self.uri!r})"
@@ -168,6 +182,22 @@ class StreamedStore:
             if reply is not None and reply.failure is None:
                 size_bytes: int = reply.value
                 return receive(_blocks(connection, size_bytes), target, size_bytes, self._show(key), on_bytes)
+        raise self._error(reply)
+
+    def read_into(self, key: str, target: memoryview, on_block: Callable[[memoryview], None]) -> None:
+        """Fill memory of the file's size with it, and show each block of it that has come; besides the protocol, for
+        `agent.snapshot_fetch`."""
+        with self._borrow() as connection:
+            connection.send(m.Read(key=self._encode(key)))
+            reply = connection.receive(_replies)
+            if reply is not None and reply.failure is None:
+                if reply.value != len(target):
+                    raise WireError(f"{self._show(key)} has {reply.value} bytes, not {len(target)}.")
+                for start in range(0, len(target), BLOCK_BYTES):
+                    block = target[start : start + BLOCK_BYTES]
+                    connection.read_exactly(block)
+                    on_block(block)
+                return
         raise self._error(reply)
 
     def sub(self, prefix: str) -> StreamedStore:
@@ -255,9 +285,11 @@ def _blocks(connection: Connection, size_bytes: int) -> Iterator[memoryview]:
         size_bytes -= len(block)
 
 
-def open_streamed(served: m.ServedStorage, path: str) -> RetryingStore:
+def open_streamed(
+    served: m.ServedStorage, path: str, find_server: Callable[[], m.ServedStorage] | None = None
+) -> RetryingStore:
     """The store of `path`, which is the directory that is served, or lies below it."""
-    store = RetryingStore(StreamedStore(served))
+    store = RetryingStore(StreamedStore(served, find_server=find_server))
     below = os.path.relpath(path, served.root)
     return store if below == "." else store.sub(below)
 

@@ -1,4 +1,5 @@
-"""The storage server: a process on the driver's machine that reads and writes one directory for other machines.
+"""The storage server: a process on the driver's machine that reads and writes one directory for other machines. In an
+agent the same server gives other agents what they may read of its memory (`agent.snapshot_server`).
 
     python -m holdfast.streaming.server      settings as one line of JSON on standard input, `Settings`
                                              answers with one line on standard output, `Listening`
@@ -17,22 +18,18 @@ import ssl
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from holdfast.core.failure_kind import FailureKind
-from holdfast.errors import AccessDenied, HoldfastError, StorageError, Unavailable, WireError
+from holdfast.errors import HoldfastError, WireError
 from holdfast.linux.process import name_process
 from holdfast.printable import printable
-from holdfast.storage.failures import translated
-from holdfast.storage.files import set_mode
-from holdfast.storage.posix.store import PosixStore
-from holdfast.storage.store import Incoming
 from holdfast.streaming import messages as m
 from holdfast.streaming.connection import Connection, accept
+from holdfast.streaming.served_files import ServedDirectory, ServedFiles
 from holdfast.wire.join_string import is_loopback
 from holdfast.wire.tls import make_identity, server_context
 
@@ -52,7 +49,7 @@ _requests: msgspec.msgpack.Decoder[m.Request] = msgspec.msgpack.Decoder(m.Reques
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    root: str
+    root: str = ""
     key: str
     hosts: list[str]
     """Addresses of this machine to listen at, all with the same port."""
@@ -69,12 +66,11 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageServer:
-    """Serves a directory from threads of its own until it is closed."""
+    """Serves files, those of a directory unless others are given, from threads of its own until it is closed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, files: ServedFiles | None = None) -> None:
         """Raises `OSError` where an address cannot be listened at."""
-        self._root = Path(settings.root)
-        self._store = PosixStore(self._root)
+        self._files = ServedDirectory(Path(settings.root)) if files is None else files
         self._key = settings.key
         self._listeners = _listen(settings.hosts, settings.port)
         self.port = int(self._listeners[0].getsockname()[1])
@@ -171,7 +167,7 @@ class StorageServer:
             if isinstance(request, m.Read):
                 self._send(connection, request)
                 return True
-            reply = m.Reply(value=self._answer(connection, request))
+            reply = m.Reply(value=self._files.answer(connection, request))
         except HoldfastError as error:
             if isinstance(error, WireError):
                 raise
@@ -182,84 +178,17 @@ class StorageServer:
             return False
         return True
 
-    # ------------------------------------------------------------------ requests
-
-    def _answer(self, connection: Connection, request: m.Request) -> Any:
-        store = self._store
-        match request:
-            case m.IsExclusive():
-                return store.exclusive
-            case m.Put(data=data):
-                self._view(request.durable).put(self._key_of(request.key), data)
-            case m.Create(data=data):
-                self._view(request.durable).create(self._key_of(request.key), data)
-            case m.Stat():
-                key = self._key_of(request.key)
-                return store.size(key), store.version(key)
-            case m.Children():
-                return [os.fsencode(name) for name in store.children(self._prefix_of(request.prefix))]
-            case m.List():
-                found = store.list(self._prefix_of(request.prefix))
-                return [(os.fsencode(entry.key), entry.size_bytes) for entry in found]
-            case m.Delete():
-                store.delete([self._key_of(key) for key in request.keys])
-            case m.Copy():
-                store.copy(self._key_of(request.source), self._key_of(request.target))
-            case m.Receive():
-                return self._receive(connection, request)
-            case _:
-                raise StorageError(f"{type(request).__name__} is no request of this version.")
-        return None
-
-    def _receive(self, connection: Connection, request: m.Receive) -> tuple[int, str]:
-        key, is_over = self._key_of(request.key), False
-
-        def readinto(target: memoryview) -> int:
-            nonlocal is_over
-            if is_over:  # the directory was removed meanwhile, and what came is lost with it
-                raise Unavailable(f"{self._root / key} was removed while it was written: try again.")
-            count = connection.read_chunks(target)
-            is_over = count == 0
-            return count
-
-        mode = 0o666 if request.mode is None else request.mode | 0o400
-        digest = self._view(request.durable).receive(key, Incoming(readinto, request.size_bytes, mode))
-        if request.mode is not None:
-            path = self._root / key
-            with translated(path):
-                set_mode(path, mode)
-        return digest
-
     def _send(self, connection: Connection, request: m.Read) -> None:
         try:
-            path = self._root / self._key_of(request.key)
-            self._store.size(os.fsdecode(request.key))  # `NotFound`, if it is no file
-            with translated(path):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            opened = self._files.open(request)
         except HoldfastError as error:
             connection.send(m.Reply(failure=FailureKind.of(error), error=_text(error)))
             return
-        try:
-            left = max(0, os.fstat(fd).st_size - request.start)
-            length = left if request.length is None else min(left, request.length)
-            connection.send(m.Reply(value=length))
-            connection.send_file(fd, request.start, length)
-        finally:
-            os.close(fd)
-
-    def _view(self, durable: bool) -> PosixStore:
-        return self._store if durable else self._store.volatile()
-
-    def _key_of(self, name: bytes) -> str:
-        """The key, which the store checks for parts such as `..`; it must not lead out of the directory by a symbolic
-        link either."""
-        key = os.fsdecode(name)
-        if not os.path.realpath(self._root / key.lstrip("/")).startswith(f"{os.path.realpath(self._root)}/"):
-            raise AccessDenied(f"{key} leads out of {self._root}, which is all that is served here.")
-        return key
-
-    def _prefix_of(self, name: bytes) -> str:
-        return self._key_of(name) if name else ""
+        with closing(opened):
+            connection.send(m.Reply(value=opened.size_bytes))
+            connection.send_file(opened.fd, opened.start, opened.size_bytes)
+            if not opened.is_intact():
+                raise WireError("It was written to while it was sent.")
 
 
 def _text(error: HoldfastError) -> str:

@@ -31,5 +31,13 @@ class UserCallback:
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, Exception]) -> None:
         """Workers failed, by rank; whether the run goes on is decided afterwards."""
 
+    def _run_stands_at(self, run_context: RunContext, iteration: int) -> None:
+        """For callbacks of Holdfast's own: the reports up to this one count, and the next one will be the one after
+        it: workers are about to start, or the run is complete and no other hook is called."""
+
+    def _before_report(self, run_context: RunContext, iteration: int) -> None:
+        """For callbacks of Holdfast's own: the number of the report that `after_report` is about to be called for. One
+        whose checkpoint is still on its way to storage comes later than those after it."""
+
     def after_run_end(self, run_context: RunContext, status: str) -> None:
         """The run is over: "finished", "failed" or "interrupted". An exception in here is only logged."""

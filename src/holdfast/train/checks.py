@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from holdfast.core.own_names import is_own_name
 from holdfast.errors import ConfigError
 from holdfast.train.callbacks import UserCallback
 
@@ -22,6 +23,7 @@ __all__ = [
     "has_no_effect",
     "nested",
     "one_of",
+    "output_files",
     "resources",
     "run_name",
     "runtime_environment",
@@ -94,6 +96,22 @@ def one_of(what: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         words = ", ".join(f'"{one}"' for one in allowed)
         raise ConfigError(f"{what} must be one of {words}, not {value!r}.")
+
+
+def output_files(what: str, value: Any) -> tuple[str, str] | None:
+    """The names of the files for stdout and stderr; None if none are wanted."""
+    if value is None or value is False:
+        return None
+    names = ("stdout", "stderr") if value is True else (value, value) if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or len(names) != 2 or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{what} must be True, a file name, or a pair of them for stdout and stderr, not {value!r}.")
+    for name in names:
+        parts = name.split("/")
+        if not name or {"", ".", ".."} & set(parts):
+            raise ConfigError(f"{what} must name files below the run's directory, not {name!r}.")
+        if is_own_name(parts[0]):
+            raise ConfigError(f"{what}: {name!r} is a name of the run's own; choose another.")
+    return names[0], names[1]
 
 
 def resources(what: str, value: Any) -> Mapping[str, float]:

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from holdfast.core.resources import find_problem
@@ -68,6 +68,11 @@ class ScalingConfig:
     last_call_timeout: float = field(default=5.0, kw_only=True)
     spares: int = field(default=0, kw_only=True)
 
+    def __repr__(self) -> str:
+        """Without what is as by default: it stands in names and tables where it is searched."""
+        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return f"ScalingConfig({', '.join(f'{one.name}={getattr(self, one.name)!r}' for one in changed)})"
+
     def __post_init__(self) -> None:
         self._check_num_workers()
         if self.last_call_timeout != 0:
@@ -106,7 +111,6 @@ class ScalingConfig:
                 **dict.fromkeys(unplaced, "workers run on this one machine."),
                 "trainer_resources": "the driver reserves nothing for itself.",
             }
-            | ({"spares": "on Ray, agents are where the bundles of workers are."} if for_ray else {})
             | ({"spares": "in local mode there is no agent."} if self.num_workers == 0 else {})
             | ({} if self.elasticity_enabled else {"elastic_resize_monitor_interval_s": fixed}),
         )
@@ -362,7 +366,9 @@ class RunConfig:
     still holds it, `local_dir` is an older name of `storage_path`.
 
     `verbose=0` shows warnings and the last line only, as HOLDFAST_QUIET=1 and a `logging_config` above "INFO" do.
-    `log_to_file=True` asks for what is always done: the output of workers is kept in the run's directory.
+    The output of each worker is kept in the run's directory in any case, in `logs/`. With `log_to_file=True`, that of
+    rank 0 is also appended to files named "stdout" and "stderr" there, over all restarts; a file name, or a pair of
+    them, says other ones.
     """
 
     name: str | None = None
@@ -400,9 +406,8 @@ class RunConfig:
             "progress_reporter": "derive a UserCallback and give it as RunConfig(callbacks).",
             "stop": "it is a setting for tuning; let the training function return when it is done.",
         }
-        if not isinstance(self.log_to_file, bool | None):
-            no_effect["log_to_file"] = "output is always kept, in logs/generation_*/rank_*.log."
         checks.has_no_effect(self, no_effect)
+        checks.output_files("RunConfig(log_to_file)", self.log_to_file)
         if self.name is None:
             self.name = f"holdfast_train_run-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
         if self.storage_path is None:

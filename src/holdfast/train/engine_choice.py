@@ -1,4 +1,8 @@
-"""Which engine a run uses: what it was given, HOLDFAST_ENGINE, or Ray's by itself in a process that belongs to Ray."""
+"""Which engine a run uses: what it was given, HOLDFAST_ENGINE, or Ray's by itself in a process that belongs to Ray.
+
+A run that a worker of another run starts, as a trial does that calls a trainer's `fit()`, has its agent beside that
+worker, and ends with it: the engine of the run around it, which the variables are meant for, counts on its own agents.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import os
 import sys
 
 from holdfast.engines.engine import EngineName
+from holdfast.errors import ConfigError
 from holdfast.train import checks
 from holdfast.train.runtime import CLIENT_SCHEME, init_address
+from holdfast.worker.session import is_installed
 
 __all__ = ["asked_engine", "client_address"]
 
@@ -17,6 +23,13 @@ _SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 def asked_engine(given: str | None) -> EngineName | None:
     """The engine that was asked for; None if nothing was."""
+    if is_installed():
+        if given not in (None, EngineName.LOCAL):
+            raise ConfigError(
+                f"ScalingConfig(engine={given!r}) in a worker of another run: a run that is started there has its "
+                "workers on that worker's machine, so leave the engine out."
+            )
+        return EngineName.LOCAL
     if name := given or os.environ.get("HOLDFAST_ENGINE", "").strip():
         checks.one_of("HOLDFAST_ENGINE", name, tuple(EngineName))
         return EngineName(name)

@@ -2,24 +2,31 @@
 
 Every host runs the script. Its `fit()` tells the launcher (`holdfast.launch`) that it could lead, and waits: until its
 host is elected, then this process is the driver, and takes over what another leader has begun; or until the leader's
-`fit()` has ended, whose result it then reads from storage. A leader that finds itself fenced waits again.
-`Tuner.fit()` does the same with an experiment (`tune.launched`).
+`fit()` has ended, whose result it then reads from storage. Where the storage is a directory, others may not see it: so
+the leader sends what came of the run along. A leader that finds itself fenced waits again. `Tuner.fit()` does the same
+with an experiment (`tune.launched`).
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
 
-from holdfast.control.history import RUN_FILE
+import msgspec
+
+from holdfast.control.failures import run_error
+from holdfast.control.history import RUN_FILE, read_history
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.control.run import run_training
 from holdfast.control.run_control import STOPPED_BY_CLIENT
+from holdfast.control.view import read_reports, read_run
 from holdfast.core.commands import RunStatus
+from holdfast.core.records import RunFailed
 from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError, Fenced, NotFound, RunError
 from holdfast.rendezvous.launcher_messages import (
@@ -34,15 +41,22 @@ from holdfast.rendezvous.launcher_messages import (
 )
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
+from holdfast.storage.uri import is_uri
+from holdfast.train.remote_driver import DriverOutcome
 from holdfast.wire.join_string import format_address, parse_join_string
 
-__all__ = ["Publish", "check_seen", "find_launcher", "fit_launched", "lead_or_follow", "listen_at", "result_for_all"]
+__all__ = ["Publish", "find_launcher", "fit_launched", "lead_or_follow", "listen_at", "read_sent", "result_for_all"]
 
 _T = TypeVar("_T")
-_Fit = tuple[TrainRequest, TrainOutcome]
+_Fit = tuple[TrainRequest, TrainOutcome, DriverOutcome | None]
+"""The last if this host does not see the storage."""
 Publish = Callable[[str, PublishedRun], None]
 """To be called with the join string and the run once agents are accepted."""
 _FENCES_MAX = 5
+_SENT_MAX_BYTES = 384 * 1024
+"""Of what came of a run, compressed: etcd takes 1.5 MB at once."""
+_REPORTS_MAX_BYTES = 4 * 1024 * 1024
+"""Of result.json: more than that is not read only to be sent."""
 _one_at_a_time = threading.Lock()
 _fits = 0
 """How many times this process has called fit(): the same on every host, for all run the same script."""
@@ -54,7 +68,7 @@ def find_launcher() -> LauncherConnection | None:
     return LauncherConnection.inherited(os.environ)
 
 
-def fit_launched(request: TrainRequest) -> tuple[TrainRequest, TrainOutcome]:
+def fit_launched(request: TrainRequest) -> _Fit:
     """Lead the run, or wait for whoever does: the request with the run that was led, and what came of it. A process
     that no launcher started, such as a child of the script's, runs it by itself."""
 
@@ -63,9 +77,10 @@ def fit_launched(request: TrainRequest) -> tuple[TrainRequest, TrainOutcome]:
         outcome = run_training(leading)
         run = PublishedRun(storage_path=leading.storage_path, name=leading.name)
         why = str(outcome.error) if outcome.error is not None else ""
-        return (leading, outcome), result_for_all(run, outcome.status, outcome.interrupted_by, why)
+        read = partial(_outcome_of_run, outcome.store)
+        return (leading, outcome, None), result_for_all(run, outcome.status, outcome.interrupted_by, why, read)
 
-    return lead_or_follow(lead, partial(_follow, request), lambda: (request, run_training(request)))
+    return lead_or_follow(lead, partial(_follow, request), lambda: (request, run_training(request), None))
 
 
 def lead_or_follow(
@@ -113,15 +128,18 @@ def lead_or_follow(
         _one_at_a_time.release()
 
 
-def check_seen(store: Store, result: FitResult) -> None:
-    """Refuse to go on without the result that the leader has stored."""
+def read_sent(store: Store, result: FitResult) -> DriverOutcome | None:
+    """What the leader has sent, if its run, or experiment, is not in the storage that this host sees; None if it is."""
     try:
         store.size(RUN_FILE)
     except NotFound:
+        if result.outcome:
+            return msgspec.msgpack.decode(zlib.decompress(result.outcome), type=DriverOutcome)
         raise RunError(
             f"The run {store.uri} has ended ({result.status}) on {result.run.host}, but this host does not see it "
-            "there, so fit() has no result here: use storage that all hosts share."
+            "there, and its result is too large to be sent: use storage that all hosts share."
         ) from None
+    return None
 
 
 def listen_at(order: Lead) -> str:
@@ -129,21 +147,57 @@ def listen_at(order: Lead) -> str:
     return format_address(order.address, 0)
 
 
-def result_for_all(run: PublishedRun, status: RunStatus, interrupted_by: str, why: str) -> FitResult | None:
-    """None if a signal stopped this host alone: another takes over."""
-    if status is RunStatus.INTERRUPTED and interrupted_by != STOPPED_BY_CLIENT:
+def result_for_all(
+    run: PublishedRun, status: RunStatus, interrupted_by: str, why: str, read: Callable[[], DriverOutcome]
+) -> FitResult | None:
+    """None if a signal stopped this host alone: another takes over. `read` gives what came of it."""
+    is_interrupted = status is RunStatus.INTERRUPTED
+    if is_interrupted and interrupted_by != STOPPED_BY_CLIENT:
         return None
-    return FitResult(run=run, status=status.value, why=interrupted_by or why)
+    is_directory = not is_uri(run.storage_path) or run.storage_path.startswith("file:")
+    is_needed = is_directory and not is_interrupted
+    return FitResult(
+        run=run, status=status.value, why=interrupted_by or why, outcome=_encode(read()) if is_needed else b""
+    )
+
+
+def _encode(outcome: DriverOutcome) -> bytes:
+    """Without the reports if they are too much for a rendezvous; empty if the rest is."""
+    for sent in (outcome, msgspec.structs.replace(outcome, reports=None)):
+        data = zlib.compress(msgspec.msgpack.encode(sent))
+        if len(data) <= _SENT_MAX_BYTES:
+            return data
+    return b""
+
+
+def _outcome_of_run(store: Store) -> DriverOutcome:
+    ended = read_history(store).durable.outcome
+    if isinstance(ended, RunFailed):
+        return DriverOutcome(uri=store.uri, failure=ended)
+    return DriverOutcome(
+        uri=store.uri,
+        view=replace(read_run(store), error=None),
+        reports=read_reports(store) if _has_few_reports(store) else None,
+    )
+
+
+def _has_few_reports(store: Store) -> bool:
+    try:
+        return store.size("result.json") <= _REPORTS_MAX_BYTES
+    except NotFound:
+        return True
 
 
 def _follow(request: TrainRequest, result: FitResult) -> _Fit:
     """What the leader's outcome is here."""
     request = _with_run(request, result.run)
     store = open_store(request.storage_path, request.filesystem).sub(request.name)
-    check_seen(store, result)
+    sent = read_sent(store, result)
     status = RunStatus(result.status)
     interrupted_by = result.why if status is RunStatus.INTERRUPTED else ""
-    return request, TrainOutcome(status=status, uri=store.uri, store=store, interrupted_by=interrupted_by)
+    error = run_error(sent.failure, sent.uri) if sent is not None and sent.failure is not None else None
+    outcome = TrainOutcome(status=status, uri=store.uri, store=store, interrupted_by=interrupted_by, error=error)
+    return request, outcome, sent
 
 
 def _with_run(request: TrainRequest, run: PublishedRun | None) -> TrainRequest:

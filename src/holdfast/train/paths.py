@@ -11,17 +11,22 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 from holdfast.storage.uri import is_uri, redact, scheme_of, split
 from holdfast.train.config import RunConfig
+from holdfast.worker.session import is_installed
 
 __all__ = ["resolve_storage_path", "split_run_path"]
 
 
 def resolve_storage_path(config: RunConfig) -> str:
-    """The directory or URI that holds the run's own; a path is made absolute."""
+    """The directory or URI that holds the run's own; a path is made absolute. In a worker, which runs in a directory of
+    its own, a relative path is meant from where the script was started."""
     assert config.storage_path is not None  # `RunConfig` fills it in
     text = os.fspath(config.storage_path)
     if config.storage_filesystem is not None or is_uri(text):
         return text
-    return str(Path(text).expanduser().absolute())
+    path = Path(text).expanduser()
+    if is_installed() and (start := os.environ.get("TUNE_ORIG_WORKING_DIR")) and Path(start).is_dir():
+        path = Path(start, path)
+    return str(path.absolute())
 
 
 def split_run_path(path: str | os.PathLike[str]) -> tuple[str, str]:

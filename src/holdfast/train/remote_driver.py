@@ -21,7 +21,7 @@ import msgspec
 from holdfast.agent.code_directory import map_paths, unpack
 from holdfast.control.history import read_history
 from holdfast.control.view import RunView
-from holdfast.core.records import RunFailed
+from holdfast.core.records import Reported, RunFailed
 from holdfast.engines.ray.driver_actor import JOB_FILE, OUTCOME_FILE
 from holdfast.errors import HoldfastError, TrainingFailedError
 from holdfast.journal.format import Line
@@ -65,6 +65,8 @@ class DriverOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     uri: str = ""
     """The run's directory as a person would write it."""
     view: RunView | None = None
+    reports: list[Reported] | None = None
+    """Of the run of the view; None: those are in storage only."""
     failure: RunFailed | None = None
     lines: list[Line] | None = None
     """The journal of an experiment."""

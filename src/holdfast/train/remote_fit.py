@@ -66,12 +66,31 @@ def fit_on_cluster(address: str, request: TrainRequest, fitted: object) -> Drive
     fingerprint = _digest(request.fingerprint)
     state, is_same = driver.find(fingerprint)
     if not state or (state == "ended" and not is_same):
-        driver.start(_MODULE, msgspec.msgpack.encode(_job(request, fitted, runtime_env)), fingerprint)
+        job = msgspec.msgpack.encode(_job(request, fitted, runtime_env))
+        driver.start(_MODULE, job, fingerprint, _keep_outcome_s())
+        # The name may have been made up: nobody else could tell it then.
+        print(
+            f"holdfast: {words} has its driver on the Ray cluster. If this process goes away, the same call comes back "
+            f"to it with RunConfig(name={request.name!r}, storage_path={request.storage_path!r}).",
+            file=sys.stderr,
+            flush=True,
+        )
     else:
         what = "is running" if state == "running" else "has ended"
         other = "" if is_same else "; it has another function or configuration than this call, which is not used"
         print(f"holdfast: {words} {what} on the Ray cluster{other}.", file=sys.stderr, flush=True)
     return _follow(driver, words)
+
+
+def _keep_outcome_s() -> float:
+    text = os.environ.get("HOLDFAST_KEEP_OUTCOME_S", "3600")
+    try:
+        keep_s = float(text)
+    except ValueError:
+        keep_s = -1.0
+    if not 0 <= keep_s < float("inf"):
+        raise ConfigError(f"HOLDFAST_KEEP_OUTCOME_S must be a number of seconds of 0 or more, not {text!r}.")
+    return keep_s
 
 
 def _job(request: TrainRequest, fitted: object, runtime_env: dict[str, Any]) -> DriverJob:

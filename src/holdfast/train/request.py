@@ -21,6 +21,7 @@ from holdfast.engines.engine import EngineName
 from holdfast.engines.ray.options import RayOptions
 from holdfast.errors import ConfigError
 from holdfast.linux.resources import visible_gpus
+from holdfast.storage.uri import is_uri
 from holdfast.train import checks
 from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import RunConfig, ScalingConfig
@@ -29,7 +30,7 @@ from holdfast.train.paths import resolve_storage_path
 from holdfast.train.runtime import init_environment, init_runtime_env, init_working_dir
 from holdfast.train.worker_inputs import WithInputs, WorkerInputs
 from holdfast.worker.job import Framework, Job
-from holdfast.worker.session import is_installed
+from holdfast.worker.session import installed, is_installed
 from holdfast.worker.torchrun import Torchrun
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def build_request(
             "SyncConfig(syncer): a Syncer copies experiments of a Tuner; a trainer stores everything in upload_dir by "
             "itself, so leave the syncer out."
         )
+    preload = ("holdfast.train.functions", *preload)  # nearly every function calls some of these
     local_mode = scaling.num_workers == 0
     listen = None if local_mode else _listen(scaling)
     working_dir, excludes = _working_dir(run)
@@ -97,6 +99,7 @@ def build_request(
         scaling_config=scaling,
         run_config=run,
     )
+    _check_seen(context.storage_path, run)
     plain_config = plain_json(config) if config is not None else None
     return TrainRequest(
         job=_job(trainer, takes_config, framework),
@@ -108,7 +111,7 @@ def build_request(
         min_workers=max(1, scaling.min_workers),
         max_workers=max(1, scaling.max_workers),
         last_call_s=float(scaling.last_call_timeout),
-        spares=0 if local_mode or engine is EngineName.RAY else scaling.spares,
+        spares=0 if local_mode else scaling.spares,
         resize_settle_s=float(scaling.elastic_resize_monitor_interval_s),
         local_mode=local_mode,
         placement=PlacementStrategy.PACK if engine is EngineName.RAY else PlacementStrategy(scaling.placement_strategy),
@@ -117,7 +120,7 @@ def build_request(
         listen=listen,
         working_dir=working_dir,
         excludes=excludes,
-        ray=_ray_options(scaling, run) if engine is EngineName.RAY else None,
+        ray=_ray_options(scaling, run, preload) if engine is EngineName.RAY else None,
         resources={} if local_mode else _resources(scaling, engine),
         max_failures=run.failure_config.max_failures,
         max_preemption_failures=run.failure_config.max_preemption_failures,
@@ -135,10 +138,11 @@ def build_request(
         sync_timeout_s=run.sync_config.sync_timeout,
         sync_artifacts_on_checkpoint=run.sync_config.sync_artifacts_on_checkpoint
         and run.sync_config.sync_on_checkpoint,
+        output_files=checks.output_files("RunConfig(log_to_file)", run.log_to_file),
         callbacks=tuple(checks.callbacks("RunConfig(callbacks)", run.callbacks)),
         run_context=context,
         validation=trainer.validation_config,
-        preload=("holdfast.train.functions", *preload),  # nearly every function calls some of these
+        preload=preload,
         fingerprint=fingerprint(trainer.train_loop_per_worker, config),
         params={"train_loop_config": masked("", plain_config or {})},
         verbose=0 if run.is_quiet else 1 if run.verbose is None else run.verbose,
@@ -165,10 +169,25 @@ def _environment(trainer: DataParallelTrainer) -> dict[str, str]:
     given = trainer.run_config.worker_runtime_env
     # Workers run in a directory of the run's; scripts that were written for Ray find the driver's by this variable.
     directory: dict[str, str] = {}
+    outer = os.environ.get("TUNE_ORIG_WORKING_DIR") if is_installed() else None
     with suppress(FileNotFoundError):  # it was removed
-        directory["TUNE_ORIG_WORKING_DIR"] = str(Path.cwd())
+        directory["TUNE_ORIG_WORKING_DIR"] = outer or str(Path.cwd())
     variables = directory | init_environment() | checks.runtime_environment("RunConfig(worker_runtime_env)", given)
-    return variables | {"HOLDFAST_USE_GPU": "1"} if trainer.scaling_config.use_gpu else variables
+    if trainer.scaling_config.use_gpu:
+        return variables | {"HOLDFAST_USE_GPU": "1"}
+    return variables | {"HOLDFAST_USE_GPU": "0"} if is_installed() else variables
+
+
+def _check_seen(storage_path: str, run: RunConfig) -> None:
+    """In a worker whose machine does not see its own run's directory, a directory is no place for another run."""
+    session = installed()
+    if session is None or session.assignment.served is None or is_uri(storage_path) or run.storage_filesystem:
+        return
+    raise ConfigError(
+        f"RunConfig(storage_path={storage_path!r}) in a worker on a machine that does not see the storage of its own "
+        "run: the driver would not find what is stored there, so give both runs a path that all machines see, such as "
+        "s3://bucket/runs."
+    )
 
 
 def _resources(scaling: ScalingConfig, engine: EngineName) -> dict[str, float]:
@@ -187,7 +206,7 @@ def _resources(scaling: ScalingConfig, engine: EngineName) -> dict[str, float]:
     return asked
 
 
-def _ray_options(scaling: ScalingConfig, run: RunConfig) -> RayOptions:
+def _ray_options(scaling: ScalingConfig, run: RunConfig, imports: tuple[str, ...]) -> RayOptions:
     selectors = scaling.label_selector or ()
     each = (selectors,) if isinstance(selectors, Mapping) else selectors
     given = dict(run.worker_runtime_env or {})
@@ -198,6 +217,7 @@ def _ray_options(scaling: ScalingConfig, run: RunConfig) -> RayOptions:
         placement_strategy=scaling.placement_strategy,
         label_selectors=tuple(tuple(sorted(one.items())) for one in each),
         runtime_env=environment,
+        imports=imports,
     )
 
 
@@ -208,6 +228,13 @@ def _working_dir(run: RunConfig) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _listen(scaling: ScalingConfig) -> str | None:
+    if is_installed():
+        if scaling.listen is not None:
+            raise ConfigError(
+                f"ScalingConfig(listen={scaling.listen!r}) in a worker of another run: a run that is started there has "
+                "its workers on that worker's machine, so leave it out."
+            )
+        return None  # the variable is meant for the run around this one
     if scaling.listen is not None:
         return scaling.listen
     given = os.environ.get("HOLDFAST_LISTEN", "").strip() or None
@@ -233,6 +260,11 @@ def _check_gpus(scaling: ScalingConfig, asked_by: str) -> None:
     there = len(visible_gpus())
     if there < wanted and asked_by:
         raise ConfigError(f"{asked_by} asks for {wanted:g} GPU, but this machine has {there or 'none'}: ask for less.")
+    if there < wanted and is_installed():
+        raise ConfigError(
+            f"ScalingConfig(use_gpu=True, num_workers={scaling.num_workers}) needs {wanted:g} GPU, but the worker that "
+            f"starts this run has {there or 'none'}: give it as many, as tune.with_resources does for a trial."
+        )
     if there < wanted:
         raise ConfigError(
             f"ScalingConfig(use_gpu=True, num_workers={scaling.num_workers}) needs {wanted:g} GPU, but this machine "

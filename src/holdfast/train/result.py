@@ -1,4 +1,4 @@
-"""`Result`: what came of a run, read from its directory and nowhere else.
+"""`Result`: what came of a run, read from its directory, or sent from a machine that sees it to one that does not.
 
 So `fit()` and `Result.from_path` give the same, also long after, on another machine, and from storage that may only be
 read. `holdfast.control.view` folds the journal; this shapes it as users of Ray Train expect.
@@ -24,6 +24,7 @@ from holdfast.storage.uri import join
 if TYPE_CHECKING:
     import pandas
 
+    from holdfast.core.records import Reported
     from holdfast.storage.store import Store
 
 __all__ = ["Result"]
@@ -58,16 +59,18 @@ class Result:
         self.return_value = return_value
         self._place = Checkpoint(path, _storage_filesystem)
         self._view: RunView | None = None
+        self._reports: list[Reported] | None = None
         # In the place of the properties that read storage.
         self.__dict__.update(metrics_dataframe=metrics_dataframe, best_checkpoints=best_checkpoints)
 
     @classmethod
-    def _of_run(cls, place: Checkpoint, view: RunView) -> Result:
-        """`place` is the run's directory: a handle that knows its path and its filesystem."""
+    def _of_run(cls, place: Checkpoint, view: RunView, reports: list[Reported] | None = None) -> Result:
+        """`place` is the run's directory: a handle that knows its path and its filesystem. `reports` are all that
+        count; None: they are read from there."""
         newest = _handle(place, view.checkpoints[-1].name) if view.checkpoints else None
         metrics = dict(view.metrics) if view.metrics is not None else None
         made = cls(metrics, newest, view.error, place.path, return_value=_decoded(view.return_value))
-        made._place, made._view = place, view
+        made._place, made._view, made._reports = place, view, reports
         del made.__dict__["metrics_dataframe"], made.__dict__["best_checkpoints"]
         return made
 
@@ -88,7 +91,7 @@ class Result:
     def _with_metrics(self, metrics: dict[str, Any] | None) -> Result:
         """The same run as another rank than 0 saw it, whose reports are not in storage."""
         assert self._view is not None
-        return Result._of_run(self._place, replace(self._view, metrics=metrics))
+        return Result._of_run(self._place, replace(self._view, metrics=metrics), self._reports)
 
     @functools.cached_property
     def metrics_dataframe(self) -> pandas.DataFrame | None:
@@ -97,8 +100,11 @@ class Result:
         no report."""
         from holdfast.control.view import read_reports
 
-        rows = read_reports(self._place._open())
+        store = self._place._open()
+        rows = read_reports(store) if self._reports is None else self._reports
         if not rows:
+            if self.metrics is not None and not store.children():
+                raise NotFound(f"This machine does not see {self.path}, where the reports of the run are.")
             return None
         try:
             import pandas

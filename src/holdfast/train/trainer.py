@@ -91,16 +91,18 @@ class DataParallelTrainer:
 
     def _fit(self) -> Result:
         request = build_request(self, self._takes_config, self._framework(), self._preload())
+        from holdfast.checkpoint.handle import Checkpoint
         from holdfast.control.run import run_training
         from holdfast.core.commands import RunStatus
         from holdfast.train.result import Result
 
         if request.engine is EngineName.RAY and (address := client_address()) is not None:
             return self._fit_on_cluster(address, request)
+        sent: DriverOutcome | None = None
         if "HOLDFAST_LAUNCHER" in os.environ:
             from holdfast.train.launched import fit_launched
 
-            request, outcome = fit_launched(request)
+            request, outcome, sent = fit_launched(request)
         elif request.torchrun is None:
             outcome = run_training(request)
         else:
@@ -115,7 +117,10 @@ class DataParallelTrainer:
             raise make_interrupted(outcome.interrupted_by)
         if outcome.error is not None:
             raise outcome.error
-        result = Result.from_path(join(request.storage_path, request.name), request.filesystem)
+        path = join(request.storage_path, request.name)
+        if sent is not None and sent.view is not None:
+            return Result._of_run(Checkpoint(path, request.filesystem), sent.view, sent.reports)
+        result = Result.from_path(path, request.filesystem)
         if outcome.status is RunStatus.FAILED:
             raise result.error or TrainingFailedError(f"The run {outcome.uri} failed; error.txt there says why.")
         return result

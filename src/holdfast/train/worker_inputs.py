@@ -44,21 +44,24 @@ class WithInputs:
     def __call__(self, *arguments: Any) -> Any:
         from holdfast.worker.session import current
 
-        global _current
-        before, _current = _current, self._inputs
+        session = current()
+        session.inputs = self._inputs
         try:
             if self._inputs.initial_checkpoint is not None:
-                current().initial_checkpoint = self._inputs.initial_checkpoint
+                session.initial_checkpoint = self._inputs.initial_checkpoint
             with self._inputs.context():
                 return self._function(*arguments)
         finally:
-            _current = before
+            session.inputs = None
 
 
 _NONE = WorkerInputs()
-_current = _NONE
 
 
 def current_inputs() -> WorkerInputs:
-    """The inputs of the run whose training function this process is in; empty ones outside of it."""
-    return _current
+    """The inputs of the run whose training function this process is in; empty ones outside of it. They belong to the
+    session: a run that a worker starts has its own, in that very process too."""
+    from holdfast.worker.session import installed
+
+    session = installed()
+    return _NONE if session is None or session.inputs is None else session.inputs

@@ -107,8 +107,8 @@ class TuneConfig:
     """How the search goes: `num_samples` draws from the space (-1: without end), at most `max_concurrent_trials` at a
     time (as many as the machine has CPUs and GPUs for, if None), for at most `time_budget_s` seconds.
 
-    `metric` and `mode` ("min" or "max") say which trial is better. `reuse_actors` is accepted: workers are forked from
-    a process that has imported everything, so nothing has to be used again.
+    `metric` and `mode` ("min" or "max") say which trial is better. `reuse_actors` has no effect: each trial is a
+    process of its own, forked from one that has opened the trainable and what `tune.with_parameters` gave it.
 
     `budget` (ours) names the parameter that says how long a trial goes on, such as "epochs": a trial that differs from
     one that has ended in that parameter alone, and is longer, starts from its checkpoint.
@@ -146,7 +146,12 @@ class TuneConfig:
             raise ConfigError("TuneConfig(num_samples=0) would try nothing: set 1 or more, or -1 for any number.")
         check_metric("TuneConfig(budget)", self.budget, optional=True)
         checks.has_no_effect(
-            self, {"chdir_to_trial_dir": "set HOLDFAST_CHDIR_TO_TRIAL_DIR=0 to leave workers where the driver is."}
+            self,
+            {
+                "chdir_to_trial_dir": "set HOLDFAST_CHDIR_TO_TRIAL_DIR=0 to leave workers where the driver is.",
+                "reuse_actors": "each trial is a process of its own, whose setup() is called; give it what takes long "
+                "to load with tune.with_parameters(trainable, data=...), which is opened once for a node's trials.",
+            },
         )
 
 

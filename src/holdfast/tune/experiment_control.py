@@ -93,7 +93,7 @@ class ExperimentControl:
         self._trials = trials
         self._join_string = join_string
 
-    def answer(self, request: cm.ControlRequest) -> cm.ControlReply:
+    def answer(self, request: cm.RunRequest) -> cm.ControlReply:
         match request:
             case cm.GetStatus():
                 return describe(self._machine, self._facts)

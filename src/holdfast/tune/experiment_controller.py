@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from holdfast.control.blocking_calls import BlockingCalls
+from holdfast.control.blocking_calls import BlockingCalls, call_in_daemon_thread
 from holdfast.control.group_commit import GroupCommit, RunJournal
 from holdfast.control.hub import Hub
 from holdfast.control.lease import GuestLease, Lease
@@ -44,6 +44,8 @@ __all__ = ["ExperimentController", "ExperimentSetup", "MakeTrial"]
 _BEAT_S = 5.0
 _MAX_CLOSING = 16
 """With so many trials that end, none is started: storage that is slow must not pile them up."""
+_SEARCHER_PATIENCE_S = 2.0
+"""How long a searcher may think when everything else has ended: what it says has no effect any more."""
 _log = logging.getLogger(__name__)
 
 MakeTrial = Callable[[TrialState, GuestLease, RunOwner], ControllerSetup]
@@ -89,6 +91,8 @@ class ExperimentController:
         self._controllers: dict[str, Controller] = {}
         self._asking: asyncio.Task[None] | None = None
         """Waits for the searcher."""
+        self._is_searcher_left = False
+        """It did not answer, and perhaps never will: it must not be called again."""
         self._stop: e.StopRequested | None = None
         self._error: BaseException | None = None
         self._unsaved: deque[Line] = deque()
@@ -149,9 +153,15 @@ class ExperimentController:
             while True:
                 self._start_trials()
                 if not self._running and self._asking is None:
-                    break
+                    if self._is_failed or self._is_searcher_left or not self._machine.has_untold:
+                        break
+                    self._asking = self._loop.create_task(self._use_searcher(self._machine.tell_searcher))
                 self._wake.clear()
-                await self._wake.wait()
+                try:
+                    async with asyncio.timeout(self._patience_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    self._leave_searcher()
             return await self._end()
         finally:
             self._hub.api.leave(self._machine.id)
@@ -162,12 +172,28 @@ class ExperimentController:
             await self._blocking.run(self._publisher.close)
             await self._blocking.finished()
 
+    @property
+    def _is_failed(self) -> bool:
+        return self._error is not None or bool(self.fenced_by)
+
+    @property
+    def _patience_s(self) -> float | None:
+        """How long to wait for the searcher, if the experiment ends and everything else has."""
+        if self._running or not (self._is_failed or self._stop is not None or self._machine.stop_why):
+            return None
+        return 0.0 if self._stop is not None and self._stop.force else _SEARCHER_PATIENCE_S
+
+    def _leave_searcher(self) -> None:
+        if self._asking is not None:
+            _log.info("The searcher does not answer: the experiment ends without it.")
+            self._asking.cancel()
+            self._asking, self._is_searcher_left = None, True
+
     async def _end(self) -> RunStatus:
         if self._error is not None:
             raise self._error
         if self.fenced_by:
             return RunStatus.FENCED
-        await self._blocking.run(self._machine.tell_searcher)
         why = self._stop.why if self._stop is not None else self._machine.stop_why
         self._record([r.ExperimentEnded(at=current().now(), why=why)])
         warning = "The experiment's journal cannot be written; trying again"
@@ -175,7 +201,7 @@ class ExperimentController:
         return RunStatus.INTERRUPTED if self._stop is not None else RunStatus.FINISHED
 
     def _start_trials(self) -> None:
-        while self._stop is None and self._error is None and not self.fenced_by:
+        while self._stop is None and not self._is_failed:
             if len(self._closing) > _MAX_CLOSING:
                 return
             found = self._machine.next_trial(len(self._running) - len(self._closing), current().now())
@@ -187,25 +213,30 @@ class ExperimentController:
                 found.status = TrialState.RUNNING
                 self._running[found.trial_id] = self._loop.create_task(self._run_trial(found))
             elif isinstance(found, AskSearcher):
-                self._asking = self._loop.create_task(self._ask_searcher(found))
+                self._asking = self._loop.create_task(self._use_searcher(self._machine.ask, found))
                 return
             else:
                 self._record([found])
                 self._record_decided("")
 
-    async def _ask_searcher(self, ask: AskSearcher) -> None:
+    async def _use_searcher(self, call: Callable[..., Any], *asked: AskSearcher) -> None:
+        """Ask the searcher, or tell it the rest. It is the user's code, and may take for ever."""
         try:
-            suggestion = await self._blocking.run(self._machine.ask, ask)
-            if self._stop is None and self._error is None and not self.fenced_by:
-                created = self._machine.answer(ask, suggestion, current().now())
-                if created is not None:
-                    self._record([created])
-                    self._record_decided("")
+            suggestion = await call_in_daemon_thread(call, *asked)
+            for ask in asked:
+                self._take_suggestion(ask, suggestion)
         except Exception as error:  # noqa: BLE001  whatever it is, the trials are ended in order
             self._give_up(error)
         finally:
             self._asking = None
             self._wake.set()
+
+    def _take_suggestion(self, ask: AskSearcher, suggestion: dict[str, Any] | str | None) -> None:
+        if self._stop is None and not self._is_failed:
+            created = self._machine.answer(ask, suggestion, current().now())
+            if created is not None:
+                self._record([created])
+                self._record_decided("")
 
     async def _run_trial(self, trial: TrialState) -> None:
         try:

@@ -15,9 +15,10 @@ from typing import Any
 from holdfast.core import records as r
 from holdfast.journal.format import Line
 from holdfast.storage.uri import join
+from holdfast.tune.config_codec import ConfigCodec
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.machine import ExperimentMachine, Policies, TrialState
-from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler
+from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, TuneController
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
 from holdfast.wire.messages import LogLine
 
@@ -50,28 +51,30 @@ class ExperimentView:
         """Nothing is called after this."""
 
 
-DecodeConfig = Callable[[Any], dict[str, Any]]
-"""Makes a trial's configuration of what the journal has of it."""
+class _NoDecisions(FIFOScheduler):
+    """Which paused trials went on when nothing else could is recorded of each."""
+
+    def on_idle(self, tune_controller: TuneController) -> None:
+        """Lets none go on."""
 
 
-def replaying_machine(experiment_id: str, decode_config: DecodeConfig) -> ExperimentMachine:
+def replaying_machine(experiment_id: str, configs: ConfigCodec) -> ExperimentMachine:
     """A machine that is told what happened and decides nothing: decisions are recorded."""
-    policies = Policies(BasicVariantGenerator(), FIFOScheduler())
-    return ExperimentMachine(experiment_id, policies, lambda trial: (trial.name, trial.directory), decode_config)
+    policies = Policies(BasicVariantGenerator(), _NoDecisions())
+    return ExperimentMachine(experiment_id, policies, lambda trial: (trial.name, trial.directory), configs)
 
 
 class ExperimentObserver:
     """Given to a `Publisher`, whose records are lines here: each names its run."""
 
-    flush_s = 0.2
+    next_flush_s = 0.2
+    """Tables show times, reporters and the mirror have pauses of their own."""
 
-    def __init__(
-        self, machine: ExperimentMachine, place: str, decode_config: DecodeConfig, views: Iterable[ExperimentView]
-    ) -> None:
+    def __init__(self, machine: ExperimentMachine, place: str, views: Iterable[ExperimentView]) -> None:
         """`machine` has all that earlier drivers recorded, and is not kept; `place` is the experiment's directory."""
         self._views = list(views)
         self._place = place
-        self._machine = replaying_machine(machine.id, decode_config)
+        self._machine = replaying_machine(machine.id, machine.configs)
         for trial_id, trial in machine.trials.items():
             # Those that have come to an end change only if somebody wants them to run again.
             self._machine.trials[trial_id] = trial if trial.status == Trial.TERMINATED else _copied(trial)

@@ -102,6 +102,7 @@ class ExperimentRequest:
             failure={name: to_json(getattr(run.failure_config, name)) for name in _FAILURE_FIELDS},
             checkpoint={name: to_json(getattr(run.checkpoint_config, name)) for name in _CHECKPOINT_FIELDS},
             stop=to_json(run.stop),
+            log_to_file=to_json(run.log_to_file),
         )
 
 
@@ -116,6 +117,7 @@ class ExperimentSettings(msgspec.Struct, frozen=True, kw_only=True):
     failure: dict[str, Any]
     checkpoint: dict[str, Any]
     stop: Any = None
+    log_to_file: Any = False
     search_path: str = ""
     """The directory from which the trainable's module was imported, if it was not installed."""
 
@@ -150,4 +152,5 @@ class ExperimentSettings(msgspec.Struct, frozen=True, kw_only=True):
             failure_config=FailureConfig(**self.failure),
             checkpoint_config=CheckpointConfig(**self.checkpoint),
             stop=from_json(self.stop, "RunConfig(stop)"),
+            log_to_file=from_json(self.log_to_file, "RunConfig(log_to_file)"),
         )

@@ -50,7 +50,7 @@ class ExperimentViews:
             views.append(self._callbacks)
         if request.on_checkpoint is not None:
             views.append(_CheckpointView(request.on_checkpoint))
-        self.observer = ExperimentObserver(machine, place, machine.decode_config, views)
+        self.observer = ExperimentObserver(machine, place, views)
 
     def on_error(self, tell: Callable[[BaseException], None]) -> None:
         """Whom to tell what a callback raised."""

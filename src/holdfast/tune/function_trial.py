@@ -26,6 +26,8 @@ class TrialFunction:
     def __call__(self, config: dict[str, Any]) -> None:
         set_trial_resources(self._resources)
         returned = self._function(config)
+        if returned is None:
+            return  # as most do: to look up whether it is a mapping takes longer than to run a small function
         for result in returned if inspect.isgenerator(returned) else [returned]:
             _report(result)
 

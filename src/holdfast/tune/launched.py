@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from holdfast.core.commands import RunStatus
 from holdfast.rendezvous.launcher_messages import FitResult, Lead, PublishedRun
 from holdfast.storage.locate import open_store
-from holdfast.train.launched import Publish, check_seen, lead_or_follow, listen_at, result_for_all
+from holdfast.train.launched import Publish, lead_or_follow, listen_at, read_sent, result_for_all
+from holdfast.train.remote_driver import DriverOutcome
 from holdfast.tune.experiment_request import ExperimentRequest
-from holdfast.tune.run_experiment import ExperimentOutcome, read_outcome
+from holdfast.tune.run_experiment import ExperimentOutcome, fold_outcome, read_lines, read_outcome
 
 __all__ = ["tune_launched"]
 
@@ -35,19 +37,32 @@ def tune_launched(
                 workers=order.workers[1] if order.workers is not None else None,
             )
         )
-        return outcome, result_for_all(published, outcome.status, outcome.interrupted_by, "")
+        sent = partial(_outcome_of_experiment, leading)
+        return outcome, result_for_all(published, outcome.status, outcome.interrupted_by, "", sent)
 
     def follow(result: FitResult) -> ExperimentOutcome:
         following = _with_experiment(request, result.run)
         store = open_store(following.storage_path, following.run_config.storage_filesystem).sub(following.name)
         try:
-            check_seen(store, result)
+            sent = read_sent(store, result)
         finally:
             store.close()
         status = RunStatus(result.status)
-        return read_outcome(following, status, result.why if status is RunStatus.INTERRUPTED else "")
+        why = result.why if status is RunStatus.INTERRUPTED else ""
+        if sent is not None and sent.lines is not None:
+            return fold_outcome(following, status, why, sent.experiment_id, sent.lines, is_sent=True)
+        return read_outcome(following, status, why)
 
     return lead_or_follow(lead, follow, lambda: run(request))
+
+
+def _outcome_of_experiment(request: ExperimentRequest) -> DriverOutcome:
+    store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
+    try:
+        experiment_id, lines = read_lines(store)
+    finally:
+        store.close()
+    return DriverOutcome(experiment_id=experiment_id, lines=lines)
 
 
 def _with_experiment(request: ExperimentRequest, run: PublishedRun | None) -> ExperimentRequest:

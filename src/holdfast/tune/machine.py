@@ -19,11 +19,12 @@ from holdfast.core import records as r
 from holdfast.core.curve import Row
 from holdfast.core.metrics import find_metric
 from holdfast.core.summary import Summary
+from holdfast.tune.config_codec import ConfigCodec
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
 from holdfast.tune.search.searcher import Searcher
 from holdfast.tune.search.variant_generator import merge_configs
-from holdfast.tune.serialization import SecretFilter, to_json
+from holdfast.tune.serialization import to_json
 
 __all__ = ["AskSearcher", "CloneSource", "ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
 
@@ -46,7 +47,7 @@ class _Undecided(NamedTuple):
     result: dict[str, Any]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TrialState(Trial):
     """A trial as the experiment keeps it."""
 
@@ -142,9 +143,8 @@ class ExperimentMachine:
         experiment_id: str,
         policies: Policies,
         name_trial: NameTrial,
-        decode_config: Callable[[Any], dict[str, Any]] = dict,
+        configs: ConfigCodec | None = None,
     ) -> None:
-        """`decode_config` makes a trial's configuration of what the journal has of it."""
         self.id = experiment_id
         self.trials: dict[str, TrialState] = {}
         self._live: dict[str, TrialState] = {}
@@ -161,8 +161,7 @@ class ExperimentMachine:
         """When the last record of this driver, or of the one whose records are read back, was made."""
         self._policies = policies
         self._name_trial = name_trial
-        self._decode_config = decode_config
-        self._secrets = SecretFilter(policies.constants)
+        self.configs = configs if configs is not None else ConfigCodec()
         self._suggested: TrialState | None = None
         """The trial whose record is about to be applied."""
         self._asking: AskSearcher | None = None
@@ -189,11 +188,6 @@ class ExperimentMachine:
     def total_trials(self) -> int | None:
         """How many trials there will be at most; None if there is no end."""
         return self._policies.total_trials
-
-    @property
-    def decode_config(self) -> Callable[[Any], dict[str, Any]]:
-        """Makes a trial's configuration of what the journal has of it."""
-        return self._decode_config
 
     # ------------------------------------------------------------ what schedulers ask
 
@@ -236,7 +230,7 @@ class ExperimentMachine:
             iteration=known.summary.iteration,
             donor=donor.trial_id,
             checkpoint=checkpoint,
-            config=self._secrets.hide(to_json(config)),
+            config=self.configs.encode(config),
         )
         self._clones[trial.trial_id] = (cloned, config)
 
@@ -285,7 +279,7 @@ class ExperimentMachine:
     def _add(self, record: r.TrialCreated) -> None:
         trial, self._suggested = self._suggested, None
         if trial is None:
-            trial = TrialState(record.trial, self._decode_config(record.config), number=len(self.trials))
+            trial = TrialState(record.trial, self.configs.decode(record.config), number=len(self.trials))
             self.tell_searcher(record.told)
             self._policies.searcher.replay_suggestion(record.trial, trial.config)
             self._policies.scheduler.on_trial_add(self, trial)
@@ -407,7 +401,7 @@ class ExperimentMachine:
 
     def _clone(self, trial: TrialState, record: r.TrialCloned) -> None:
         _, config = self._clones.pop(trial.trial_id, (None, None))
-        trial.config = self._decode_config(record.config) if config is None else config
+        trial.config = self.configs.decode(record.config) if config is None else config
         self._start_from(trial, record.donor, record.checkpoint, record.at)
         if trial.status == Trial.RUNNING:
             trial.goes_on = True
@@ -557,12 +551,11 @@ class ExperimentMachine:
         self._suggested = trial
         name, directory = self._name_trial(trial)
         told = None if self._policies.searcher.is_quick else self._told
-        config = self._secrets.hide(to_json(trial.config))
         shorter = self._find_shorter(trial)
         return r.TrialCreated(
             at=now,
             trial=trial_id,
-            config=config,
+            config=self.configs.encode(trial.config),
             name=name,
             directory=directory,
             told=told,
@@ -598,6 +591,11 @@ class ExperimentMachine:
     def _are_all_created(self) -> bool:
         total = self._policies.total_trials
         return total is not None and len(self.trials) >= total
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether the searcher was not told everything yet."""
+        return bool(self._untold)
 
     def tell_searcher(self, limit: int | None = None) -> None:
         """Tell the searcher what it was not told yet; `limit`: until it was told of so many events in all."""

@@ -26,7 +26,7 @@ def tune_on_cluster(address: str, tuner: Tuner, request: ExperimentRequest) -> E
     sent._run_config = for_cluster(request.run_config, request.storage_path)
     outcome = fit_on_cluster(address, trial_requests(request).base, sent)
     assert outcome.lines is not None
-    return fold_outcome(request, RunStatus.FINISHED, "", outcome.experiment_id, outcome.lines)
+    return fold_outcome(request, RunStatus.FINISHED, "", outcome.experiment_id, outcome.lines, is_sent=True)
 
 
 def experiment_outcome(tuner: Tuner, request: ExperimentRequest) -> DriverOutcome:

@@ -120,13 +120,13 @@ class ResultGrid:
             score = objective.score_of(value)
             if best < 0 or score > best_score:
                 best, best_score = index, score
+        if best < 0 and not found:
+            raise self._nobody_reported(objective)
         if best < 0:
-            reason = (
-                "all that was reported of it is not a finite number"
-                if found
-                else f"no trial has reported it; they reported: {self._reported()}"
+            raise RuntimeError(
+                f'No best trial found for the metric "{objective.metric}": all that was reported of it is not a finite '
+                "number."
             )
-            raise RuntimeError(f'No best trial found for the metric "{objective.metric}": {reason}.')
         return best
 
     def get_dataframe(self, filter_metric: str | None = None, filter_mode: str | None = None) -> pandas.DataFrame:
@@ -159,6 +159,8 @@ class ResultGrid:
             for report in history
             if (value := find_metric(report, objective.metric)) is not None
         )
+        if not reports:
+            raise self._nobody_reported(objective)
         found: list[tuple[float, float]] = []
         for at, value in reports:
             if math.isfinite(value) and (not found or objective.score_of(value) > objective.score_of(found[-1][1])):
@@ -220,6 +222,9 @@ class ResultGrid:
         reports = [one for one in self._all_reports().get(trial.trial_id, ()) if objective.score(one) is not None]
         return max(reports, key=lambda one: objective.score(one) or 0.0, default={})
 
-    def _reported(self) -> str:
+    def _nobody_reported(self, objective: Objective) -> RuntimeError:
         names = {name for trial in self._trials for name in flatten_metrics(dict(trial.last_result))}
-        return ", ".join(sorted(names)) or "nothing"
+        return RuntimeError(
+            f'No best trial found for the metric "{objective.metric}": no trial has reported it; they reported: '
+            f"{', '.join(sorted(names)) or 'nothing'}."
+        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +46,7 @@ from holdfast.train.request import plain_json
 from holdfast.train.result import Result
 from holdfast.train.trainer import DataParallelTrainer
 from holdfast.tune.config import RunConfig, TuneConfig
+from holdfast.tune.config_codec import ConfigCodec, ConfigTexts
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.experiment_control import ExperimentFacts, describe, describe_trial
 from holdfast.tune.experiment_controller import ExperimentController, ExperimentSetup
@@ -61,7 +61,6 @@ from holdfast.tune.schedulers.trial_scheduler import FIFOScheduler, configure_sc
 from holdfast.tune.search.basic_variant import BasicVariantGenerator
 from holdfast.tune.search.searcher import configure_searcher
 from holdfast.tune.search.variant_generator import Space
-from holdfast.tune.serialization import from_json
 from holdfast.tune.stopper.resolve import make_stopper
 from holdfast.tune.trainable import BoundTrainable, ClassTrial, Trainable, trainable_name
 from holdfast.tune.trial_files import TrialFiles
@@ -113,7 +112,7 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
         # The hub comes first: the lease says at which address control clients find it.
         hub = before_release.enter_context(join_hub())
         where = listen_address(base) or request.listen
-        join_string = hub.listen(where, base.engine, uses_torch="torch" in base.preload)
+        join_string = hub.listen(where, base.engine, store.local_root)
         address = parse_join_string(join_string)
         takeover = request.run_config.takeover
         lease = acquire(store, takeover=takeover, with_keys=[RUN_FILE], address=address, has_checkpoints=False)
@@ -140,9 +139,14 @@ def run_experiment(request: ExperimentRequest) -> ExperimentOutcome:
 
 
 def _outcome(
-    request: ExperimentRequest, store: Store, machine: ExperimentMachine, status: RunStatus, interrupted_by: str
+    request: ExperimentRequest,
+    store: Store,
+    machine: ExperimentMachine,
+    status: RunStatus,
+    interrupted_by: str,
+    lines: list[Line] | None = None,
 ) -> ExperimentOutcome:
-    results = _results(request, store, machine)
+    results = _results(request, store, machine, lines)
     failed_fast = None if machine.failed_fast is None else _error(machine.failed_fast)
     return ExperimentOutcome(status, results, interrupted_by, failed_fast)
 
@@ -232,16 +236,22 @@ def read_outcome(request: ExperimentRequest, status: RunStatus, interrupted_by: 
 
 
 def fold_outcome(
-    request: ExperimentRequest, status: RunStatus, interrupted_by: str, experiment_id: str, lines: list[Line]
+    request: ExperimentRequest,
+    status: RunStatus,
+    interrupted_by: str,
+    experiment_id: str,
+    lines: list[Line],
+    *,
+    is_sent: bool = False,
 ) -> ExperimentOutcome:
-    """The same from the experiment's records."""
+    """The same from the experiment's records, which are all that there is here if they were sent."""
     settings = _settings(experiment_id, lines)
     assert settings is not None
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
     machine = _make_machine(request, trial_requests(request), settings, experiment_id)
     for line in lines:
         machine.apply(line.run, line.record)
-    return _outcome(request, store, machine, status, interrupted_by)
+    return _outcome(request, store, machine, status, interrupted_by, lines if is_sent else None)
 
 
 def open_results(storage_path: str, name: str, filesystem: object | None) -> ResultGrid:
@@ -273,22 +283,12 @@ def read_trial_status(store: Store, trial: str) -> cm.TrialStatus:
 
 
 def _replayed(store: Store) -> tuple[ExperimentMachine, ExperimentSettings | None]:
-    """An experiment of which only the place is known. Values of configurations that cannot be made here are texts."""
+    """An experiment of which only the place is known."""
     experiment_id, lines = read_lines(store)
-    machine = replaying_machine(experiment_id, _read_config)
+    machine = replaying_machine(experiment_id, ConfigTexts())
     for line in lines:
         machine.apply(line.run, line.record)
     return machine, _settings(experiment_id, lines)
-
-
-def _read_config(stored: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in stored.items():
-        try:
-            found[key] = from_json(value, "param_space")
-        except ConfigError:
-            found[key] = str(value.get("what") or value.get("name")) if isinstance(value, dict) else value
-    return found
 
 
 def read_lines(store: Store) -> tuple[str, list[Line]]:
@@ -384,28 +384,7 @@ def _make_machine(
         tune.budget,
     )
     names = TrialNames(trainable_name(request.trainable), request.space, tune)
-    return ExperimentMachine(experiment_id, policies, names, _config_decoder(constants))
-
-
-def _config_decoder(constants: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    def decode(stored: Any) -> dict[str, Any]:
-        found = from_json(_filled(stored, constants), "param_space")
-        assert isinstance(found, dict)
-        return found
-
-    return decode
-
-
-def _filled(stored: Any, constants: Any) -> Any:
-    """What could not be stored of a configuration is what the space has there now."""
-    if isinstance(stored, dict):
-        if stored.get("$tune") == "missing" and constants is not None:
-            return constants
-        known = constants if isinstance(constants, dict) else {}
-        return {key: _filled(value, known.get(key)) for key, value in stored.items()}
-    if isinstance(stored, list) and isinstance(constants, list) and len(stored) == len(constants):
-        return [_filled(*one) for one in zip(stored, constants, strict=True)]
-    return stored
+    return ExperimentMachine(experiment_id, policies, names, ConfigCodec(request.space, constants))
 
 
 def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:
@@ -509,7 +488,10 @@ def _scaling(bound: BoundTrainable) -> ScalingConfig:
 # ------------------------------------------------------------ results
 
 
-def _results(request: ExperimentRequest, store: Store, machine: ExperimentMachine) -> ResultGrid:
+def _results(
+    request: ExperimentRequest, store: Store, machine: ExperimentMachine, lines: list[Line] | None = None
+) -> ResultGrid:
+    """`lines` are the experiment's records; None: they are read again where they are needed."""
     place, filesystem = join(request.storage_path, request.name), request.run_config.storage_filesystem
     for trial in machine.trials.values():
         trial.path = join(place, trial.directory)
@@ -522,7 +504,7 @@ def _results(request: ExperimentRequest, store: Store, machine: ExperimentMachin
     return ResultGrid(
         list(machine.trials.values()),
         open_result,
-        partial(_read_histories, store, machine),
+        partial(_read_histories, store, machine, lines),
         experiment_path=place,
         filesystem=filesystem,
         metric=request.tune_config.metric,
@@ -534,7 +516,7 @@ def _error(trial: TrialState) -> TrainingFailedError | None:
     outcome = trial.summary.durable.outcome
     if trial.status != Trial.ERROR or not isinstance(outcome, r.RunFailed):
         return None
-    return run_error(outcome, trial.path)
+    return run_error(outcome, trial.path, "Tuner.restore(..., resume_errored=True) continues the trial")
 
 
 def _view(trial: TrialState) -> RunView:
@@ -552,11 +534,13 @@ def _view(trial: TrialState) -> RunView:
     )
 
 
-def _read_histories(store: Store, machine: ExperimentMachine) -> dict[str, list[dict[str, Any]]]:
+def _read_histories(
+    store: Store, machine: ExperimentMachine, lines: list[Line] | None
+) -> dict[str, list[dict[str, Any]]]:
     """All reports that count, by trial, with what is added to each."""
     curves = {trial_id: Curve() for trial_id in machine.trials}
     rows: dict[str, list[dict[str, Any]]] = {trial_id: [] for trial_id in machine.trials}
-    for line in read_lines(store)[1]:
+    for line in read_lines(store)[1] if lines is None else lines:
         if (curve := curves.get(line.run)) is None:
             continue
         change = curve.apply(line.record)

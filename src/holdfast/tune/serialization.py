@@ -13,7 +13,8 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +23,7 @@ from holdfast.core.masking import MASK, masked
 from holdfast.errors import ConfigError
 from holdfast.tune.search import sample
 
-__all__ = ["Component", "SecretFilter", "Stateful", "from_json", "is_stored_whole", "to_json"]
+__all__ = ["Component", "SecretFilter", "Stateful", "Unstored", "from_json", "is_stored_whole", "to_json"]
 
 _TAG = "$tune"
 _RETRY = "call Tuner(...) again with the same name and storage_path, where it is given, instead of Tuner.restore(...)"
@@ -60,8 +61,19 @@ class Stateful(Component):
         self.set_state(from_json(json.loads(Path(checkpoint_path).read_text()), f"state of {type(self).__name__}"))
 
 
-def to_json(value: Any) -> Any:
-    """The value in terms of JSON; `from_json` is the inverse."""
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """Stands for a value that could not be stored, and of which only a description is left."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def to_json(value: Any, note: Callable[[Any], dict[str, Any]] = lambda _: {}) -> Any:
+    """The value in terms of JSON; `from_json` is the inverse. What `note` returns is added to the note of each value
+    that cannot be stored."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -69,27 +81,31 @@ def to_json(value: Any) -> Any:
             return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
         case Mapping():
             if all(isinstance(key, str) for key in value) and _TAG not in value:
-                return {key: to_json(item) for key, item in value.items()}
-            return {_TAG: "dict", "items": [[to_json(key), to_json(item)] for key, item in value.items()]}
+                return {key: to_json(item, note) for key, item in value.items()}
+            items = [[to_json(key, note), to_json(item, note)] for key, item in value.items()]
+            return {_TAG: "dict", "items": items}
         case list():
-            return [to_json(item) for item in value]
+            return [to_json(item, note) for item in value]
         case tuple():
-            return {_TAG: "tuple", "items": [to_json(item) for item in value]}
+            return {_TAG: "tuple", "items": [to_json(item, note) for item in value]}
         case timedelta():
             return {_TAG: "timedelta", "seconds": value.total_seconds()}
         case sample.Domain():
             name, arguments = value.factory()
-            return {_TAG: "domain", "name": name, "arguments": {key: to_json(one) for key, one in arguments.items()}}
+            return {_TAG: "domain", "name": name, "arguments": to_json(arguments, note)}
         case Component():
             return _component_to_json(value)
+        case Unstored():
+            return {_TAG: "missing", "what": value.what}
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of numpy
         return to_json(value.item())
     if inspect.isroutine(value) or isinstance(value, type):
         where = _importable_name(value)
         if where is not None:
             return {_TAG: "function", "name": where}
-        return {_TAG: "missing", "what": f"the function {getattr(value, '__qualname__', value)}"}
-    return {_TAG: "missing", "what": f"an object of {type(value).__module__}.{type(value).__qualname__}"}
+        return {_TAG: "missing", "what": f"the function {getattr(value, '__qualname__', value)}", **note(value)}
+    what = f"an object of {type(value).__module__}.{type(value).__qualname__}"
+    return {_TAG: "missing", "what": what, **note(value)}
 
 
 def from_json(value: Any, what: str, way_out: str = _RETRY) -> Any:

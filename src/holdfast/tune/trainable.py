@@ -90,7 +90,7 @@ class Trainable:
         raise NotImplementedError
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Never called: workers are forked for each trial."""
+        """Never called: each trial is a process of its own."""
         return False
 
     def cleanup(self) -> None:

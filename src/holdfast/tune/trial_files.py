@@ -53,6 +53,11 @@ class TrialFiles:
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         """Trials' output is in their logs."""
 
+    @property
+    def next_flush_s(self) -> float | None:
+        pauses_s = [pause_s for files in self._open.values() if (pause_s := files.next_flush_s) is not None]
+        return min(pauses_s, default=None)
+
     def flush(self, final: bool = False) -> bool:
         """False while some trial's files lag behind."""
         behind = [one for one, files in list(self._open.items()) if self._try(one, files.flush) is False]

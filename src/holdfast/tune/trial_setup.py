@@ -29,6 +29,7 @@ from holdfast.storage.store import Store
 from holdfast.storage.uri import join
 from holdfast.train.request import build_request, plain_json
 from holdfast.train.trainer import DataParallelTrainer
+from holdfast.tune.config_codec import find_unstored
 from holdfast.tune.machine import CloneSource, TrialState
 from holdfast.tune.trial_files import TrialFiles
 from holdfast.views.files.results import ResultFiles
@@ -113,6 +114,11 @@ class TrialSetup:
     """What `can_append` says of the store."""
 
     def __call__(self, trial: TrialState, lease: GuestLease, owner: RunOwner) -> ControllerSetup:
+        if (unstored := find_unstored(trial.config)) is not None:
+            raise ConfigError(
+                f"Trial {trial.trial_id} cannot go on: its configuration has {unstored}, which could not be stored and "
+                "is not in param_space: let functions and searchers give plain values."
+            )
         request, preparation = self.requests.make(trial)
         place = join(self.place, trial.directory)
         run = msgspec.structs.replace(

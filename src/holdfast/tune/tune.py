@@ -51,7 +51,7 @@ def run(
     checkpoint_config: CheckpointConfig | None = None,
     verbose: int | None = None,
     progress_reporter: Any = None,
-    log_to_file: bool = False,
+    log_to_file: Any = False,
     trial_name_creator: Callable[[Trial], str] | None = None,
     trial_dirname_creator: Callable[[Trial], str] | None = None,
     sync_config: SyncConfig | None = None,

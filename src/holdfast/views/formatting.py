@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "iso_time",
     "list_text",
     "local_time",
+    "losses_text",
     "metric_text",
     "metrics_text",
     "place",
@@ -35,6 +37,8 @@ __all__ = [
     "utc_time",
 ]
 
+_NAMES_MAX = 8
+"""So many agents are named."""
 _EPOCH = datetime(1970, 1, 1)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -131,6 +135,16 @@ def bounds_text(fewest: int, most: int) -> str:
 def list_text(names: Sequence[str]) -> str:
     """a; a and b; a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def losses_text(agents: Sequence[str], whys: Sequence[str]) -> str:
+    """Of several agents that were lost at once: 3 agents, a, b and c: why."""
+    names = list(agents)
+    if len(names) > _NAMES_MAX:
+        names = [*names[:_NAMES_MAX], f"{len(names) - _NAMES_MAX} more"]
+    why, times = Counter(whys).most_common(1)[0]
+    text = f"{count_text(len(agents), 'agent')}, {list_text(names)}: {why}"
+    return text if times == len(whys) else f"{text} (so {times} of them)"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

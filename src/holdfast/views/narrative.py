@@ -19,6 +19,7 @@ from holdfast.views.formatting import (
     drain_text,
     duration_text,
     list_text,
+    losses_text,
     ranks_text,
     size_text,
     utc_time,
@@ -26,6 +27,8 @@ from holdfast.views.formatting import (
 
 __all__ = ["Narrator", "narrate"]
 
+_AT_ONCE_S = 1.0
+"""Agents that are lost within this time are told of in one line."""
 _FOLD_LINES = 4
 """So many lines about commits in a row are shown one by one."""
 
@@ -38,10 +41,18 @@ def narrate(
     if not fold:
         yield from filter(None, map(narrator.line, records))
         return
-    commits, failures, told = _Commits(format_time), _Failures(format_time), set[object]()
+    commits, failures, losses, told = _Commits(format_time), _Failures(format_time), _Losses(format_time), set[object]()
     for record in records:
         line = narrator.line(record)
         if not line or _was_told(record, told):
+            continue
+        if not losses.goes_on(record):
+            yield from losses.flush()
+        if isinstance(record, r.AgentRemoved):
+            yield from failures.flush()
+            yield from commits.flush()
+            losses.add(record, line)
+            failures.begin(record)
             continue
         if failures.add(record, line):
             continue
@@ -52,6 +63,7 @@ def narrate(
         yield from commits.flush()
         yield line
         failures.begin(record)
+    yield from losses.flush()
     yield from failures.flush()
     yield from commits.flush()
 
@@ -69,6 +81,32 @@ def _was_told(record: r.Record, told: set[object]) -> bool:
         return True
     told.add(key)
     return False
+
+
+class _Losses:
+    """Agents that were lost one after the other, at about the same time."""
+
+    def __init__(self, format_time: Callable[[float], str]) -> None:
+        self._format_time = format_time
+        self._lost: list[r.AgentRemoved] = []
+        self._line = ""
+        """Of the first."""
+
+    def goes_on(self, record: r.Record) -> bool:
+        """Whether it may be told in one line with what was added."""
+        return isinstance(record, r.AgentRemoved) and bool(self._lost) and record.at <= self._lost[0].at + _AT_ONCE_S
+
+    def add(self, record: r.AgentRemoved, line: str) -> None:
+        self._line = self._line or line
+        self._lost.append(record)
+
+    def flush(self) -> list[str]:
+        lost, line = self._lost, self._line
+        self._lost, self._line = [], ""
+        if len(lost) > 1:
+            text = losses_text([one.agent for one in lost], [one.why for one in lost])
+            line = f"{self._format_time(lost[0].at)}  The run lost {text}."
+        return [line] if line else []
 
 
 class _Failures:
@@ -188,6 +226,8 @@ class Narrator:
                 return f"Agent {record.agent} joined from {record.host} with {count_text(record.slots, 'slot')}{spare}."
             case r.AgentRemoved():
                 return f"Agent {record.agent} on {record.host} was lost: {record.why}."
+            case r.AgentRefused():
+                return record.why
             case r.BoundsChanged():
                 bounds = bounds_text(record.workers_min, record.workers_max)
                 return f"The run may have {bounds} from here on: {record.why}."
@@ -213,7 +253,9 @@ class Narrator:
         self._ended_at = None
         who = f"on {record.host} (process {record.pid})"
         if self._run.started is None:
-            return f"The run began {who}, to train on {count_text(record.workers, 'worker')}."
+            return (
+                f"The run began {who}, to train on {bounds_text(record.workers_min or record.workers, record.workers)}."
+            )
         gap = duration_text(record.at - self._last_at)
         differs = f" What differs: {'; '.join(record.changes)}." if record.changes else ""
         match self._run.durable.outcome:

@@ -26,10 +26,15 @@ class Observer(Protocol):
         """What workers printed."""
         ...
 
+    @property
+    def next_flush_s(self) -> float | None:
+        """In how long `flush` has something to do, should nothing more come; None: not before something does. Asked
+        after whatever it is given: a run in which nothing happens wakes no thread."""
+        ...
+
     def flush(self, final: bool = False) -> bool | None:
-        """Called about once a second (or every `flush_s`, which an observer may have), and once at the end with
-        `final`. May take as long as storage does. Returns False if what it got could not be written: until a flush
-        succeeds it then gets no more records, and no output."""
+        """Called when it is due, and once at the end with `final`. May take as long as storage does. Returns False if
+        what it got could not be written: until a flush succeeds it then gets no more records, and no output."""
         ...
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast.core.agent_phase import AgentPhase
-from holdfast.wire.messages import LogLine
+from holdfast.wire.messages import LogLine, StorageServed
 
 __all__ = [
     "AgentStatus",
@@ -23,6 +23,7 @@ __all__ = [
     "Done",
     "DrainNode",
     "ExperimentStatusReply",
+    "FindStorage",
     "GetJoinString",
     "GetStatus",
     "LogLines",
@@ -30,6 +31,7 @@ __all__ = [
     "ReadLogs",
     "Refused",
     "RunPhase",
+    "RunRequest",
     "RunStatusReply",
     "SetWorkers",
     "StopRun",
@@ -83,6 +85,17 @@ class ReadLogs(_Message, frozen=True, kw_only=True):
 
 class GetJoinString(_Message, frozen=True, kw_only=True):
     """What an agent on another machine needs in order to join; answered by `Done` with that string."""
+
+
+class FindStorage(_Message, frozen=True, kw_only=True):
+    """An agent that finishes what a driver that died had ordered, and does not see the storage, looks for who serves it
+    now. Answered by `StorageServed`, or `Refused` if no run of this driver lies there. The drafts are not closed while
+    the connection is open. It is about no run."""
+
+    root: str
+    """As the driver that died called it."""
+    tokens: tuple[str, ...]
+    """Of the drafts to which the agent uploads."""
 
 
 # ---------------------------------------------------------------- controller -> client
@@ -209,5 +222,7 @@ class LogsEnded(_Message, frozen=True, kw_only=True):
     """There is nothing more; with `follow` the run has ended."""
 
 
-ControlRequest = GetStatus | StopRun | DrainNode | SetWorkers | ReadLogs | GetJoinString
-ControlReply = Done | Refused | RunStatusReply | ExperimentStatusReply | LogLines | LogsEnded
+RunRequest = GetStatus | StopRun | DrainNode | SetWorkers | ReadLogs | GetJoinString
+"""What is about a run, and so is refused where the driver does not have it."""
+ControlRequest = RunRequest | FindStorage
+ControlReply = Done | Refused | RunStatusReply | ExperimentStatusReply | LogLines | LogsEnded | StorageServed

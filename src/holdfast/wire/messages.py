@@ -253,6 +253,8 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     """URI of the run's directory."""
     probe: StorageProbe | None = None
     """Where other machines may not see that directory."""
+    snapshot_key: str = ""
+    """Opens what agents that do not see it have in memory of the run's checkpoints, to each other."""
     filesystem: bytes | None = None
     """cloudpickle of a custom pyarrow filesystem, where one was given."""
     experiment: str
@@ -268,6 +270,8 @@ class PrepareRun(_Message, frozen=True, kw_only=True):
     """How often artifacts are stored between checkpoints, and logs at least."""
     sync_timeout_s: float = 1800.0
     """How long that may take; what is left is for the next time."""
+    output_files: tuple[str, str] | None = None
+    """What rank 0 writes to stdout and to stderr is appended to these files of the run's directory."""
     awaits_decisions: bool = False
     """After each report workers wait for the decision whether the run goes on (`CollectiveKind.DECISION`)."""
 

@@ -150,12 +150,13 @@ def run_other_rank(job: Job, session: OtherRankSession, variables: Mapping[str, 
 def _restored(session: sessions.Session, variables: Mapping[str, str]) -> Iterator[None]:
     """A worker's surroundings inside the calling process, which gets its directory and environment back."""
     environment, directory = dict(os.environ), os.getcwd()  # noqa: PTH109
+    outer = sessions.installed()  # of the worker that has started this run, if one has
     try:
         os.environ.update(variables)
         enter_work_dir(session.assignment)
         yield
     finally:
-        sessions.install(None)
+        sessions.install(outer)
         session.close()
         os.chdir(directory)
         os.environ.clear()

@@ -57,7 +57,7 @@ NO_TERMINAL = (
 def set_environment(assignment: Assignment) -> None:
     """The variables that torchrun sets, so that code written for it runs."""
     here = assignment
-    os.environ.update(
+    variables = dict(
         RANK=str(here.rank),
         LOCAL_RANK=str(here.local_rank),
         GROUP_RANK=str(here.node_rank),
@@ -77,11 +77,15 @@ def set_environment(assignment: Assignment) -> None:
         **{RUN_VARIABLE: here.run},
         HOLDFAST_WORKER=here.trial_id,  # the same as TORCHELASTIC_RUN_ID: these variables are not torchrun's
     )
+    for name, value in variables.items():  # `update` looks up what a mapping is, which takes a forked process longer
+        os.environ[name] = value
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if here.local_world_size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     if here.gpus is not None:
         os.environ.update(CUDA_VISIBLE_DEVICES=",".join(here.gpus), HOLDFAST_OWN_GPUS="1")
+    else:
+        os.environ.pop("HOLDFAST_OWN_GPUS", None)  # of the worker that has started this run
 
 
 def use_temp_dir(assignment: Assignment) -> None:
@@ -101,8 +105,10 @@ def keep_compile_cache() -> None:
 
 def enter_work_dir(assignment: Assignment) -> None:
     if assignment.change_directory:
-        make_private_directory(Path(assignment.work_dir))
-        os.chdir(assignment.work_dir)
+        try:
+            os.chdir(assignment.work_dir)  # the agent has made it
+        except FileNotFoundError:
+            os.chdir(make_private_directory(Path(assignment.work_dir)))
 
 
 def refuse_breakpoints() -> None:

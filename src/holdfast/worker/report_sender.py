@@ -28,6 +28,9 @@ class ReportSender:
         self._error: BaseException | None = None
 
     def send(self, message: WorkerReport) -> None:
+        if not self._uploading:  # only this thread begins an upload
+            self._send(message)
+            return
         with self._lock:
             if self._uploading:
                 self._held_back.append(message)

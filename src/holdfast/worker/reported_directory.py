@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from holdfast.checkpoint.layout import EPOCHS, MANIFEST, RESERVED
@@ -23,6 +22,8 @@ from holdfast.worker.job import Assignment
 __all__ = ["check_reported_directory", "is_committed"]
 
 _RUN_FILE = "run.json"
+_Identity = tuple[int, int]
+"""The device and inode of a directory."""
 
 
 def check_reported_directory(source: Path, run: Path | None, assignment: Assignment, *, move: bool) -> None:
@@ -40,8 +41,9 @@ def check_reported_directory(source: Path, run: Path | None, assignment: Assignm
         keep["the run's working directory"] = Path(assignment.work_dir)
         keep["the directory for temporary files"] = Path(tempfile.gettempdir())
         keep["the home directory"] = Path(os.path.expanduser("~"))  # noqa: PTH111  does not fail where there is none
+    identities: dict[Path, _Identity | None] = {}  # most of the directories above these are the same
     for what, path in keep.items():
-        if _holds(source, path):
+        if _holds(source, path, identities):
             raise ConfigError(
                 f"train.report() cannot take {source}: it is or contains {what} {path}; save the checkpoint's files "
                 "in a directory of their own, such as tempfile.mkdtemp(), and report that."
@@ -86,17 +88,27 @@ def _check_inside(source: Path, run: Path | None, assignment: Assignment) -> Non
         )
 
 
-def _holds(directory: Path, path: Path) -> bool:
-    """Whether `directory` is `path` or one of the directories above it, whatever the two are called."""
-    with suppress(OSError):
-        wanted = directory.stat()
-        real = Path(os.path.realpath(path))
-        for parent in (real, *real.parents):
-            with suppress(OSError):  # the path need not exist yet; its parents may
-                found = parent.stat()
-                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-                    return True
-    return False
+def _holds(directory: Path, path: Path, identities: dict[Path, _Identity | None] | None = None) -> bool:
+    """Whether `directory` is `path` or one of the directories above it, whatever the two are called. Of whom
+    `identities` knows is not looked at again."""
+    known = {} if identities is None else identities
+
+    def identity(place: Path) -> _Identity | None:
+        if place not in known:
+            known[place] = _identity(place)
+        return known[place]
+
+    wanted = identity(directory)
+    real = Path(os.path.realpath(path))
+    return wanted is not None and any(identity(parent) == wanted for parent in (real, *real.parents))
+
+
+def _identity(path: Path) -> _Identity | None:
+    try:
+        found = path.stat()
+    except OSError:  # it need not exist yet; what is above it may
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_run(directory: Path) -> bool:

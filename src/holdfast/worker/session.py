@@ -54,6 +54,7 @@ __all__ = [
     "UploadFunction",
     "current",
     "install",
+    "installed",
     "is_installed",
     "note",
 ]
@@ -121,6 +122,8 @@ class Session:
         self.assignment = assignment
         self.initial_checkpoint: Checkpoint | None = None
         """What `get_checkpoint` gives as long as the run has committed nothing."""
+        self.inputs: Any = None
+        """What the trainer hands to the function besides its configuration, while that runs (`train.worker_inputs`)."""
         self._agent = AgentConnection(connection, assignment)
         self._reports = ReportSender(self._agent.send)
         self._snapshots = Snapshots(assignment, self._agent)
@@ -165,18 +168,22 @@ class Session:
         worker_state = self._capture_state()  # of now: what follows may take its time, and another thread
         if checkpoint_dir_name is not None:
             check_name(checkpoint_dir_name)
-        self._check_validation(validation, checkpoint)
+        if validation is not None:
+            self._check_validation(checkpoint)
         if complete and checkpoint is None:
             raise ConfigError("train.report(complete=True) needs a checkpoint: it says that this one is complete.")
         if checkpoint is None:
             with self._lock:
                 held = self._must_stay(gives_part=False)
                 self._send_report(self._make_report(plain, checkpoint_dir_name, worker_state=worker_state, held=held))
-            self._await_decision()
-            self._stay_while(held)
+            if self.assignment.awaits_decisions:
+                self._await_decision()
+            if held:
+                self._stay()
             return
         _check_type(checkpoint)
         mode, move = _upload_mode(checkpoint_upload_mode, delete_local_checkpoint_after_upload)
+        waits = mode is not CheckpointUploadMode.ASYNC
         self._reports.finish()  # one checkpoint at a time
         with self._lock:
             if checkpoint_upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD:
@@ -191,6 +198,7 @@ class Session:
                     validation,
                     (self.assignment.rank,) if complete else None,
                     worker_state,
+                    waits=waits,
                 )
             else:
                 began = time.monotonic()
@@ -207,13 +215,16 @@ class Session:
                     needed_ranks=needed_ranks,
                     worker_state=worker_state,
                     held=held,
+                    waits=waits,
                 )
                 self._send_report(report)
                 self._agent.pending.append(self._number)
-            if mode is not CheckpointUploadMode.ASYNC:
+            if waits:
                 self._wait_for_commit(self._number)
-        self._await_decision()
-        self._stay_while(held)
+        if self.assignment.awaits_decisions:
+            self._await_decision()
+        if held:
+            self._stay()
 
     def _must_stay(self, *, gives_part: bool) -> bool:
         """Whether the report that is about to be sent must not return, since the generation is about to end."""
@@ -229,26 +240,23 @@ class Session:
             return True
         return gives_part if agent.hold == 0 else self._number + 1 >= agent.hold
 
-    def _stay_while(self, held: bool) -> None:
+    def _stay(self) -> None:
         """Stay in a report that is held until the rank is told to go on. Where the change comes about, it never is."""
-        if held:
-            self._stay_in_next = False
-            with self._lock:
-                self._agent.read_until(lambda: self._agent.hold is None or self._agent.hold > self._number)
+        self._stay_in_next = False
+        with self._lock:
+            self._agent.read_until(lambda: self._agent.hold is None or self._agent.hold > self._number)
 
     def _await_decision(self) -> None:
-        """Where somebody decides by reports whether the run goes on: wait for that, so that nothing is done that the
+        """Somebody decides by reports whether the run goes on: wait for that, so that nothing is done that the
         decision makes void."""
-        if self.assignment.awaits_decisions and not self._collect(CollectiveKind.DECISION, None):
+        if not self._collect(CollectiveKind.DECISION, None):
             raise TrainingStopped
 
     def _send_report(self, message: WorkerReport) -> None:
         self._reports.send(message)
         self._number = message.report.number
 
-    def _check_validation(self, validation: ValidationTask | None, checkpoint: Checkpoint | None) -> None:
-        if validation is None:
-            return
+    def _check_validation(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:
             raise ConfigError("train.report(validation=...) needs a checkpoint: that is what is validated.")
         if not self.assignment.has_validation:
@@ -258,7 +266,8 @@ class Session:
             )
 
     def _wait_for_commit(self, number: int) -> None:
-        self._agent.wait_until(lambda: number not in self._agent.pending)
+        """The report has said that this rank waits."""
+        self._agent.read_until(lambda: number not in self._agent.pending)
         last = self._agent.announced
         if last is None or last.ticket.number != number or last.name is None:
             raise CheckpointError(f"The checkpoint of report {number} was not committed; the run's log says why.")
@@ -274,6 +283,8 @@ class Session:
         validation: ValidationTask | None,
         needed_ranks: tuple[int, ...] | None,
         worker_state: bytes,
+        *,
+        waits: bool,
     ) -> bool:
         """Report a checkpoint that the user's function stores, under a name on which all ranks agree without asking.
         Gives whether the report must not return."""
@@ -290,7 +301,7 @@ class Session:
                 shutil.rmtree(local)
             stall_s = 0.0 if in_background else time.monotonic() - began
             return self._make_report(
-                metrics, dir_name, part, stall_s, number, validation, needed_ranks, worker_state, held=held
+                metrics, dir_name, part, stall_s, number, validation, needed_ranks, worker_state, held=held, waits=waits
             )
 
         if in_background:
@@ -371,6 +382,7 @@ class Session:
         worker_state: bytes = b"",
         *,
         held: bool = False,
+        waits: bool = False,
     ) -> WorkerReport:
         """The next report, unless it has a number already."""
         existing = part.name if isinstance(part, ExistingPart) else None
@@ -389,6 +401,7 @@ class Session:
             needed_ranks=needed_ranks,
             worker_state=worker_state,
             held=held,
+            waits=waits,
         )
         return WorkerReport(report=report, part=part)
 
@@ -633,9 +646,14 @@ _current: Session | None = None
 
 
 def install(session: Session | None) -> None:
-    """Make `session` the one of this process; None removes it (local mode)."""
+    """Make `session` the one of this process; None removes it."""
     global _current
     _current = session
+
+
+def installed() -> Session | None:
+    """The one of this process; None where it is no worker."""
+    return _current
 
 
 def is_installed() -> bool:

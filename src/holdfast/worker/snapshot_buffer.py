@@ -19,7 +19,7 @@ from typing import Final
 
 from holdfast.checkpoint.state.parallel_copy import spread
 
-__all__ = ["HEADER_BYTES", "UNSEALED", "SnapshotBuffer", "grow", "make_memory", "new_seal", "prefault"]
+__all__ = ["HEADER_BYTES", "UNSEALED", "SnapshotBuffer", "grow", "make_memory", "new_seal", "prefault", "read_seal"]
 
 HEADER_BYTES: Final = mmap.PAGESIZE
 UNSEALED: Final = 0
@@ -49,6 +49,11 @@ def grow(fd: int, size_bytes: int) -> None:
 def new_seal() -> int:
     """A number that was never a seal before."""
     return int.from_bytes(os.urandom(_SEAL_BYTES), "little") | 1  # never UNSEALED
+
+
+def read_seal(fd: int) -> int:
+    """The seal of a buffer that is open, but not mapped."""
+    return int.from_bytes(os.pread(fd, _SEAL_BYTES, 0), "little")
 
 
 class SnapshotBuffer:

@@ -46,6 +46,7 @@ def reset_forked_process(kept_fds: list[int], modules: Sequence[str]) -> str | N
     gc.freeze()  # what the driver has is not this process's garbage, and looking at it would copy its pages
     reset_signal_handlers()
     drop_descriptors(kept_fds)
+    _leave_outer_run()
     _reset_interpreter()
     _kept.extend([sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__])
     open_streams()
@@ -54,6 +55,13 @@ def reset_forked_process(kept_fds: list[int], modules: Sequence[str]) -> str | N
     _reset_logging()
     _reset_multiprocessing()
     return _reset_torch() or _threads_reason()
+
+
+def _leave_outer_run() -> None:
+    """A driver may be a worker of another run, whose session is none of this process."""
+    if (sessions := sys.modules.get("holdfast.worker.session")) is not None:
+        _kept.append(sessions.installed())
+        sessions.install(None)
 
 
 def _reset_interpreter() -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "FromZygote",
     "Kill",
     "AddImports",
+    "ImportAhead",
     "Load",
     "ToZygote",
     "TookOver",
@@ -30,9 +31,18 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Tagged by class name, like `wire.messages`."""
 
 
+class ImportAhead(_Order, frozen=True, kw_only=True):
+    """First, once: modules that `Load` will probably name, so that they are imported when it comes. Of zygotes that are
+    started for a function, `Load` is the first."""
+
+    modules: list[str]
+    leftovers: list[str]
+    """As in `Load`."""
+
+
 class Load(_Order, frozen=True, kw_only=True):
-    """First, and once: what workers will run. Without `fork`, nothing is imported and workers are fresh processes.
-    Beside it travels the descriptor of the memory that holds the pickled function."""
+    """Once, before all that follows: what workers will run. Without `fork`, nothing is imported and workers are fresh
+    processes. Beside it travels the descriptor of the memory that holds the pickled function."""
 
     sys_path: list[str]
     environment: dict[str, str]
@@ -102,5 +112,5 @@ class TookOver(_Order, frozen=True, kw_only=True):
     pid: int
 
 
-ToZygote = Load | Fork | Kill | AddImports | Dismiss
+ToZygote = ImportAhead | Load | Fork | Kill | AddImports | Dismiss
 FromZygote = Warm | Forked | Died | Cleared | TookOver

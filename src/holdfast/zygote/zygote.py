@@ -39,7 +39,7 @@ from holdfast.worker.environment import (
     set_openblas_threads,
 )
 from holdfast.worker.job import Assignment
-from holdfast.worker.job_loader import Loaded, import_quietly, load_job, set_up_imports
+from holdfast.worker.job_loader import Loaded, import_for_good, load_job, set_up_imports
 from holdfast.worker.main_module import send_main_by_value
 from holdfast.worker.stdio import WorkerFds, redirect_output
 from holdfast.zygote.children import Child, Children
@@ -54,6 +54,7 @@ from holdfast.zygote.messages import (
     Fork,
     Forked,
     FromZygote,
+    ImportAhead,
     Kill,
     Load,
     TookOver,
@@ -91,6 +92,7 @@ class Zygote:
         self._fds: deque[int] = deque()
         self._children = Children()
         self._import_trial = ImportTrial()
+        self._leftovers: list[str] = []
         self._load: Load | None = None
         self._function_fd = -1
         self._loaded: Loaded | None = None
@@ -167,7 +169,10 @@ class Zygote:
         return orders
 
     def _handle(self, order: ToZygote) -> None:
-        if isinstance(order, Load):
+        if isinstance(order, ImportAhead):
+            self._leftovers = order.leftovers
+            _import_with_one_thread(order.modules)
+        elif isinstance(order, Load):
             self._warm_up(order)
         elif isinstance(order, Fork):
             self._fork(order)
@@ -187,7 +192,7 @@ class Zygote:
     # ------------------------------------------------------------------ importing
 
     def _warm_up(self, load: Load) -> None:
-        self._load = load
+        self._load, self._leftovers = load, load.leftovers
         self._function_fd = self._fds.popleft()
         if not load.fork:
             self._send(Warm())
@@ -196,7 +201,7 @@ class Zygote:
         reason = None
         with one_thread_each():
             for name in load.preload:
-                import_quietly(name)
+                import_for_good(name)
                 if (reason := unsafe_reason(f"Importing {name}")) is not None:
                     break
             else:
@@ -260,6 +265,7 @@ class Zygote:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            name_process("hf-next-zygote")
             die_with_parent(parent)
             ours.close()
             signal.set_wakeup_fd(-1)
@@ -302,7 +308,6 @@ class Zygote:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
-        name_process("hf-next-zygote")
         untried = import_until_takeover(connection, self._prepare_to_fork)
         self._import_trial.restart(untried)
         live_without_parent()
@@ -323,6 +328,7 @@ class Zygote:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            name_process("hf-forked")  # who must not kill a zygote knows it by its name
             os.setsid()
             die_with_parent(parent)
             self._reset_child()
@@ -408,8 +414,8 @@ class Zygote:
         if os.getpid() != self._pid:
             os._exit(1)  # a forked child that still has its parent's signal handlers
         self._children.end()
-        if self._load is not None and not self._agent_lives():
-            for path in map(Path, self._load.leftovers):
+        if self._leftovers and not self._agent_lives():
+            for path in map(Path, self._leftovers):
                 shutil.rmtree(path, ignore_errors=True)
                 path.unlink(missing_ok=True)
         os._exit(0)
@@ -432,6 +438,14 @@ class Zygote:
         return True
 
 
+def _import_with_one_thread(modules: Sequence[str]) -> None:
+    if not modules:
+        return
+    with one_thread_each():
+        for name in modules:
+            import_for_good(name)
+
+
 def _leave_torch_libraries() -> None:
     """Let workers not take apart at their exit, for some 30 ms, what torch has registered with itself."""
     for finalizer, entry in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
@@ -447,9 +461,7 @@ def main(control_fd: int, parent_pid: int, *, imports: Sequence[str] | None = No
     name_process("hf-zygote")
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with one_thread_each():
-        for name in imports or ():
-            import_quietly(name)
+    _import_with_one_thread(imports or ())
     zygote = Zygote(socket.socket(fileno=control_fd), from_driver=imports is not None)
     forked = zygote.run()
     run_worker(forked.loaded, forked.assignment, forked.worker_fds, zygote.fork_context)

@@ -43,7 +43,7 @@ def main() -> None:
     )
     results = tuner.fit()
     found = [[result.config, result.metrics, result.path] for result in results]
-    best = results.get_best_result().path
+    best = [results.get_best_result(scope=scope).path for scope in ("last", "avg")]  # the second reads all reports
     print(json.dumps({"trials": found, "best": best, "path": results.experiment_path}), flush=True)
 
 

@@ -89,9 +89,9 @@ class Sandbox:
                 one.join(60)
         new = set(threading.enumerate()) - self._threads  # libraries that other tests used may have left some
         threads = [one.name for one in new if one.name.startswith(("holdfast", "asyncio"))]
-        assert threads == []
+        assert threads == [], threads
         left = [path for path in self.cache.rglob("*") if path.is_file() and "work" not in path.parts]
-        assert left == []
+        assert left == [], left
         assert list(self.cache.glob("agents/*")) == []
 
     def close(self) -> None:

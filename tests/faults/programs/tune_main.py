@@ -48,6 +48,8 @@ def make_searcher(name: str) -> Searcher:
             return OptunaSearch(sampler=samplers.QMCSampler(), seed=3)
         case "nsga-ii":
             return OptunaSearch(sampler=samplers.NSGAIISampler(population_size=2), seed=3)
+        case "gp":
+            return OptunaSearch(sampler=samplers.GPSampler(n_startup_trials=2), seed=3)
     # With Optuna's ten trials at random, it would never look at a result here.
     tpe = OptunaSearch(sampler=samplers.TPESampler(n_startup_trials=2), seed=3)
     if name == "limited":

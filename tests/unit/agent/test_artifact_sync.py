@@ -16,7 +16,7 @@ def _mirror(tmp_path: Path) -> tuple[ArtifactSync, PosixStore, Path, Path]:
     logs, work = tmp_path / "logs", tmp_path / "work"
     (logs / "generation_000001").mkdir(parents=True)
     work.mkdir()
-    return ArtifactSync(lambda: store, logs, work), store, logs, work
+    return ArtifactSync(lambda: store, logs, tmp_path / "output", work), store, logs, work
 
 
 def test_changed_files_are_uploaded_and_others_are_not(tmp_path: Path) -> None:
@@ -34,6 +34,17 @@ def test_changed_files_are_uploaded_and_others_are_not(tmp_path: Path) -> None:
     (work / "plots" / "loss.svg").write_text("<svg>2</svg>")
     mirror.sync_artifacts()
     assert store.get("plots/loss.svg") == b"<svg>2</svg>"
+
+
+def test_output_files_keep_their_names_and_no_artifact_replaces_them(tmp_path: Path) -> None:
+    mirror, store, _, work = _mirror(tmp_path)
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "stdout").write_text("line\n")
+    (work / "stdout").write_text("the user's")
+    mirror.sync_artifacts()
+    assert store.list() == []
+    mirror.sync_logs()
+    assert store.get("stdout") == b"line\n"
 
 
 def test_a_long_log_is_not_uploaded_again_for_each_line(tmp_path: Path) -> None:
@@ -74,7 +85,7 @@ def test_a_working_directory_inside_storage_is_not_synced(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.txt").write_text("a")
     before = (tmp_path / "run" / "a.txt").stat().st_ino
-    ArtifactSync(lambda: store, tmp_path / "logs", tmp_path / "run").sync_artifacts()
+    ArtifactSync(lambda: store, tmp_path / "logs", tmp_path / "output", tmp_path / "run").sync_artifacts()
     assert (tmp_path / "run" / "a.txt").stat().st_ino == before
 
 
@@ -94,7 +105,7 @@ def test_a_turn_that_takes_too_long_is_given_up_and_made_good_by_the_next(
 ) -> None:
     _, store, logs, work = _mirror(tmp_path)
     (work / "artifact").write_text("x")
-    late = ArtifactSync(lambda: store, logs, work, timeout_s=-1.0)
+    late = ArtifactSync(lambda: store, logs, tmp_path / "output", work, timeout_s=-1.0)
     with caplog.at_level(logging.WARNING):
         late.sync_artifacts()
     assert store.list() == [] and "SyncConfig(sync_timeout=-1)" in caplog.text

@@ -11,9 +11,9 @@ import pytest
 from holdfast.agent.buffers import Buffers, SnapshotMemory, limit_from_environment, warm_up
 from holdfast.core.checkpoint_types import MemoryFile, Snapshot
 from holdfast.core.events import Ticket
-from holdfast.errors import CheckpointError, ConfigError
+from holdfast.errors import CheckpointError, ConfigError, NotFound
 from holdfast.linux.memory import available_bytes
-from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, new_seal
+from holdfast.worker.snapshot_buffer import HEADER_BYTES, SnapshotBuffer, grow, make_memory, new_seal, read_seal
 
 
 @pytest.fixture
@@ -73,6 +73,7 @@ def test_a_buffer_being_written_is_not_listed(buffers: Buffers) -> None:
     assert buffers.is_intact(snapshot)
     _write(path, b"WEIGHTS and more" * 1000)  # it grew, too
     assert not buffers.is_intact(snapshot)
+    assert buffers.describe_change(snapshot).startswith("its buffer ")
     assert buffers.snapshots("checkpoint_000000") == []
 
 
@@ -86,6 +87,7 @@ def test_a_buffer_being_uploaded_is_not_given_to_the_next_worker(buffers: Buffer
     view = buffers.files(snapshot)["model"]
     buffers.release(Ticket(1, 5), "checkpoint_000000")
     assert not buffers.is_intact(snapshot)
+    assert buffers.describe_change(snapshot).startswith("its buffer ")
     assert bytes(view) == b"weights"  # an upload that is still reading does no harm to itself
 
 
@@ -203,3 +205,69 @@ def test_snapshot_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         limit_from_environment()
     monkeypatch.delenv("HOLDFAST_SNAPSHOT_LIMIT_BYTES")
     assert 0 < limit_from_environment() <= available_bytes()
+
+
+def _fetched(buffers: Buffers, data: bytes, token: str) -> Snapshot:
+    """What the agent does with files of other nodes."""
+    path = buffers.make_room(len(data))
+    assert path is not None
+    snapshot = _write(path, data)
+    buffers.hold_fetched(snapshot, token)
+    return snapshot
+
+
+def test_what_was_fetched_is_found_until_there_is_a_newer_checkpoint(buffers: Buffers) -> None:
+    room = buffers.make_room(7)
+    assert room is not None
+    buffers.free_slots(1, None)
+    snapshot = _write(room, b"weights")  # it is not closed while it is filled
+    buffers.hold_fetched(snapshot, "old")
+    buffers.free_slots(1, "old")
+    assert buffers.snapshots("old") == [snapshot] and buffers.stored_files("old") == {"model": 7}
+    buffers.hold(Ticket(2, 1), _write(buffers.of_slot(0)[0], b"newer"))
+    buffers.release(Ticket(2, 1), None)
+    assert buffers.snapshots("old") == [snapshot]
+    buffers.hold(Ticket(2, 2), _write(buffers.of_slot(0)[0], b"newer"))
+    buffers.release(Ticket(2, 2), "new")
+    assert buffers.snapshots("old") == []
+
+
+def test_memory_for_what_is_fetched_is_limited_and_given_to_workers_that_need_it() -> None:
+    memory = SnapshotMemory(3 * HEADER_BYTES + 3000)
+    buffers = Buffers(1, memory)
+    try:
+        buffers.of_slot(0)
+        assert buffers.make_room(4 * HEADER_BYTES) is None
+        room = buffers.make_room(1000)
+        assert room is not None
+        buffers.drop(room)
+        assert memory.reserved_bytes == 0
+        _fetched(buffers, b"x" * 2000, "t")
+        assert buffers.reserve(0, HEADER_BYTES + 100, 2) == 2
+        assert buffers.stored_files("t"), "there is room for both"
+        assert buffers.reserve(0, HEADER_BYTES + 1000, 2) == 2
+        assert buffers.stored_files("t") == {}
+        _fetched(buffers, b"x" * 10, "t")
+        assert buffers.reserve(0, 10 * HEADER_BYTES, 1) == 0
+        assert buffers.stored_files("t"), "no memory is enough for that, so nothing is given up"
+    finally:
+        buffers.close()
+    assert memory.reserved_bytes == 0
+
+
+def test_a_file_for_another_node_is_opened_with_the_seal_it_must_keep(buffers: Buffers) -> None:
+    path = buffers.of_slot(0)[0]
+    buffers.hold(Ticket(1, 5), _write(path, b"weights"))
+    with pytest.raises(NotFound):
+        buffers.open_file("t", "model")
+    buffers.release(Ticket(1, 5), "t")
+    fd, start, size_bytes, seal = buffers.open_file("t", "model")
+    try:
+        assert os.pread(fd, size_bytes, start) == b"weights" and read_seal(fd) == seal
+        _write(path, b"WEIGHTS")
+        assert read_seal(fd) != seal
+    finally:
+        os.close(fd)
+    for token, name in (("t", "model"), ("", "model"), ("t", "other")):
+        with pytest.raises(NotFound):
+            buffers.open_file(token, name)

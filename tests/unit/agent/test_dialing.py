@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,10 @@ from holdfast.agent.agent import Agent
 from holdfast.agent.inline import InlineSpawners
 from holdfast.agent.platform import Platform
 from holdfast.core.events import AgentJoined
-from holdfast.errors import Unreachable, WireError
+from holdfast.errors import Unreachable
 from holdfast.storage.run_secret import make_secret
 from holdfast.wire import channel
 from holdfast.wire.channel import Channel, serve
-from holdfast.wire.hello import Hello, installed_torch
 from holdfast.wire.messages import AgentMessage, Shutdown
 from holdfast.worker.job import Job
 
@@ -67,18 +67,24 @@ def test_an_agent_whose_controller_is_not_there_does_not_dial_again(tmp_path: Pa
 
 
 def test_an_agent_that_joins_says_which_torch_it_has(tmp_path: Path) -> None:
+    said: list[AgentJoined] = []
+
+    async def controller(connection: Channel[AgentMessage]) -> None:
+        opened = await open_channel(connection)
+        while (envelope := await opened.recv()) is not None:
+            if isinstance(envelope.message, AgentJoined):
+                said.append(envelope.message)
+                opened.send_nowait(Shutdown(flush_s=0.0))
+
     async def run() -> None:
-        said: list[Hello] = []
-
-        def check(hello: Hello, peer: str) -> str:
-            said.append(hello)
-            return "That is all."
-
-        server = await serve("127.0.0.1", 0, "secret", lambda channel: channel.close(), check_hello=check)
-        platform = Platform(f"127.0.0.1:{server.port}", "secret", root=tmp_path, comes_back=True)
-        with pytest.raises(WireError, match="That is all"):
-            await platform.connect("a")
+        secret = make_secret()
+        server = await serve("127.0.0.1", 0, secret, controller)
+        for comes_back in (True, False):
+            spawners = InlineSpawners(Job(lambda: None, None, False, None), lambda call: None)
+            address = f"127.0.0.1:{server.port}"
+            platform = Platform(address, secret, root=tmp_path / "cache", spawners=spawners, comes_back=comes_back)
+            await asyncio.wait_for(Agent("a", 1, platform).run(), 60)
         await server.close()
-        assert said[0].torch == installed_torch() != ""
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(run())
+    assert [one.torch for one in said] == [importlib.metadata.version("torch"), None]

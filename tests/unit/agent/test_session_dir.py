@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import session_dir
-from holdfast.agent.session_dir import SessionDir, sweep_dead
+from holdfast.agent import process_directory
+from holdfast.agent.process_directory import sweep_dead
+from holdfast.agent.session_dir import SessionDir
 
 
 class Machines:
@@ -18,16 +19,16 @@ class Machines:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(session_dir, "has_shared_locks", lambda directory: False)
+        monkeypatch.setattr(process_directory, "has_shared_locks", lambda directory: False)
 
     def become(self, name: str) -> None:
-        self._monkeypatch.setattr(session_dir, "machine_id", lambda: name)
+        self._monkeypatch.setattr(process_directory, "machine_id", lambda: name)
 
     @staticmethod
     def unsee_lock(session: SessionDir) -> None:
         """What the other machines see of a lock that holds on one machine only: nothing."""
-        os.close(session._lock)
-        session._lock = os.open(os.devnull, os.O_RDONLY)
+        os.close(session._directory._lock)
+        session._directory._lock = os.open(os.devnull, os.O_RDONLY)
 
 
 @pytest.fixture
@@ -97,13 +98,15 @@ def test_session_directories_are_private(tmp_path: Path, umask: int) -> None:
         os.umask(before)
 
 
-def test_temporary_files_of_ended_workers_are_removed_at_once_if_there_are_none(tmp_path: Path) -> None:
+def test_an_empty_directory_of_ended_workers_is_anothers_next_and_a_full_one_is_removed(tmp_path: Path) -> None:
     session = SessionDir("a1", tmp_path / "cache")
-    run = session.run("r")
+    run, other = session.run("r"), session.run("other")
     empty, full = run.temporary(1), run.temporary(2)
+    assert run.temporary(1) == empty != full
     (full / "left").touch()
     assert run.drop_temporary(1)
-    assert not empty.exists()
+    assert other.temporary(1) == empty
+    assert other.temporary(2) not in (empty, full)
     assert not run.drop_temporary(2)
     run.remove_temporary(2)
     assert not full.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -16,6 +17,20 @@ def test_the_current_process_is_alive() -> None:
     assert is_dead(me) is False
     assert describe(me).endswith(f":{me.pid}")
     assert msgspec.json.decode(msgspec.json.encode(me), type=ProcessIdentity) == me
+
+
+def test_a_process_asks_once_who_it_is_and_a_forked_one_again() -> None:
+    me = this_process()
+    assert this_process() is me
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writer, msgspec.json.encode(this_process()))
+        os._exit(0)
+    found = msgspec.json.decode(os.read(reader, 4096), type=ProcessIdentity)
+    os.waitpid(child, 0)
+    os.close(reader)
+    os.close(writer)
+    assert found.pid == child and found != me
 
 
 def test_an_exited_child_is_gone() -> None:

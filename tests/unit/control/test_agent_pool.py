@@ -92,8 +92,10 @@ class _Controller:
         self.on_change = on_change
         return self.engine
 
-    def enter(self, run: str, events: list[e.Event], workers: int = 2, slots_per_worker: int = 1) -> RunAgents:
-        gang = Gang(run=run, workers=workers, slots_per_worker=slots_per_worker)
+    def enter(
+        self, run: str, events: list[e.Event], workers: int = 2, slots_per_worker: int = 1, torch: str = ""
+    ) -> RunAgents:
+        gang = Gang(run=run, workers=workers, slots_per_worker=slots_per_worker, torch=torch)
 
         def post(event: e.Event) -> None:
             events.append(event)
@@ -561,6 +563,24 @@ def test_a_host_is_set_aside_for_a_time_if_the_run_has_room_without_it() -> None
     _run(test)
 
 
+def test_a_host_is_set_aside_if_the_others_have_room_for_the_smallest_world_of_the_run() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        pool = controller.pool
+        for name in ("a", "b"):
+            controller.agent = name
+            channel = await controller.open(address)
+            channel.send_nowait(e.AgentJoined(agent=name, host=f"host-{name}", slots=1, address="127.0.0.1"))
+            while name not in pool.links:
+                await asyncio.sleep(0.01)
+        pool.set_aside("host-a", "it fails", 600.0, controller.run)
+        assert {one.phase for one in pool.statuses()} == {AgentPhase.JOINED}, "that run needs both"
+        controller.run.change_bounds(1, 2)
+        pool.set_aside("host-a", "it fails", 600.0, controller.run)
+        assert [one.phase for one in pool.statuses()] == [AgentPhase.DRAINING, AgentPhase.JOINED]
+
+    _run(test)
+
+
 def test_an_agent_that_joins_from_a_host_that_is_set_aside_gets_no_workers() -> None:
     async def test(controller: _Controller, address: str) -> None:
         controller.pool.set_aside("h", "it fails", 600.0, controller.enter("small", [], workers=0))
@@ -573,5 +593,49 @@ def test_an_agent_that_joins_from_a_host_that_is_set_aside_gets_no_workers() -> 
         await channel.close()
         await controller.served.get()
         assert not controller.pool.statuses()
+
+    _run(test)
+
+
+@pytest.mark.parametrize("torch", ["1.13.1", ""])
+def test_an_agent_without_the_torch_of_a_run_is_refused_by_it_and_serves_others(torch: str) -> None:
+    async def join(controller: _Controller, address: str, name: str, torch: str) -> None:
+        controller.agent = name
+        channel = await controller.open(address)
+        joined = e.AgentJoined(agent=name, host="h", slots=2, address="127.0.0.1", torch=torch)
+        channel.send_nowait(joined)
+        while name not in controller.pool.links:
+            await asyncio.sleep(0.01)
+
+    async def test(controller: _Controller, address: str) -> None:
+        before: list[e.Event] = []
+        controller.enter("before", before, torch="2.13.0").request(2)
+        await join(controller, address, "a", torch)
+        (refused,) = before
+        assert isinstance(refused, e.AgentRefused) and refused.agent == "a" and "torch" in refused.why
+        assert set(controller.run.links) == {"a"}, "the run that needs no torch has it"
+        assert not controller.engine.killed
+        after: list[e.Event] = []
+        controller.enter("after", after, torch="2.13.0").request(2)
+        assert after == before, "a run that comes when the agent is there is told the same"
+        await join(controller, address, "b", "2.13.9")
+        assert [type(one) for one in before] == [e.AgentRefused, e.AgentJoined] and len(after) == 1
+
+    _run(test)
+
+
+def test_an_engine_that_starts_agents_without_the_torch_of_the_only_run_is_said_to_have_failed() -> None:
+    async def test(controller: _Controller, address: str) -> None:
+        await controller.run.close(0.0)
+        events: list[e.Event] = []
+        controller.enter("torch", events, torch="2.13.0").request(2)
+        channel = await controller.open(address)
+        channel.send_nowait(e.AgentJoined(agent="a", host="h", slots=2, address="127.0.0.1", torch=""))
+        while not controller.engine.killed:
+            await asyncio.sleep(0.01)
+        controller.on_change(AgentChange("a", AgentPhase.GONE, "it was killed"))
+        refused, failed = events
+        assert isinstance(refused, e.AgentRefused) and isinstance(failed, e.AgentUnavailable)
+        assert failed.why == refused.why
 
     _run(test)

@@ -7,11 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from holdfast.agent.platform import Platform
+from holdfast.checkpoint.upload_locks import is_uploading
 from holdfast.control.api import ControlApi
 from holdfast.control.recent_logs import RecentLogs
+from holdfast.errors import Unreachable
 from holdfast.wire import control_messages as cm
 from holdfast.wire.channel import Channel, connect_client, serve
-from holdfast.wire.messages import AgentMessage, LogLine
+from holdfast.wire.messages import AgentMessage, LogLine, StorageServed
 
 SECRET = "correct horse"
 
@@ -22,7 +25,7 @@ class _Run:
         self.logs = RecentLogs()
         self.asked: list[cm.ControlRequest] = []
 
-    def answer(self, request: cm.ControlRequest) -> cm.ControlReply:
+    def answer(self, request: cm.RunRequest) -> cm.ControlReply:
         self.asked.append(request)
         return cm.Done(text=self.name)
 
@@ -34,9 +37,13 @@ async def _no_agent(channel: Channel[AgentMessage]) -> None:
     raise AssertionError("no agent connects here")
 
 
+async def _find_storage(root: str) -> StorageServed | cm.Refused:
+    return StorageServed(root=root, port=7, key="key") if root == "/runs/one" else cm.Refused(reason="not here")
+
+
 def _run(test: Callable[[ControlApi, str], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        api = ControlApi()
+        api = ControlApi(_find_storage)
         server = await serve("127.0.0.1", 0, SECRET, _no_agent, on_client=api.serve)
         try:
             async with asyncio.timeout(60):
@@ -76,6 +83,34 @@ def test_a_request_is_for_the_run_that_it_names_and_for_no_other() -> None:
         assert isinstance(refused, cm.Refused) and "has no run '2'" in refused.reason
         assert await _ask(client, cm.GetStatus(), "1") == cm.Done(text="one")
         await client.close()
+
+    _run(test)
+
+
+def test_the_drafts_of_an_agent_that_finishes_uploads_are_open_as_long_as_it_is_connected() -> None:
+    async def test(api: ControlApi, address: str) -> None:
+        client = await connect_client(address, SECRET)
+        refused = await _ask(client, cm.FindStorage(root="/runs/other", tokens=()), "")
+        assert refused == cm.Refused(reason="not here")
+        served = await _ask(client, cm.FindStorage(root="/runs/one", tokens=("abc", "abd")), "")
+        assert served == StorageServed(root="/runs/one", port=7, key="key")
+        assert is_uploading("abc") and is_uploading("abd")
+        await client.close()
+        while is_uploading("abc") or is_uploading("abd"):
+            await asyncio.sleep(0)
+
+    _run(test)
+
+
+def test_an_upload_that_fails_at_the_next_driver_is_told_as_what_it_is_and_ends_the_connection() -> None:
+    async def test(api: ControlApi, address: str) -> None:
+        platform = Platform(address, SECRET, comes_back=True)
+        with pytest.raises(Unreachable, match="storage server"):
+            async with platform.find_next_server("/runs/one", ["abc"]) as served:
+                assert served is not None and served.port == 7 and is_uploading("abc")
+                raise Unreachable("The storage server has gone.")
+        while is_uploading("abc"):
+            await asyncio.sleep(0)
 
     _run(test)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from holdfast.control.hub import Hub
 from holdfast.errors import WireError
 from holdfast.wire.channel import connect
-from holdfast.wire.hello import Hello, installed_torch
-from holdfast.wire.join_string import parse_join_string
+from holdfast.wire.hello import Hello
+from holdfast.wire.join_string import parse_address, parse_join_string
 
 SECRET = "correct horse"
 
@@ -34,20 +35,27 @@ def test_an_agent_may_come_before_the_run_that_takes_it() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_an_agent_with_another_minor_version_of_torch_is_refused_by_runs_that_use_it() -> None:
+def test_join_strings_are_read_while_another_address_is_listened_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `fit()` reads them in its own thread."""
+    reading, added = threading.Event(), threading.Event()
+
+    def parse_slowly(address: str, what: str) -> tuple[str, int]:
+        if threading.current_thread() is not threading.main_thread():
+            reading.set()
+            assert added.wait(30)
+        return parse_address(address, what)
+
     async def test() -> None:
         hub = Hub(secret=SECRET)
         await hub.open()
-        hub.expect_agents()
-        address = parse_join_string(hub.join_strings[0])
-        other = Hello(agent="a", torch="1.13.1")
-        await (await connect(address, SECRET, other)).close()
-        hub.expect_torch()
-        with pytest.raises(WireError, match=r"Agent a has torch 1\.13\.1 and the controller torch 2\."):
-            await connect(address, SECRET, other)
-        major, minor, *_ = installed_torch().split(".")
-        for fits in (f"{major}.{minor}.99+cu126", ""):
-            await (await connect(address, SECRET, Hello(agent="a", torch=fits))).close()
+        await hub.listen_at("127.0.0.1:0")
+        monkeypatch.setattr("holdfast.control.hub.parse_address", parse_slowly)
+        joining = asyncio.create_task(asyncio.to_thread(lambda: hub.join_strings))
+        await asyncio.to_thread(reading.wait, 30)
+        await hub.listen_at("localhost:0")
+        added.set()
+        assert len(await joining) == 2, "what it was when the reading began"
+        assert len(hub.join_strings) == 3
         await hub.close()
 
     asyncio.run(test())

@@ -23,6 +23,8 @@ LEASE = "0123456789abcdef"
 class Slow:
     """Waits at its first record until it is let go."""
 
+    next_flush_s: float | None = 0.01
+
     def __init__(self) -> None:
         self.go = threading.Event()
         self.at_work = threading.Event()
@@ -59,7 +61,7 @@ def report(n: int) -> Record:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BACKLOG_RECORDS", 10)
     monkeypatch.setattr(module, "_FLUSH_RECORDS", 5)
-    monkeypatch.setattr(module, "_FLUSH_S", 0.01)
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
 
 
 @pytest.mark.usefixtures("small")
@@ -171,3 +173,55 @@ def test_an_observer_that_cannot_write_gets_no_more_records_until_it_can(tmp_pat
     publisher.close()
     journal.close()
     assert observer.seen == list(range(1, 501))
+
+
+class Idle(Slow):
+    """Has nothing to do but take what comes."""
+
+    next_flush_s = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go.set()
+        self.flushes = 0
+        self.flushed = threading.Event()
+
+    def flush(self, final: bool = False) -> None:
+        self.flushes += 1
+        self.flushed.set()
+
+
+def test_an_observer_that_waits_for_nothing_is_not_woken() -> None:
+    class Other(Idle):
+        pass
+
+    idle, other = Idle(), Other()
+    publisher = Publisher([idle, other])
+    publisher.hold([report(1)])
+    publisher.release()
+    for kind in (Idle, Other):
+        publisher.wait_for(kind)
+    thread = publisher._threads[0]
+    assert thread._until_flush_s() is None and idle.flushes == 0
+    publisher.wake(Other)
+    assert other.flushed.wait(60)
+    assert idle.flushes == 0, "only the one that was woken flushes"
+    publisher.close()
+    assert idle.flushes == 1, "at the end"
+
+
+def test_an_observer_is_flushed_when_it_says() -> None:
+    class Soon(Idle):
+        @property
+        def next_flush_s(self) -> float | None:  # type: ignore[override]
+            return 0.01 if self.seen and not self.flushes else None
+
+    soon = Soon()
+    publisher = Publisher([soon])
+    publisher.hold([report(1)])
+    publisher.release()
+    assert soon.flushed.wait(60)
+    publisher.wait_for(Soon)
+    assert publisher._threads[0]._until_flush_s() is None
+    publisher.close()
+    assert soon.flushes == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import upload_part
 from holdfast.checkpoint.part_records import write_part_record
 from holdfast.checkpoint.reserve import reserve
+from holdfast.checkpoint.upload_locks import streamed_uploads
 from holdfast.control.lease import acquire
 from holdfast.control.wait_for_uploads import wait_for_uploads
 from holdfast.core.checkpoint_types import CheckpointInfo, Draft
@@ -99,6 +101,19 @@ def test_agents_that_never_come_to_an_end_are_not_waited_for_longer_than_they_ma
     clock.plan = [(n, partial(store.put, f"{draft.name}/file_{n}", b"x")) for n in range(1, 100)]
     assert _void_drafts(store) == [draft.name]
     assert 60 < clock.elapsed_s < 70
+
+
+def test_an_agent_that_stores_through_this_process_is_waited_for_though_nothing_appears(
+    store: PosixStore, draft: Draft, clock: _Clock, tmp_path: Path
+) -> None:
+    with ExitStack() as uploads:
+        clock.plan = [
+            (4.0, lambda: uploads.enter_context(streamed_uploads([draft.token]))),
+            (30.0, lambda: _part(store, draft, tmp_path, 0)),
+            (31.0, lambda: _part(store, draft, tmp_path, 1)),
+        ]
+        assert _void_drafts(store) == []
+    assert [one.iteration for one in Catalog(store).committed()] == [7]
 
 
 @pytest.mark.parametrize("why", ["local agents", "no time for uploads", "a live controller"])

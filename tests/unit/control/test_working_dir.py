@@ -14,6 +14,7 @@ import pytest
 from holdfast.agent.code_directory import CodeDirectory, map_paths
 from holdfast.control.working_dir import IgnoreRules, PackedDirectory, find_working_dir, pack_directory
 from holdfast.errors import ConfigError, WireError
+from holdfast.rendezvous.directory import DirectoryRendezvous
 from holdfast.wire.messages import PrepareCode, PrepareFunction
 
 
@@ -44,6 +45,18 @@ def test_the_hash_depends_on_the_files_alone(tmp_path: Path) -> None:
     assert one.hash == two.hash
     (tmp_path / "two" / "a.py").write_text("changed")
     assert pack_directory(tmp_path / "two", [], "s3://bucket").hash != one.hash
+
+
+def test_the_hash_does_not_depend_on_logs_and_the_rendezvous_of_hosts(tmp_path: Path) -> None:
+    # A driver that takes over on another host finds what the one before has written there, and agents with zygotes.
+    _write(tmp_path, "train.py")
+    before = pack_directory(tmp_path, [], "s3://bucket")
+    _write(tmp_path, "host1.log", "logs/a.log", "nohup.out", "slurm-17.out")
+    rendezvous = DirectoryRendezvous(tmp_path / "rendezvous")
+    rendezvous.put("token", b"secret", rendezvous.open_session(10.0))
+    assert pack_directory(tmp_path, [], "s3://bucket").hash == before.hash
+    (tmp_path / ".gitignore").write_text("!a.log\n")
+    assert _names(pack_directory(tmp_path, [], "s3://bucket")) == [".gitignore", "train.py", "logs/a.log"]
 
 
 def test_gitignore_and_excludes_leave_files_out(tmp_path: Path) -> None:

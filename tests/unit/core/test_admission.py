@@ -52,6 +52,20 @@ def test_a_gang_gets_all_or_nothing() -> None:
     assert policy.agent_joined("b", offer(1)) == [grant("r", "a", CPU, CPU), grant("r", "b", CPU)]
 
 
+def test_a_gang_that_needs_torch_is_placed_where_its_minor_version_is() -> None:
+    torches = {"a": "", "b": "1.13.1", "c": "2.13.1+cu126", "d": None}
+    policy = admission(**{name: Offer(resources={"CPU": 1}, torch=torch) for name, torch in torches.items()})
+    wanted = msgspec.structs.replace(gang("r", 3, CPU=1), torch="2.13.0")
+    assert capacity(wanted, [offer(1), Offer(resources={"CPU": 1}, torch="1.13.1")]) == 1
+    assert policy.ask(wanted) == []
+    assert policy.ask(gang("any", 2, CPU=1)) == [grant("any", "a", CPU), grant("any", "b", CPU)]
+    assert policy.agent_joined("e", Offer(resources={"CPU": 1}, torch="2.13.0")) == [
+        grant("r", "c", CPU),
+        grant("r", "d", CPU),
+        grant("r", "e", CPU),
+    ]
+
+
 def elastic(run: str, fewest: int, most: int) -> Gang:
     return Gang(run=run, workers=most, min_workers=fewest, resources={"CPU": 1})
 

@@ -13,6 +13,7 @@ KINDS = {
     "ControllerStarted": r.ControllerStarted,
     "RunRestarted": r.RunRestarted,
     "AgentHere": r.AgentAdded,
+    "AgentRefused": r.AgentRefused,
     "AgentGone": r.AgentRemoved,
     "BoundsChanged": r.BoundsChanged,
     "DrainStarted": r.DrainStarted,

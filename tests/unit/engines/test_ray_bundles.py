@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from holdfast.core.admission import Gang
-from holdfast.engines.ray.bundles import GroupKind, group_kinds, infeasible_text, missing_groups
+from holdfast.engines.ray.bundles import GroupKind, group_kinds, infeasible_text, missing_groups, spare_kinds
 from holdfast.engines.ray.options import RayOptions
 
 _CPU = (("CPU", 1.0),)
@@ -26,6 +26,13 @@ def test_each_gang_needs_a_group_and_workers_without_resources_need_none() -> No
 def test_workers_that_an_elastic_gang_can_do_without_come_one_by_one() -> None:
     gang = Gang(run="a", workers=5, min_workers=2, resources={"CPU": 1.0})
     assert group_kinds([gang]) == {GroupKind(_CPU, 2): 1, GroupKind(_CPU, 1): 3}
+
+
+def test_a_spare_takes_what_the_workers_on_a_node_do_once_there_are_any() -> None:
+    gangs = [Gang(run="a", workers=4, spares=2, resources={"CPU": 1.0}), _gang("b", 4, CPU=1.0, GPU=1.0)]
+    assert not spare_kinds(gangs, {})
+    assert spare_kinds(gangs, {_CPU: 3, _GPU: 4}) == {GroupKind(_CPU, 3): 2}
+    assert spare_kinds(gangs, {_CPU: 8}) == {GroupKind(_CPU, 4): 2}
 
 
 @pytest.mark.parametrize(

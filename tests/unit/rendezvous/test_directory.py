@@ -101,7 +101,7 @@ def test_files_are_private_and_few(tmp_path: Path) -> None:
         os.umask(before)
     assert shared.stat().st_mode & 0o777 == 0o755, "the directory that the user has made is left as it is"
     files = [path for path in shared.rglob("*") if path.is_file()]
-    assert len(files) == 2
+    assert len(files) == 3, "the key, the session, and what says what the directory is"
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
 
 

@@ -21,7 +21,7 @@ class Screen:
         self.stream = io.StringIO()
         self.now = 1000.0
         self._fed: list[r.Record] = []
-        settings: dict[str, Any] = {"name": "finetune", "uri": "/store/finetune", "total_workers": 2}
+        settings: dict[str, Any] = {"name": "finetune", "uri": "/store/finetune"}
         settings |= {"command": ["train.py", "--lr", "0.1"], "clock": lambda: self.now}
         stdout = options.pop("stdout", self.stream)
         self.terminal = Terminal(self.stream, stdout, **(settings | options))

@@ -46,7 +46,6 @@ class _Runs:
         self.now = 1000.0
         settings: dict[str, Any] = {
             "interactive": True,
-            "total_workers": 1,
             "clock": lambda: self.now,
             "command": ["train.py"],
         }

@@ -7,6 +7,7 @@ import json
 import math
 import re
 
+import msgspec
 import pytest
 from tests.unit.files.shown import T0, begin, commit, generation, report, reports
 from tests.unit.terminal.screen import Screen
@@ -52,6 +53,16 @@ def test_the_start_and_a_report_with_its_checkpoint() -> None:
     assert screen.feed([commit(1, T0 + 7, index=9)], gap_s=0.1) == (
         "loss=0.06882 acc=0.3333 eval/f1=2  (iteration 1 at 22:13:26, 6.5 s, checkpoint_000009)\n"
     )
+
+
+def test_the_start_of_an_elastic_run_names_its_bounds() -> None:
+    start = r.ControllerStarted(at=T0, epoch=1, host="h", pid=1, workers=6, workers_min=2)
+    assert " with 2 to 6 workers in " in Screen().feed([start])
+    prior = Summary()
+    prior.apply(start)
+    prior.apply(r.BoundsChanged(at=T0 + 1, workers_min=3, workers_max=4, why="holdfast scale"))
+    again = r.ControllerStarted(at=T0 + 60, epoch=2, host="h", pid=1, workers=6, workers_min=2)
+    assert " with 3 to 4 workers in " in Screen(prior=prior).feed([again])
 
 
 def test_workers_of_many_hosts_are_named_up_to_a_limit() -> None:
@@ -192,7 +203,7 @@ def _last_drawn(shown: str) -> str:
 def test_a_failure_and_the_recovery_are_shown() -> None:
     screen = Screen()
     screen.feed([begin(), _HERE, *generation(1), *reports(1, 9), commit(7, T0 + 8, index=6)])
-    killed = r.WorkerFailure(rank=1, cause="killed by SIGKILL", host="node-b", signal=9)
+    killed = r.WorkerFailure(rank=1, cause="was killed by SIGKILL", host="node-b", signal=9)
     echo = r.WorkerFailure(
         rank=0,
         cause="raised RuntimeError: Connection closed by peer",
@@ -259,7 +270,8 @@ def test_warnings_are_shown_at_once() -> None:
             r.RanksLagging(at=T0, generation=1, number=12, ranks=(2, 3, 4, 7)),
             r.CheckpointDamaged(at=T0, name="checkpoint_000009", why="model.pt is 10 bytes short"),
             r.DrainStarted(at=T0, agent="a1", host="node-a", why="SIGTERM", deadline=T0 + 25),
-            r.AgentRemoved(at=T0, agent="a1", host="node-a", why="its connection closed"),
+            *_lost("a1"),
+            r.AgentRefused(at=T0, agent="a3", why="Agent a3 gets no workers of this run."),
             r.AgentAdded(at=T0, agent="a2", host="node-b", slots=1, spare=True),
             r.BoundsChanged(at=T0, workers_min=2, workers_max=6, why="holdfast scale"),
             r.CheckpointAbandoned(at=T0, generation=1, iteration=9, why="a rank died first"),
@@ -267,14 +279,42 @@ def test_warnings_are_shown_at_once() -> None:
     )
     assert shown == (
         "Warning: a checkpoint waits for ranks 2-4 and 7, which called report() fewer than 12 times\n"
-        "WARNING: the checkpoint (local)/store/finetune/checkpoint_000009 is DAMAGED and is no longer used:"
+        "WARNING: the checkpoint (local)/store/finetune/checkpoint_000009 is NOT USED any more:"
         " model.pt is 10 bytes short\n"
         "Warning: agent a1 on node-a is being drained (SIGTERM), and is gone in 25.0 s\n"
-        "Warning: agent a1 on node-a is gone: its connection closed\n"
+        "Warning: Agent a3 gets no workers of this run.\n"
+        "Warning: agent a1 on host-a1 is gone: its connection closed\n"
         "Agent a2 on node-b is kept ready as a spare\n"
         "The run may have 2 to 6 workers from here on: holdfast scale\n"
         "Warning: the checkpoint of iteration 9 was not kept: a rank died first\n"
     )
+
+
+def _lost(*names: str, why: str = "its connection closed") -> list[r.AgentRemoved]:
+    return [r.AgentRemoved(at=T0, agent=name, host=f"host-{name}", why=why) for name in names]
+
+
+def test_agents_that_are_lost_at_once_are_one_line() -> None:
+    screen = Screen()
+    screen.feed([begin(), *generation(1)])
+    assert screen.feed(_lost("a", "b", "c"), gap_s=0.01) == ""
+    assert screen.terminal.next_flush_s is not None
+    assert screen.flush() == "Warning: lost 3 agents, a, b and c: its connection closed\n"
+    assert screen.flush() == ""
+    many = [*_lost(*map(str, range(100))), *_lost("x", why="killed by SIGKILL")]
+    screen.feed(many, gap_s=0.0)
+    shown = screen.feed([_died(T0 + 10, 3, _raised(0))], gap_s=0.0)
+    assert shown.startswith(
+        "Warning: lost 101 agents, 0, 1, 2, 3, 4, 5, 6, 7 and 93 more: its connection closed (so 100 of them)\n\nRank 0"
+    )
+
+
+def test_quiet_tells_of_agents_that_fail_a_run_in_the_line_of_the_failure() -> None:
+    screen = Screen(quiet=True)
+    screen.feed([begin(), *generation(1)])
+    cause = r.WorkerFailure(rank=0, cause="was lost with its node (killed by SIGKILL)")
+    assert screen.feed([*_lost("a", "b"), _died(T0 + 10, 3, cause)], gap_s=0.01) == ""
+    assert screen.flush().count("\n") == 1
 
 
 def test_the_summary_of_a_finished_run() -> None:
@@ -340,7 +380,7 @@ def test_a_stopped_run_says_how_to_go_on() -> None:
 )
 def test_where_no_command_can_be_repeated_the_call_is_named(command: list[str]) -> None:
     shown = Screen(command=command).feed([begin(), r.RunInterrupted(at=T0 + 5, why="SIGTERM")])
-    assert shown.endswith("To continue from the beginning, call fit() again with the same name and storage path.\n")
+    assert shown.endswith("To start again from the beginning, call fit() again with the same name and storage path.\n")
 
 
 def test_a_bug_is_to_be_fixed_before_the_run_is_continued() -> None:
@@ -358,14 +398,14 @@ def test_a_bug_is_to_be_fixed_before_the_run_is_continued() -> None:
     assert "│ checkpoint   none" in shown
     assert shown.endswith(
         "Error: rank 1 raised ValueError: bad batch\n"
-        "Fix this, then run:\n  python train.py --lr 0.1\nIt goes on from the beginning.\n"
+        "Fix this, then run:\n  python train.py --lr 0.1\nIt starts again from the beginning.\n"
     )
 
 
 def test_a_run_that_lost_its_workers_can_be_continued_as_it_is() -> None:
     screen = Screen()
     screen.feed([begin(), *generation(1), *reports(1, 3), commit(3, T0 + 4, index=2)])
-    killed = r.WorkerFailure(rank=0, cause="killed by SIGKILL", signal=9)
+    killed = r.WorkerFailure(rank=0, cause="was killed by SIGKILL", signal=9)
     shown = screen.feed([r.RunFailed(at=T0 + 10, error="rank 0 was killed by SIGKILL", failures=(killed,))])
     assert shown.endswith("To continue from checkpoint_000002, run this again:\n  python train.py --lr 0.1\n")
 
@@ -383,6 +423,29 @@ def test_quiet_leaves_warnings_and_one_last_line(monkeypatch: pytest.MonkeyPatch
         "Run finetune finished after 3 iterations in 13 s: checkpoint at (local)/store/finetune/checkpoint_000002,"
         f" 1 recovery, goodput {screen.goodput()}\n"
     )
+
+
+def test_quiet_tells_once_of_the_failure_that_ends_the_run() -> None:
+    screen = Screen(quiet=True)
+    failed = r.RunFailed(at=T0 + 10, error="rank 1 raised ValueError: bad batch", failures=(_raised(1),))
+    shown = screen.feed([begin(), *generation(1), _died(T0 + 10, 0, _raised(1))])
+    assert (shown, screen.terminal.next_flush_s is not None) == ("", True)
+    assert "Warning" not in screen.feed([failed])
+
+
+def test_a_metric_of_checkpoint_score_attribute_that_reports_lack_is_warned_of_once() -> None:
+    screen = Screen()
+    started = msgspec.structs.replace(begin(), score_attribute="eval/acc")
+    screen.feed([started, *generation(1), *reports(1, 3)])
+    warning = (
+        "Warning: checkpoint_000000 counts as the worst: checkpoint_score_attribute is 'eval/acc', and it has {}\n"
+    )
+    lacks = msgspec.structs.replace(commit(1, T0 + 4, index=0), metrics={"acc": 1, "loss": 2})
+    assert screen.feed([lacks]).startswith(warning.format("acc and loss"))
+    assert "worst" not in screen.feed([commit(2, T0 + 5, index=1)]) + screen.flush()
+    other = Screen()
+    scored = msgspec.structs.replace(commit(1, T0 + 4, index=0), metrics={"eval": {"acc": 1}})
+    assert "worst" not in other.feed([started, *generation(1), *reports(1, 1), scored]) + other.flush()
 
 
 def test_quiet_shows_the_traceback_of_a_failure_that_ends_the_run() -> None:

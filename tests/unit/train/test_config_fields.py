@@ -35,7 +35,6 @@ _OTHER: dict[tuple[type, str], Any] = {
     (SyncConfig, "syncer"): "mine",
     (RunConfig, "stop"): {"a": 1},
     (RunConfig, "progress_reporter"): object(),
-    (RunConfig, "log_to_file"): "out.log",
     (TorchConfig, "init_method"): "tcp",
 }
 """A value for each field that must be refused or warned of; every other one must be read."""

@@ -21,6 +21,6 @@ def test_a_torch_trainer_without_torch_is_refused_when_it_is_made(monkeypatch: p
 def test_a_data_frame_without_pandas_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setattr("holdfast.control.view.read_reports", lambda store: ["a report"])
-    result = SimpleNamespace(_place=SimpleNamespace(_open=object))
+    result = SimpleNamespace(_place=SimpleNamespace(_open=object), _reports=None)
     with pytest.raises(MissingExtra, match="pip install pandas"):
         vars(Result)["metrics_dataframe"].func(result)

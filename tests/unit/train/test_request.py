@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
-from tests.unit.worker.fake_agent import FakeAgent
+from tests.unit.worker.fake_agent import FakeAgent, make_assignment
 
 from holdfast.checkpoint.handle import Checkpoint
 from holdfast.control.request import TrainRequest
+from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError
 from holdfast.storage.uri import join
+from holdfast.streaming.messages import ServedStorage
 from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
 from holdfast.train.backend import Backend, BackendConfig
 from holdfast.train.paths import split_run_path
@@ -224,6 +227,53 @@ def test_a_checkpoint_to_begin_with_reaches_the_function(tmp_path: Path) -> None
             assert job.function() == start
         finally:
             sessions.install(None)
+
+
+@pytest.fixture
+def in_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
+    """This process is a worker of a run."""
+    with FakeAgent() as agent:
+        sessions.install(agent.session)
+        yield agent
+        sessions.install(None)
+
+
+def test_a_run_that_a_worker_starts_is_on_its_machine(
+    in_worker: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_ENGINE", "ray")
+    monkeypatch.setenv("HOLDFAST_LISTEN", "0.0.0.0:1")
+    monkeypatch.setenv("TUNE_ORIG_WORKING_DIR", str(tmp_path))
+    request = request_of(DataParallelTrainer(no_argument, run_config=RunConfig(storage_path="results")))
+    assert (request.engine, request.listen) == (EngineName.LOCAL, None)
+    assert request.storage_path == str(tmp_path / "results")
+    assert request.environment["TUNE_ORIG_WORKING_DIR"] == str(tmp_path)
+    assert request.environment["HOLDFAST_USE_GPU"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"engine": "ray"}, r"engine='ray'\) in a worker of another run"),
+        ({"engine": "join"}, r"engine='join'\) in a worker of another run"),
+        ({"listen": "0.0.0.0:0"}, r"listen='0.0.0.0:0'\) in a worker of another run"),
+        ({"use_gpu": True}, "the worker that starts this run has none: give it as many"),
+    ],
+)
+def test_what_a_run_in_a_worker_cannot_have_is_refused(
+    in_worker: FakeAgent, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=sentence):
+        request_of(DataParallelTrainer(no_argument, scaling_config=ScalingConfig(**settings)))
+
+
+def test_a_run_in_a_worker_that_does_not_see_the_storage_is_refused_a_directory(in_worker: FakeAgent) -> None:
+    served = ServedStorage(root="/far", host="h", port=1, key="k")
+    in_worker.session.assignment = make_assignment(served=served)
+    with pytest.raises(ConfigError, match="give both runs a path that all machines see"):
+        request_of(DataParallelTrainer(no_argument))
+    request_of(DataParallelTrainer(no_argument, run_config=RunConfig(storage_path="s3://bucket/runs")))
 
 
 @pytest.mark.parametrize(

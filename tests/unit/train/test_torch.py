@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from holdfast.errors import ConfigError
 from holdfast.train.torch import enable_reproducibility, get_device, get_devices, prepare_data_loader, prepare_model
+from holdfast.train.torch.group import _check_backend
 from holdfast.train.torch.loaders import _OnDevice, _shared_out
 
 ROOT = Path(__file__).parents[3]
@@ -166,3 +168,15 @@ def test_enable_reproducibility_seeds_all_generators(monkeypatch: pytest.MonkeyP
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("backend", ["foo", "cpu:gloo,cuda:foo"])
+def test_a_backend_that_torch_does_not_have_is_one_sentence(backend: str) -> None:
+    why = rf"TorchConfig\(backend='{backend}'\): torch has no backend 'foo' here; it has .*gloo"
+    with pytest.raises(ConfigError, match=why):
+        _check_backend(backend, dist)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "GLOO"])
+def test_a_backend_that_torch_has_is_accepted_by_any_of_its_names(backend: str) -> None:
+    _check_backend(backend, dist)

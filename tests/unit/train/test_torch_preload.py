@@ -79,6 +79,12 @@ _OPTIMIZERS = [
     "from torch.optim import SGD\n\nclass Job:\n    def run(self):\n        SGD([])\n\ndef train_func():\n    Job()",
     "from torch.optim import SGD\n\nclass Own(SGD):\n    pass\n\ndef train_func():\n    Own([])",
     "from helpers_of_this_test import train_func",
+    "import torch\n\ndef make():\n    torch.optim.SGD([])\n\nmakers = {'sgd': make}\n\n"
+    "def train_func():\n    makers['sgd']()",
+    "import torch\n\nclass Job:\n    @classmethod\n    def run(cls):\n        torch.optim.SGD([])\n\n"
+    "class Own(Job):\n    pass\n\njob = Own()\n\ndef train_func():\n    job.run()",
+    "import functools, torch\n\ndef make(kind):\n    torch.optim.SGD([])\n\nsgd = functools.partial(make, 1)\n\n"
+    "def train_func():\n    sgd()",
     "import helpers_of_this_test as helpers\n\ndef train_func():\n    helpers.train_func()",
 ]
 
@@ -105,7 +111,32 @@ def test_what_the_first_optimizer_imports_is_imported_once_for_several_workers(s
         "import torch\n\ndef train_func():\n    torch.rand(1)",
         "import torch\n\ndef train_func(trainer):\n    trainer.optim(torch)",
         "import torch, helpers_of_this_test as helpers\n\ndef train_func():\n    helpers.other(torch)",
+        "import torch\n\ndef other():\n    torch.optim.SGD([])\n\ndef train_func():\n    torch.rand(1)",
     ],
 )
 def test_a_function_without_an_optimizer_starts_at_once(source: str, helpers: None) -> None:
     assert preload_for(_in_module(source), 8) == _GROUP
+
+
+def test_modules_that_import_each_other_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import torch, {other}\n\ndef build():\n    torch.optim.SGD([])\n"
+    (tmp_path / "first_of_this_test.py").write_text(source.format(other="second_of_this_test"))
+    (tmp_path / "second_of_this_test.py").write_text(source.format(other="first_of_this_test"))
+    monkeypatch.syspath_prepend(tmp_path)
+    names = "first_of_this_test", "second_of_this_test"
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    try:
+        calls = "\n    ".join(f"{name}.build()" for name in names)
+        function = _in_module(f"import {', '.join(names)}\n\ndef train_func():\n    {calls}")
+        assert preload_for(function, 2) == (*_GROUP, "torch._dynamo")
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def test_functions_in_closures_may_call_each_other() -> None:
+    even = "    def even(number):\n        return number == 0 or odd(number - 1)\n"
+    odd = "    def odd(number):\n        return number != 0 and even(number - 1)\n"
+    function = _in_module(f"def make():\n{even}{odd}    return even\n\ntrain_func = make()")
+    assert preload_for(function, 2) == _GROUP

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.core import records as r
 from holdfast.journal.format import Line
+from holdfast.tune.config_codec import ConfigCodec
 from holdfast.tune.experiment_observer import ExperimentObserver, ExperimentView, replaying_machine
 
 __all__ = ["ExperimentLines"]
@@ -16,7 +17,7 @@ class ExperimentLines:
     """Feeds views with the records of an experiment "e"."""
 
     def __init__(self, *views: ExperimentView) -> None:
-        self.observer = ExperimentObserver(replaying_machine("e", dict), "/place", dict, views)
+        self.observer = ExperimentObserver(replaying_machine("e", ConfigCodec()), "/place", views)
         self.at = 0.0
         self._numbers = 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.tune.experiment_lines import ExperimentLines
 
+from holdfast.core import records as r
 from holdfast.errors import ConfigError
 from holdfast.tune import CLIReporter, RunConfig
 from holdfast.tune.experiment.trial import Trial
@@ -49,6 +50,20 @@ def test_elsewhere_than_on_a_terminal_each_trial_that_ends_is_a_line(
     assert told[-1].startswith(f"Experiment tuning: {last}") and told[-1].endswith("Results: (local)/place")
     trials = ["Trial name_0 ended after 1 report, loss 3", "Trial name_1 failed after 1 report, loss 0.5"]
     assert told[:-1] == ([] if quiet else ["Experiment tuning in (local)/place", *trials])
+
+
+def test_paused_trials_that_go_on_one_after_the_other_are_counted_once() -> None:
+    lines, stream = make_progress()
+    for trial in ("0", "1"):
+        lines.create(trial)
+        lines.start(trial)
+        lines.report(trial, 1, loss=1.0)
+        lines.add("e", r.TrialStopped, trial=trial, iteration=1, by="x", paused=True)
+        lines.finish(trial)
+    lines.add("e", r.TrialReset, trial="1", idle=True)
+    lines.add("e", r.TrialReset, trial="0")
+    lines.end()
+    assert "Experiment tuning: 2 PENDING; best: " in stream.getvalue()
 
 
 def test_on_a_terminal_a_table_is_drawn_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

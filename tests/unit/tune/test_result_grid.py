@@ -44,6 +44,7 @@ def test_results_are_opened_when_they_are_asked_for() -> None:
         results[3]
     assert (results.experiment_path, results.filesystem) == ("/e", "files")
     assert repr(results) == "ResultGrid<3 trials, 3 terminated, 0 failed>"
+    assert repr([Trial("a", {"lr": 1})]) == "[<Trial a, PENDING>]"
 
 
 def test_errors_are_counted() -> None:
@@ -94,6 +95,7 @@ def test_one_trial_needs_no_metric() -> None:
             RuntimeError,
             r'No best trial found.*"acc".*reported: loss, timestamp',
         ),
+        (lambda: grid("a").plot("plot.png"), RuntimeError, r'"plot.png".*reported: loss, timestamp'),
         (lambda: grid("c").get_best_result(), RuntimeError, r"No best trial found.*not a finite number"),
         (lambda: grid("a").get_dataframe("loss"), ConfigError, r"which filter_metric needs"),
     ],

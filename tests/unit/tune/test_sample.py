@@ -109,6 +109,7 @@ def test_domains_are_values() -> None:
         (lambda: tune.choice(3), r"tune\.choice\(categories\) must be a list"),  # type: ignore[arg-type]
         (lambda: tune.grid_search([]), r"tune\.grid_search\(\[\]\) has nothing to search"),
         (lambda: tune.grid_search(5), r"tune\.grid_search\(values\) must be a list"),
+        (lambda: tune.grid_search("abc"), r"tune\.grid_search\(values\) must be a list of values, not 'abc'"),
         (lambda: tune.sample_from(3), r"tune\.sample_from\(func\) must be a function"),  # type: ignore[arg-type]
     ],
 )

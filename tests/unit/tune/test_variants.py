@@ -29,7 +29,7 @@ def variants(space: dict[str, Any], num_samples: int = 1, seed: int = 1, **argum
 
 
 def test_grids_are_crossed_and_the_first_varies_fastest() -> None:
-    space = {"x": tune.grid_search([10, 20]), "y": {"z": [tune.grid_search("abc")]}}
+    space = {"x": tune.grid_search([10, 20]), "y": {"z": [tune.grid_search(["a", "b", "c"])]}}
     assert [(config["x"], config["y"]["z"][0]) for config in variants(space)] == [
         *((10, "a"), (20, "a"), (10, "b"), (20, "b"), (10, "c"), (20, "c")),
     ]

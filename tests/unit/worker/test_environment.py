@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.worker.environment import use_temp_dir
+from holdfast.worker.environment import set_environment, use_temp_dir
 from holdfast.worker.job import Assignment
 
 
@@ -47,3 +47,10 @@ def test_directories_that_the_user_chose_stay(tmp_path: Path) -> None:
     use_temp_dir(_assignment(tmp_path / "generation"))
     assert os.environ["TMPDIR"] == "/mine"
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_gpus_of_a_worker_are_not_those_of_workers_that_it_starts(tmp_path: Path) -> None:
+    set_environment(msgspec.structs.replace(_assignment(tmp_path), gpus=("0", "1")))
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["HOLDFAST_OWN_GPUS"]) == ("0,1", "1")
+    set_environment(_assignment(tmp_path))  # each of these takes its share of both
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1" and "HOLDFAST_OWN_GPUS" not in os.environ

@@ -137,13 +137,14 @@ def test_sync_upload_returns_after_the_commit(tmp_path: Path) -> None:
     with FakeAgent(staging_dir=str(tmp_path / "staging"), storage=str(tmp_path / "run")) as agent:
         checkpoint = directory(tmp_path / "mine", model="weights")
         done = in_thread(agent.session.report, {}, checkpoint, None, CheckpointUploadMode.SYNC)
-        agent.next(WorkerReport)
-        assert agent.next(WorkerWaited).waiting
+        assert agent.next(WorkerReport).report.waits
         assert done.is_alive()
         agent.announce(1, "checkpoint_000000")
         done.join(60)
         assert not done.is_alive()
         assert (tmp_path / "mine").is_dir()
+        agent.session.report({})
+        assert not agent.next(WorkerReport).report.waits, "no message but the reports"
 
 
 def test_sync_upload_raises_when_the_checkpoint_was_given_up(tmp_path: Path) -> None:

@@ -247,8 +247,9 @@ def test_an_interrupted_copy_is_not_marked_complete(buffers: list[str], monkeypa
 def test_sync_upload_of_a_snapshot_waits_for_its_commit(buffers: list[str]) -> None:
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
         report(agent, 1)
+        assert not agent.next().report.waits
         second = in_thread(report, agent, 2, CheckpointUploadMode.SYNC)
-        assert agent.next(WorkerWaited).waiting
+        assert agent.next().report.waits
         agent.announce(1, "checkpoint_000000")
         agent.announce(2, "checkpoint_000001")
         second.join(60)

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 from holdfast.core.admission import Gang
 
-__all__ = ["GroupKind", "Shape", "fits", "group_kinds", "infeasible_text", "missing_groups", "resources_text"]
+__all__ = [
+    "GroupKind",
+    "Shape",
+    "fits",
+    "group_kinds",
+    "infeasible_text",
+    "missing_groups",
+    "resources_text",
+    "spare_kinds",
+]
 
 Shape = tuple[tuple[str, float], ...]
 """The resources of one bundle, by name."""
@@ -36,6 +45,17 @@ def group_kinds(gangs: Iterable[Gang]) -> Counter[GroupKind]:
             found[GroupKind(shape, gang.needed)] += 1
             found[GroupKind(shape, 1)] += gang.workers - gang.needed
     return +found
+
+
+def spare_kinds(gangs: Iterable[Gang], held: Mapping[Shape, int]) -> Counter[GroupKind]:
+    """What the spare agents of these gangs would take: each so much as the workers on one node, of which there are
+    `held` at most; nothing while there are none."""
+    found: Counter[GroupKind] = Counter()
+    for gang in gangs:
+        shape = tuple(sorted(gang.resources.items()))
+        if gang.spares and held.get(shape):
+            found[GroupKind(shape, min(held[shape], gang.workers))] += gang.spares
+    return found
 
 
 def missing_groups(wanted: Counter[GroupKind], reserved: Sequence[GroupKind]) -> list[GroupKind]:

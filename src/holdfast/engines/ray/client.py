@@ -103,9 +103,9 @@ class ClusterDriver:
         )
         return self._ask("state", fingerprint)  # type: ignore[no-any-return]
 
-    def start(self, module: str, job: bytes, fingerprint: str) -> None:
+    def start(self, module: str, job: bytes, fingerprint: str, keep_s: float) -> None:
         """`DriverActor.start`."""
-        self._ask("start", module, job, fingerprint)
+        self._ask("start", module, job, fingerprint, keep_s)
 
     def read(self, position: int) -> tuple[int, list[tuple[int, str]], bool, bytes | None, str]:
         """`DriverActor.read`."""

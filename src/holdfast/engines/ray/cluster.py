@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ __all__ = [
 
 _VERSIONS = (2, 49), (3, 0)
 """The first version of Ray that is supported, and the first that is not."""
+_NODE_LABEL = "ray.io/node-id"
+"""Every node has its id as a label."""
 PlacementGroup = Any
 """Ray's."""
 
@@ -48,6 +50,8 @@ class Node(NamedTuple):
 
     id: str
     address: str
+    port: int
+    """The raylet's."""
     resources: Mapping[str, float]
     """All that it has, whether or not it is in use."""
 
@@ -104,7 +108,11 @@ def nodes() -> list[Node]:
     """The nodes that are alive."""
     import ray
 
-    return [Node(one["NodeID"], one["NodeManagerAddress"], one["Resources"]) for one in ray.nodes() if one["Alive"]]
+    return [
+        Node(one["NodeID"], one["NodeManagerAddress"], one["NodeManagerPort"], one["Resources"])
+        for one in ray.nodes()
+        if one["Alive"]
+    ]
 
 
 def check_feasible(kind: GroupKind, options: RayOptions) -> None:
@@ -138,11 +146,15 @@ def draining_nodes() -> dict[str, float | None]:
 # ------------------------------------------------------------ placement groups
 
 
-def create_group(kind: GroupKind, options: RayOptions) -> PlacementGroup:
-    """Ask for bundles; Ray places them as soon as it can, and its autoscaler adds nodes for them."""
+def create_group(kind: GroupKind, options: RayOptions, without: Collection[str] = ()) -> PlacementGroup:
+    """Ask for bundles; Ray places them as soon as it can, though not on the nodes `without`, and its autoscaler adds
+    nodes for them."""
     from ray.util import placement_group
 
     selectors = [dict(one) for one in options.label_selectors]
+    if without:
+        elsewhere = {_NODE_LABEL: f"!in({','.join(sorted(without))})"}
+        selectors = [elsewhere | one for one in selectors or [{}]]
     if selectors:
         selectors = [selectors[n % len(selectors)] for n in range(kind.workers)]
     return placement_group(

@@ -23,10 +23,8 @@ JOB_FILE, OUTCOME_FILE = "job", "outcome"
 _KEPT_CHARACTERS = 1 << 22
 _POLL_S = 10.0
 """A caller's question waits so long for an answer that is not empty."""
-_KEPT_OUTCOME_S = 3600.0
-"""How long an outcome that no caller has taken is kept."""
 _ASKED_S = 60.0
-"""The same at least once one has asked, which may start another driver."""
+"""How long an outcome is kept at least once a caller has asked, which may start another driver."""
 _TAKEN_OUTCOME_S = 5.0
 """The same once one has taken it; others may be reading it."""
 _PROGRAM = "import sys, importlib; importlib.import_module(sys.argv[1]).main(sys.argv[2])"
@@ -46,6 +44,8 @@ class DriverActor:
         self._kept_characters = 0
         self._outcome: bytes | None = None
         self._why = ""
+        self._keep_s = 0.0
+        """How long an outcome that no caller has taken is kept."""
         self._has_ended = False
         self._was_taken = False
         self._end: asyncio.TimerHandle | None = None
@@ -60,8 +60,9 @@ class DriverActor:
             return "", True
         return ("ended" if self._has_ended else "running"), fingerprint == self._fingerprint
 
-    async def start(self, module: str, job: bytes, fingerprint: str) -> None:
-        """Start a driver, unless one runs: another caller may have been quicker. What came of the last is dropped."""
+    async def start(self, module: str, job: bytes, fingerprint: str, keep_s: float) -> None:
+        """Start a driver, unless one runs: another caller may have been quicker. What came of the last is dropped; what
+        comes of this one is kept for `keep_s`, until a caller takes it."""
         if self._task is not None and not self._has_ended:
             return
         if self._end is not None:
@@ -69,7 +70,7 @@ class DriverActor:
         self._end, self._has_ended, self._was_taken, self._outcome, self._why = None, False, False, None, ""
         self._pieces.clear()
         self._kept_characters = 0
-        self._fingerprint = fingerprint
+        self._fingerprint, self._keep_s = fingerprint, keep_s
         self._task = asyncio.get_running_loop().create_task(self._drive(module, job))
 
     async def read(self, position: int) -> tuple[int, list[tuple[int, str]], bool, bytes | None, str]:
@@ -106,7 +107,7 @@ class DriverActor:
         except OSError as error:
             self._why = f"it could not be started: {error}"
         self._has_ended = True
-        self._end_after(_KEPT_OUTCOME_S)
+        self._end_after(self._keep_s)
         self._changed.set()
 
     async def _run(self, module: str, directory: Path) -> tuple[bytes | None, str]:

@@ -19,6 +19,8 @@ class RayOptions:
     runtime_env: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """As Ray's actors take it: the agents, and so the workers, run in it."""
     runtime_env_text: str = field(init=False)
+    imports: tuple[str, ...] = field(default=(), compare=False)
+    """Modules that workers will probably need: agents import them while they connect."""
 
     def __post_init__(self) -> None:
         text = repr(sorted(self.runtime_env.items(), key=lambda item: item[0]))

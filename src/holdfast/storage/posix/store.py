@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from holdfast.errors import AlreadyExists, NotFound, StorageError, Unavailable
 from holdfast.storage.failures import translate, translated
-from holdfast.storage.files import atomic_download, copy_bytes, mount_kind, reflink, write_all
+from holdfast.storage.files import atomic_download, copy_bytes, mount_kind, read_all, reflink, write_all
 from holdfast.storage.hashing import size_of
 from holdfast.storage.keys import check_key, check_prefix, is_temporary, new_temporary
 from holdfast.storage.posix.atomic_file import AtomicFile, discard, link_open_file, sync
@@ -89,8 +89,12 @@ class PosixStore:
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        with _reading(path), path.open("rb", buffering=0) as file:
-            return file.readall()
+        with _reading(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:  # without a file object, which takes twice as many system calls
+                return read_all(fd)
+            finally:
+                os.close(fd)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self._path(key)

@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.errors import ConfigError
 from holdfast.linux.network import interface_of
 from holdfast.worker import session as sessions
 from holdfast.worker.job import Assignment
@@ -40,13 +41,15 @@ class TorchGroup:
             from holdfast.train.torch.devices import get_device
 
             torch.cuda.set_device(get_device())
+        backend = self._backend(torch)
+        _check_backend(backend, dist)
         timeout = datetime.timedelta(seconds=self.timeout_s)
         if self.from_environment:
-            dist.init_process_group(self._backend(torch), init_method="env://", timeout=timeout)
+            dist.init_process_group(backend, init_method="env://", timeout=timeout)
             return
         _choose_interface(assignment.address or assignment.master_address)
         dist.init_process_group(
-            self._backend(torch),
+            backend,
             store=_meet(assignment, master_listen_fd, timeout),
             rank=assignment.rank,
             world_size=assignment.world_size,
@@ -70,6 +73,15 @@ class TorchGroup:
             return self.backend
         gpu = os.environ.get("HOLDFAST_USE_GPU") == "1" and torch.cuda.is_available()
         return "nccl" if gpu else "gloo"
+
+
+def _check_backend(backend: str, dist: Any) -> None:
+    """Refuse what this node's torch does not have; it may be one for each kind of device, as in cpu:gloo,cuda:nccl."""
+    for name in (part.rpartition(":")[2] for part in backend.split(",")):
+        if not dist.is_backend_available(name):
+            usable = [one for one in dist.Backend.backend_list if one not in ("undefined", "fake")]
+            has = ", ".join(filter(dist.is_backend_available, usable))
+            raise ConfigError(f"TorchConfig(backend={backend!r}): torch has no backend {name!r} here; it has {has}.")
 
 
 def _choose_interface(address: str) -> None:

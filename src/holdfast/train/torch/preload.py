@@ -1,10 +1,11 @@
 """What the zygote imports for a training function before it forks the first worker.
 
 Setting up the process group needs torch alone, and the first worker should start soon. What is used later the zygote
-learns from the first workers, with two exceptions. The first optimizer of a process imports `torch._dynamo`: a second
-of CPU and 70 MB in each worker, so where there are several the zygote does it once for all of them, and their first
-step comes sooner. The imports of the compiler take many seconds, and a worker that dies early has taught the zygote
-nothing yet. Whether a function uses them is read from the byte code of all that it reaches in the user's modules.
+learns from the first workers, with two exceptions. The first optimizer of a process imports `torch._dynamo`: half a
+second of CPU and 70 MB in each worker, so where there are several the zygote does it once for all of them. The imports
+of the compiler take many seconds, and a worker that dies early has taught the zygote nothing yet. Whether a function
+uses them is read from the byte code of all that it reaches in the user's modules; for the compiler, of all else in its
+module, too, where a wrong guess costs more.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ _GROUP = ("torch", "torch.distributed")
 _OPTIMIZER = ("torch._dynamo",)
 _COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 _FUNCTIONS_MAX = 2_000
+_TABLE_MAX = 100
+"""Larger tables of a module are data."""
 
 
 def preload_for(function: Callable[..., Any], workers: int) -> tuple[str, ...]:
     """The modules to import for this training function, which is to run in so many workers."""
-    reached = [(code, one.__globals__) for one in _reached(function) for code in _nested(one.__code__)]
-    if any(_names(code, space, "compile") for code, space in reached):
+    if any(_names(code, space, "compile") for code, space in _codes(function, whole_modules=True)):
         return (*_GROUP, *_COMPILER)
-    if workers > 1 and any(_uses_optimizer(code, space) for code, space in reached):
+    if workers > 1 and any(_uses_optimizer(code, space) for code, space in _codes(function, whole_modules=False)):
         return (*_GROUP, *_OPTIMIZER)
     return _GROUP
 
@@ -40,30 +42,38 @@ def preload_for(function: Callable[..., Any], workers: int) -> tuple[str, ...]:
 # ---------------------------------------------------------------------- which functions
 
 
-def _reached(target: Any) -> Iterator[types.FunctionType]:
-    """The function, what it wraps, all else in its module, and what these name of other modules of the user's."""
-    queue = [one for wrapped in _functions(target) for one in (wrapped, *_defined_in(wrapped.__globals__))]
+def _codes(target: Any, *, whole_modules: bool) -> Iterator[tuple[types.CodeType, Mapping[str, Any]]]:
+    """The code of all that the function reaches in the user's modules, with its globals; `whole_modules`: and of all
+    else in its own module."""
+    queue = list(_functions(target))
+    if whole_modules:
+        queue += [one for wrapped in queue for one in _defined_in(wrapped.__globals__)]
     seen: set[int] = set()
     while queue and len(seen) < _FUNCTIONS_MAX:
         function = queue.pop()
         if id(function) in seen:
             continue
         seen.add(id(function))
-        yield function
         for code in _nested(function.__code__):
+            yield code, function.__globals__
             queue += _named_functions(code.co_names, function.__globals__)
 
 
 def _functions(target: Any) -> Iterator[types.FunctionType]:
-    """The function, and those that it wraps as a decorator or a partial."""
-    while isinstance(target, functools.partial):
-        target = target.func
-    if isinstance(target, types.FunctionType):
-        yield target
-        for cell in target.__closure__ or ():
+    """The function, and those that it wraps as a decorator or a partial, or has in its closure."""
+    queue = [target]
+    seen: set[int] = set()
+    while queue:
+        found = queue.pop()
+        while isinstance(found, functools.partial):
+            found = found.func
+        if not isinstance(found, types.FunctionType) or id(found) in seen:
+            continue
+        seen.add(id(found))  # functions in closures may call each other
+        yield found
+        for cell in found.__closure__ or ():
             with suppress(ValueError):  # a variable that has no value yet
-                if cell.cell_contents is not target:
-                    yield from _functions(cell.cell_contents)
+                queue.append(cell.cell_contents)
 
 
 def _defined_in(space: Mapping[str, Any]) -> Iterator[types.FunctionType]:
@@ -75,20 +85,38 @@ def _defined_in(space: Mapping[str, Any]) -> Iterator[types.FunctionType]:
 
 
 def _named_functions(names: tuple[str, ...], space: Mapping[str, Any]) -> Iterator[types.FunctionType]:
-    for name in names:
-        value = space.get(name)
-        if isinstance(value, types.ModuleType) and is_own_module(value.__name__):
-            values = [vars(value)[one] for one in names if one in vars(value)]
+    """What these names mean in the user's modules: functions, classes, objects of such classes, and tables of them."""
+    values = [space[name] for name in names if name in space]
+    modules: set[int] = set()
+    while values:
+        value = values.pop()
+        if isinstance(value, types.ModuleType):
+            if id(value) not in modules and is_own_module(value.__name__):
+                modules.add(id(value))  # modules often import each other
+                values += [vars(value)[one] for one in names if one in vars(value)]
+        elif isinstance(value, dict | list | tuple | set):
+            if len(value) <= _TABLE_MAX:
+                entries = value.values() if isinstance(value, dict) else value
+                values += [entry for entry in entries if not isinstance(entry, dict | list | tuple | set)]
         else:
-            values = [value]
-        yield from (member for one in values for member in _members(one) if is_own_module(member.__module__))
+            wrapped = list(_functions(value))
+            yield from (one for one in wrapped or _members(value) if is_own_module(one.__module__))
 
 
 def _members(value: Any) -> Iterator[types.FunctionType]:
-    """A function itself, the methods of a class."""
-    for member in list(vars(value).values()) if isinstance(value, type) else [value]:
-        if isinstance(member, types.FunctionType):
-            yield member
+    """A function itself; the methods of a class, or of an object's class, those that it inherits included."""
+    if isinstance(value, types.FunctionType):
+        yield value
+        return
+    for kind in _mro(value) or type(value).__mro__:
+        if is_own_module(kind.__module__):
+            for member in list(vars(kind).values()):
+                if isinstance(member, staticmethod | classmethod):
+                    member = member.__func__
+                elif isinstance(member, property):
+                    member = member.fget
+                if isinstance(member, types.FunctionType):
+                    yield member
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 __all__ = ["Trial"]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Trial:
     """Made and kept up to date by the experiment. Two trials are the same only if they are one object."""
 
@@ -34,3 +34,6 @@ class Trial:
 
     def __str__(self) -> str:
         return self.trial_id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.trial_id}, {self.status}>"

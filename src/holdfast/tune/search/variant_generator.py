@@ -24,7 +24,7 @@ _GRID = "grid_search"
 
 def grid_search(values: Any) -> dict[str, Any]:
     """Every one of these values; several grids are crossed."""
-    if isinstance(values, Mapping) or not hasattr(values, "__iter__"):
+    if isinstance(values, Mapping | str | bytes) or not hasattr(values, "__iter__"):
         raise ConfigError(f"tune.grid_search(values) must be a list of values, not {values!r}.")
     values = list(values)
     if not values:

@@ -37,6 +37,8 @@ from holdfast.wire.messages import LogLine
 
 __all__ = ["ResultFiles"]
 
+_FLUSH_S = 1.0
+"""Metrics are in the files so soon."""
 _CHUNK_ROWS = 5_000
 _HOLD_S = 2.0
 """How long a row waits for the name of its checkpoint before it is written without."""
@@ -122,6 +124,16 @@ class ResultFiles:
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
         """Worker output is kept by the agents; nothing of it is in these files."""
+
+    @property
+    def next_flush_s(self) -> float | None:
+        """Soon while something is not in the files: a row that waits for the name of its checkpoint, what could not be
+        written, what is not put into an object store again yet."""
+        if self._started is None:
+            return None
+        sinks = self._sinks or ()
+        waits = self._queue or self._waiting or self._small or self._failing or any(sink.pending for sink in sinks)
+        return _FLUSH_S if waits or any(isinstance(sink, MirrorSink) and sink.dirty for sink in sinks) else None
 
     def flush(self, final: bool = False) -> bool:
         """False while what was recorded is not in the files: storage fails, or this controller is or may be fenced."""
@@ -255,7 +267,7 @@ class ResultFiles:
 
     def _replay(self, sinks: _Sinks) -> None:
         """Apply what earlier epochs wrote to the journal and the files do not have."""
-        if self._journal is None:
+        if self._journal is None or self._epoch <= 1:
             return
         now = float("-inf")
         for count, (mark, line) in enumerate(self._journal.read(self._mark), start=1):

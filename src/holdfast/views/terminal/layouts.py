@@ -92,7 +92,7 @@ def death(ended: GenerationEnded, hosts: Mapping[int, str]) -> str:
     if not ended.failures:
         return f"The workers stopped {where}: {ended.why}"
     cause = root_cause(ended.failures)
-    text = f"{_rank_and_host(cause, hosts)} {_verb_phrase(cause.cause)}, {where}"
+    text = f"{_rank_and_host(cause, hosts)} {_short_cause(cause)}, {where}"
     same = [other.rank for other in ended.failures if other is not cause and signature(other) == signature(cause)]
     others = [other.rank for other in ended.failures if other is not cause and other.rank not in same]
     if same:
@@ -123,7 +123,7 @@ def recovery(
     """Training goes on: what died, and what that cost until the first report (None: the run ended without one)."""
     if ended.failures:
         cause = root_cause(ended.failures)
-        what = f"{_rank_and_host(cause, hosts, first='rank')} {_verb_phrase(cause.cause)}"
+        what = f"{_rank_and_host(cause, hosts, first='rank')} {_short_cause(cause)}"
     else:
         what = printable(ended.why)
     lost = ended.iteration - started.iteration
@@ -183,12 +183,12 @@ def tensorboard_hint(uri: str) -> str:
 def how_to_continue(newest: str | None, command: Sequence[str], failed: RunFailed | None) -> str:
     """What to do after a run that did not finish. An exception of the function's own would only come again."""
     resume = _resume_command(command)
-    source = f"from {newest}" if newest else "from the beginning"
     if failed is not None and is_bug(failed.failures):
         how = f"run:\n  {resume}\n" if resume else "call fit() with the same name and storage path. "
-        return f"Fix this, then {how}It goes on {source}."
+        source = f"goes on from {newest}" if newest else "starts again from the beginning"
+        return f"Fix this, then {how}It {source}."
     how = f"run this again:\n  {resume}" if resume else "call fit() again with the same name and storage path."
-    return f"To continue {source}, {how}"
+    return f"To {f'continue from {newest}' if newest else 'start again from the beginning'}, {how}"
 
 
 def _resume_command(command: Sequence[str]) -> str | None:
@@ -228,7 +228,5 @@ def _rank_and_host(failure: WorkerFailure, hosts: Mapping[int, str], first: str 
     return f"{first} {failure.rank} on {host}" if host else f"{first} {failure.rank}"
 
 
-def _verb_phrase(cause: str) -> str:
-    """The cause as the rest of a sentence."""
-    text = trim(printable(cause), 300).rstrip(".")
-    return f"was {text}" if text.startswith("killed") else text
+def _short_cause(failure: WorkerFailure) -> str:
+    return trim(printable(failure.cause), 300).rstrip(".")

@@ -46,6 +46,8 @@ class NonblockingStream:
         self._statuses: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         """What each run that prints here shows below everything else, "" if nothing now."""
         self._drawn: tuple[str, ...] = ()
+        self._is_status_due = False
+        """Whether the status lines may not be those that are drawn."""
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.fine = _takes("╭─│", self._encoding)
         self._poll = _poll_of(stream)
@@ -83,6 +85,11 @@ class NonblockingStream:
             return shutil.get_terminal_size().columns
 
     @property
+    def has_backlog(self) -> bool:
+        """Whether there is text that the stream was not ready to take."""
+        return bool(self._pieces)
+
+    @property
     def is_shared(self) -> bool:
         """Whether several runs print here now."""
         return len(self._statuses) > 1
@@ -92,14 +99,18 @@ class NonblockingStream:
         must fit on one."""
         with self._lock:
             self._statuses[run] = printable(text, lines=True) if self.live and not self._gone else ""
+            self._is_status_due = self.live
 
     def leave(self, run: object) -> None:
         """The run prints nothing any more; it came with its first `set_status`."""
         with self._lock:
             self._statuses.pop(run, None)
+            self._is_status_due = self.live
 
     def drain(self, *, wait: bool = False) -> None:
         """Write what the stream accepts now; with `wait`, all of it."""
+        if not self._pieces and not self._is_status_due:
+            return  # this is asked after every report
         with self._lock:
             self._drain(wait)
 
@@ -117,6 +128,7 @@ class NonblockingStream:
                     self._left_out = 0
             if not self._pieces and (lines := self._status_lines()) != self._drawn and (wait or self._ready()):
                 self._draw(lines)
+            self._is_status_due = self._status_lines() != self._drawn
         except (OSError, ValueError):  # closed, by us or by the reader
             self._gone = True
             self._pieces.clear()

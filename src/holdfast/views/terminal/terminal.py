@@ -20,6 +20,7 @@ import msgspec
 from holdfast.core import records as r
 from holdfast.core.checkpoint_types import ValidationStatus
 from holdfast.core.curve import Row
+from holdfast.core.metrics import find_metric
 from holdfast.core.root_cause import root_cause, signature
 from holdfast.core.summary import Summary
 from holdfast.journal.format import encode_record
@@ -28,7 +29,9 @@ from holdfast.views.formatting import (
     bounds_text,
     count_text,
     drain_text,
+    list_text,
     local_time,
+    losses_text,
     place,
     ranks_text,
     running_time,
@@ -45,6 +48,11 @@ __all__ = ["Terminal", "is_set", "print_complete"]
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM = "31", "33", "32", "1", "2"
 _DRAW_S = 0.1
+_FLUSH_S = 0.2
+_CLOCK_S = 1.0
+"""How often the live line's clocks change, if nothing else does."""
+_GATHER_S = 0.5
+"""Agents that are lost within this time are told of in one line."""
 _WAITING_S = 5.0
 _WAITING_MAX_S = 600.0
 _encode = msgspec.json.Encoder().encode
@@ -54,9 +62,6 @@ class Terminal:
     """Prints to `stderr`, and what workers print to standard output, or JSON, to `stdout`. In notebooks all goes to
     `stdout`: they show the other one as an error. A switch that is None follows the environment and the stream."""
 
-    flush_s = 0.2
-    """How often the publisher calls `flush`."""
-
     def __init__(
         self,
         stderr: TextIO,
@@ -64,7 +69,6 @@ class Terminal:
         *,
         name: str,
         uri: str,
-        total_workers: int,
         quiet: bool | None = None,
         json_lines: bool | None = None,
         interactive: bool | None = None,
@@ -83,7 +87,7 @@ class Terminal:
         self._stream.set_status(self, "")
         same = is_same_file(stdout, stderr)
         self._stdout = self._stream if same else open_stream(stdout, interactive)
-        self._name, self._uri, self._total_workers = name, uri, total_workers
+        self._name, self._uri = name, uri
         self._command = sys.orig_argv if command is None else command
         self._clock = clock
         self._run = prior if prior is not None else Summary()
@@ -95,8 +99,17 @@ class Terminal:
         self._throttle = Throttle(self._stream.live, clock)
         self._live_line = LiveLine(config or {})
         self._draw_at = float("-inf")
+        self._is_drawn = True
+        """Whether the live line shows all that there is."""
+        self._death = ""
+        """How a generation ended, in quiet, until it is known that the run goes on."""
+        self._told_score = False
+        self._losses: list[r.AgentRemoved] = []
+        """Those that are not shown yet."""
+        self._tell_losses_at = float("inf")
         self.waiting_for: Callable[[], str] = str
-        """What keeps the run from starting workers, "" if nothing does: asked several times a second."""
+        """What keeps the run from starting workers, "" if nothing does: asked several times a second while something
+        does. Who knows that it begins to wait has `flush` called."""
         self._waiting_since: float | None = None
         self._tell_waiting_at = 0.0
         self._epoch = 0
@@ -116,11 +129,14 @@ class Terminal:
                 self._stream.drain()
             return
         row = self._run.apply(record).row
+        self._is_drawn = False
         if row is None:
             self._draw_at = float("-inf")  # the live line may not be true any more
             self._show_record(record)
         elif not self._quiet:
             self._show_report(row, waits=isinstance(record, r.Reported) and record.checkpoint)
+        else:
+            return  # there may be thousands a second
         self._drain()
 
     def logs(self, generation: int, lines: Sequence[LogLine]) -> None:
@@ -132,7 +148,20 @@ class Terminal:
             self._worker_output.lines(lines)
         self._drain()
 
+    @property
+    def next_flush_s(self) -> float | None:
+        """Soon while something is held back, or the run waits for something; as often as a clock that is shown."""
+        is_live = self._stream.live and not self._quiet
+        streams = self._stream.has_backlog or self._stdout.has_backlog
+        held_back = self._death or self._losses or self._worker_output.is_waiting or self._throttle.is_waiting
+        if streams or held_back or self.waiting_for():
+            return _FLUSH_S
+        if is_live:
+            return _CLOCK_S if self._is_drawn else _FLUSH_S
+        return None
+
     def flush(self, final: bool = False) -> None:
+        self._show_death()
         if final:
             self._show_waiting()
         self._worker_output.flush(everything=final)
@@ -146,6 +175,9 @@ class Terminal:
     # ------------------------------------------------------------ one method a kind of record
 
     def _show_record(self, record: r.Record) -> None:
+        if not isinstance(record, r.RunFailed):
+            self._show_death()
+        self._death = ""
         match record:
             case r.ControllerStarted():
                 self._show_start(record)
@@ -157,7 +189,10 @@ class Terminal:
                 if record.spare:
                     self._print(f"Agent {record.agent} on {record.host} is kept ready as a spare")
             case r.AgentRemoved():
-                self._warn(f"agent {record.agent} on {record.host} is gone: {record.why}")
+                self._losses.append(record)
+                self._tell_losses_at = min(self._tell_losses_at, self._clock() + _GATHER_S)
+            case r.AgentRefused():
+                self._warn(record.why)
             case r.BoundsChanged():
                 bounds = bounds_text(record.workers_min, record.workers_max)
                 self._print(f"The run may have {bounds} from here on: {printable(record.why)}")
@@ -184,12 +219,13 @@ class Terminal:
                 self._live_line.commit(self._clock())
                 if not self._quiet:
                     self._throttle.commit(record)
+                self._check_score(record)
             case r.CheckpointAbandoned():
                 self._throttle.stop_waiting(record.iteration)
                 self._warn(f"the checkpoint of iteration {record.iteration} was not kept: {record.why}")
             case r.CheckpointDamaged():
                 where = place(self._uri, record.name)
-                text = f"WARNING: the checkpoint {where} is DAMAGED and is no longer used: {printable(record.why)}"
+                text = f"WARNING: the checkpoint {where} is NOT USED any more: {printable(record.why)}"
                 self._stream.line(text, f"{_BOLD};{_RED}")
             case r.CheckpointValidated():
                 if record.status is not ValidationStatus.VALIDATED:
@@ -205,7 +241,11 @@ class Terminal:
     def _show_start(self, record: r.ControllerStarted) -> None:
         self._epoch = record.epoch
         verb = "started" if record.epoch <= 1 else "continues"
-        workers = count_text(self._total_workers, "worker")
+        bounds = self._run.durable.bounds  # `holdfast scale` has set them under an earlier controller
+        if bounds is not None:
+            workers = bounds_text(bounds.workers_min, bounds.workers_max)
+        else:
+            workers = bounds_text(record.workers_min or record.workers, record.workers)
         self._print(
             f"Run {printable(self._name)} {verb} at {local_time(record.at)} with {workers} in {place(self._uri)}"
         )
@@ -237,12 +277,14 @@ class Terminal:
         self._print(f"Training goes on with {workers} from iteration {started.iteration}, {lost_text}")
 
     def _show_failure(self, record: r.GenerationEnded) -> None:
+        if self._quiet and record.counted:
+            self._losses.clear()  # the failure is told with its cause
         self._show_waiting()
         self._ended = self._ended or record
         if not record.counted and record.preemption is None:
             return
         if self._quiet:
-            self._warn(layouts.death(record, self._hosts))
+            self._death = layouts.death(record, self._hosts)
             return
         self._stream.line("")
         self._stream.line(f"{self._prefix}{layouts.death(record, self._hosts)}", _RED)
@@ -256,6 +298,23 @@ class Terminal:
             times = 1
             self._stream.line(layouts.short_traceback(cause), _DIM)
         self._last_error = (kind, times)
+
+    def _show_death(self) -> None:
+        """In quiet, the failure that was held back, since one that ends the run says the same."""
+        if self._death:
+            self._warn(self._death)
+        self._death = ""
+
+    def _check_score(self, record: r.CheckpointCommitted) -> None:
+        """Warn of the first checkpoint that lacks the metric by which they are ranked, and is not to be validated."""
+        started = self._run.started
+        score = started.score_attribute if started is not None else None
+        if score is None or self._told_score or record.name in self._run.durable.validations:
+            return
+        if find_metric(record.metrics, score) is None:
+            self._told_score = True
+            has = f"has {list_text(sorted(record.metrics))}" if record.metrics else "has none"
+            self._warn(f"{record.name} counts as the worst: checkpoint_score_attribute is {score!r}, and it {has}")
 
     def _show_report(self, row: Row, *, waits: bool) -> None:
         self._show_recovery(row.at)
@@ -312,8 +371,18 @@ class Terminal:
 
     def _show_waiting(self) -> None:
         """What was held back, whatever it waits for."""
+        self._show_losses()
         self._worker_output.flush(everything=True)
         self._show_reports(everything=True)
+
+    def _show_losses(self) -> None:
+        """The agents that were lost lately: many are often lost at once."""
+        losses, self._losses = self._losses, []
+        if len(losses) == 1:
+            self._warn(f"agent {losses[0].agent} on {losses[0].host} is gone: {losses[0].why}")
+        elif losses:
+            self._warn(f"lost {losses_text([one.agent for one in losses], [one.why for one in losses])}")
+        self._tell_losses_at = float("inf")
 
     def _show_reports(self, *, everything: bool = False) -> None:
         for row, skipped, commit in self._throttle.due(everything=everything):
@@ -328,9 +397,11 @@ class Terminal:
         now = self._clock()
         if not self._json:
             self._show_reports()
+        if now >= self._tell_losses_at:
+            self._show_losses()
         waiting = self._show_waiting_for(now)
         if self._stream.live and not self._quiet and now >= self._draw_at:
-            self._draw_at = now + _DRAW_S
+            self._draw_at, self._is_drawn = now + _DRAW_S, True
             prefix = self._prefix
             width = max(1, self._stream.width - 1 - len(prefix))
             text = waiting[:width] or self._live_line.text(now, width)

@@ -65,10 +65,20 @@ class Throttle:
             (row, float("-inf") if row.iteration <= iteration else until) for row, until in self._waiting
         )
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something will be due although nothing more comes; with a live line, a last report is only at the
+        end."""
+        if self._live and self._next is not None:
+            return bool(self._waiting)
+        return bool(self._waiting) or self._commit is not None or self._next is not None
+
     def due(self, *, everything: bool = False) -> list[Due]:
         """What is to be shown now; it then counts as shown."""
-        now = self._clock()
         lines: list[Due] = []
+        if not self._waiting and self._next is None and self._commit is None:
+            return lines
+        now = self._clock()
         while self._waiting and (everything or now >= self._waiting[0][1]):
             row, _ = self._waiting.popleft()
             if self._burst or self._live:

@@ -67,6 +67,11 @@ class WorkerOutput:
             self._add(one.rank, one.stream, self._clean(one.text))
         self.flush(everything=len(self._waiting) > _WAITING_MAX)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether lines wait for other ranks to print the same."""
+        return bool(self._waiting)
+
     def flush(self, everything: bool = False) -> None:
         """Print the lines that have waited long enough, or need not wait."""
         now = self._clock()

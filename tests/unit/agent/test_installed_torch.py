@@ -1,4 +1,4 @@
-"""What a process says of itself, without importing what it speaks of."""
+"""Which torch is installed, without importing it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _SAY = """
 import sys
-from holdfast.wire.hello import installed_torch
+from holdfast.agent.installed_torch import installed_torch
 print(installed_torch())
 assert "torch" not in sys.modules and "importlib.metadata" not in sys.modules
 """
@@ -24,7 +24,7 @@ def test_the_version_of_torch_is_known_without_importing_it(tmp_path: Path) -> N
     assert _say(tmp_path) == importlib.metadata.version("torch")
 
 
-def test_a_torch_that_does_not_say_its_version_has_none(tmp_path: Path) -> None:
+def test_the_version_of_a_torch_that_does_not_say_it_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").touch()
-    assert _say(tmp_path) == ""
+    assert _say(tmp_path) == "None"
