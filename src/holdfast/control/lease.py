@@ -3,7 +3,8 @@
 Each controller creates `epochs/<n>.json`, which only one can; the highest number is the one that counts, and everybody
 below it is fenced (`holdfast.checkpoint.epochs` voids their late commits, `writer` their late records). A living
 holder is known by its process where it runs on this machine, otherwise by `epochs/<n>.beat`, which it rewrites every
-few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one.
+few seconds: a beat that does not change for the time-to-live, by the clock of whoever waits, is a dead one. So is an
+epoch file that stays torn for as long: where creation is not atomic, its controller may just be writing it.
 
 A lease may have guests: runs whose directories lie below its own (the trials of an experiment). A guest has no lease in
 storage; its directory gets a fence, under the number of the lease's epoch, when there is something to fence.
@@ -242,8 +243,8 @@ def acquire(
     cache_s = _mount_cache_s(store)
     highest = max(list_epochs(store), default=0)
     if highest and not takeover:
-        holder = _read(store, highest)
-        if _is_alive(store, holder, sleep):
+        holder = _wait_until_whole(store, highest, sleep)
+        if holder is not None and _is_alive(store, holder, sleep):
             raise RunBusy(
                 f"{store.uri} is held by {_name(holder.holder)} since {holder.started_at}; wait for it, stop it, "
                 "or pass RunConfig(takeover=True) to fence it off."
@@ -360,6 +361,15 @@ def _name(holder: ProcessIdentity) -> str:
     return f"process {holder.pid} on {holder.host}"
 
 
+def _wait_until_whole(store: Store, epoch: int, sleep: Callable[[float], None]) -> EpochFile | None:
+    """The epoch file; None if its controller died while it wrote it."""
+    waited_s, pause_s = 0.0, TIME_TO_LIVE_S / 100
+    while (found := _decode(store.get(epoch_key(epoch)))) is None and waited_s < TIME_TO_LIVE_S:
+        sleep(pause_s)
+        waited_s += pause_s
+    return found
+
+
 def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -> bool:
     first = _read_beat(store, holder.epoch)
     if first is not None and first.released:
@@ -379,12 +389,18 @@ def _is_alive(store: Store, holder: EpochFile, sleep: Callable[[float], None]) -
 
 
 def _read(store: Store, epoch: int) -> EpochFile:
-    data = store.get(epoch_key(epoch))
+    found = _decode(store.get(epoch_key(epoch)))
+    if found is not None:
+        return found
+    return EpochFile(epoch=epoch, holder=ProcessIdentity(host="unknown", pid=0), started_at="", time_to_live_s=0.0)
+
+
+def _decode(data: bytes) -> EpochFile | None:
+    """None: torn, since its controller is just creating it, or died while it did, where that is not atomic."""
     try:
         return msgspec.json.decode(data, type=EpochFile)
     except DECODE_ERRORS:
-        # Torn: its controller died while creating it, where that is not atomic. Nobody holds anything by it.
-        return EpochFile(epoch=epoch, holder=ProcessIdentity(host="unknown", pid=0), started_at="", time_to_live_s=0.0)
+        return None
 
 
 def _read_beat(store: Store, epoch: int) -> _Beat | None:

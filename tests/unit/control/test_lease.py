@@ -14,7 +14,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.commit import commit_directory
 from holdfast.checkpoint.epochs import EpochFloor, epoch_key, read_floor
 from holdfast.checkpoint.process_identity import ProcessIdentity
-from holdfast.control.lease import EpochFile, _settle, acquire, read_cuts
+from holdfast.control.lease import TIME_TO_LIVE_S, EpochFile, _settle, acquire, read_cuts
 from holdfast.errors import Fenced, RunBusy
 from holdfast.journal.reader import Position
 from holdfast.storage.posix.store import PosixStore
@@ -116,9 +116,28 @@ def test_a_controller_whose_epoch_file_names_another_is_fenced(store: PosixStore
         first.beat()
 
 
-def test_a_torn_epoch_file_holds_no_lease(store: PosixStore) -> None:
+def test_an_epoch_file_that_stays_torn_holds_no_lease(store: PosixStore) -> None:
     store.put(epoch_key(1), b'{"epoch": 1, "hol')
-    assert acquire(store, sleep=lambda _: None).epoch == 2
+    pauses: list[float] = []
+    assert acquire(store, sleep=pauses.append).epoch == 2
+    assert sum(pauses) >= TIME_TO_LIVE_S
+
+
+def test_an_epoch_file_that_is_just_being_written_is_waited_for(store: PosixStore) -> None:
+    """Where creation is not atomic, others see the file before its controller has written it."""
+    first = acquire(store)
+    whole = store.get(epoch_key(first.epoch))
+    store.put(epoch_key(first.epoch), b"")
+    with pytest.raises(RunBusy, match="held by process"):
+        acquire(store, sleep=lambda _: store.put(epoch_key(first.epoch), whole))
+    first.beat()
+
+
+def test_a_takeover_waits_for_no_torn_epoch_file(store: PosixStore) -> None:
+    store.put(epoch_key(1), b"")
+    pauses: list[float] = []
+    assert acquire(store, sleep=pauses.append, takeover=True).epoch == 2
+    assert not pauses
 
 
 def test_a_guest_has_no_files_before_its_fence(store: PosixStore) -> None:
