@@ -52,7 +52,7 @@ def test_an_experiment_runs_on_all_hosts_and_survives_its_leader(tmp_path: Path)
 
     def starts() -> dict[str, list[str]]:
         """On which hosts each trial has started, and from which step."""
-        return {path.name: path.read_text().splitlines() for path in tmp_path.glob("starts_*")}
+        return {path.name: processes.whole_lines(path) for path in tmp_path.glob("starts_*")}
 
     def committed() -> list[int]:
         trials = (tmp_path / "storage").glob("*/*/checkpoint_*/.manifest.json")

@@ -55,7 +55,7 @@ def test_the_place_of_a_killed_agent_is_taken_by_the_spare_that_was_prepared_bef
     def spares() -> list[str]:
         capsys.readouterr()
         assert main(["status", run, "--json"]) == 0
-        return [one["agent"] for one in json.loads(capsys.readouterr().out)["agents"] if one.get("spare")]
+        return [one["agent"] for one in json.loads(capsys.readouterr().out).get("agents", []) if one.get("spare")]
 
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor())

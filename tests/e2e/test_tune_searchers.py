@@ -49,9 +49,8 @@ def test_trials_go_on_while_a_searcher_takes_its_time(sandbox: Sandbox) -> None:
     def train(config: dict[str, Any]) -> None:
         for step in range(3):
             tune.report({"step": step})
-        if config["known"] == 0 and pipe.exists():
+        if tune.get_context().get_trial_id().endswith("0"):
             pipe.write_text("go")
-            pipe.unlink()
 
     results = tune.Tuner(
         train,

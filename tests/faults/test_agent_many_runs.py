@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,12 @@ def _report_states(config: dict[str, Any]) -> None:
 
 def _snapshot_bytes(agent: int) -> list[int]:
     """The sizes of the snapshot buffers that an agent has, but for empty ones."""
-    fds = list(Path(f"/proc/{agent}/fd").iterdir())
-    return [fd.stat().st_size for fd in fds if "holdfast-snapshot" in str(fd.readlink()) and fd.stat().st_size]
+    found = []
+    for fd in Path(f"/proc/{agent}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if "holdfast-snapshot" in str(fd.readlink()) and (size_bytes := fd.stat().st_size):
+                found.append(size_bytes)
+    return found
 
 
 def _config(**values: Any) -> bytes:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.faults.programs import jobs, processes
@@ -164,10 +163,8 @@ def test_the_agent_that_finishes_the_uploads_is_killed_too(sandbox: Sandbox, gat
     second = sandbox.start_driver(_CONFIG)
     _check(sandbox, second, resumed_from=2)
     assert "still being stored" not in second.errors
-    assert [path.name for path in Path(sandbox.storage / "run" / "checkpoint_000001").iterdir()] == [
-        ".manifest.json",
-        ".reserved.json",
-    ]
+    files = sorted(path.name for path in (sandbox.storage / "run" / "checkpoint_000001").iterdir())
+    assert files == [".manifest.json", ".reserved.json"]
 
 
 def test_agents_give_up_uploads_after_the_linger_time(sandbox: Sandbox, gate: _Gate) -> None:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.faults.programs.processes import write_whole
+
 from holdfast import train
 from holdfast.train import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 
@@ -45,9 +47,7 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
     while not Path(config["directory"], "end").exists():
         step += 1
         train.report({"step": step})
-        draft = Path(config["directory"], f"draft_{rank}")
-        draft.write_text(str(step))
-        draft.rename(Path(config["directory"], f"step_{rank}"))
+        write_whole(Path(config["directory"], f"step_{rank}"), str(step))
         time.sleep(0.05)
     return {"steps": step}
 
@@ -69,9 +69,7 @@ def checkpoint(config: dict[str, Any]) -> dict[str, Any]:
             Path(directory, f"step_{rank}").write_text(str(step))
             Path(directory, f"large_{rank}").write_bytes(_large(step, rank))
             train.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
-        draft = Path(config["directory"], f"draft_{rank}")
-        draft.write_text(str(step))
-        draft.rename(Path(config["directory"], f"step_{rank}"))
+        write_whole(Path(config["directory"], f"step_{rank}"), str(step))
     return {"steps": step}
 
 
@@ -90,7 +88,7 @@ def state(config: dict[str, Any]) -> float:
         train.report({}, checkpoint=made, checkpoint_upload_mode=train.CheckpointUploadMode.SYNC)
     else:
         train.report({})
-    Path(config["directory"], f"on_{os.environ['TEST_HOST']}").write_text(str(rank))
+    write_whole(Path(config["directory"], f"on_{os.environ['TEST_HOST']}"), str(rank))
     while True:
         time.sleep(60)
 

@@ -46,8 +46,7 @@ class _Learning:
         return self.hosts.storage / "run"
 
     def reports(self) -> list[dict[str, int]]:
-        path = self.run / "result.json"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in processes.whole_lines(self.run / "result.json")]
 
     def wait_for_workers(self, workers: int, steps: int = 3) -> None:
         """Until so many workers have made so many steps more."""
@@ -64,7 +63,8 @@ class _Learning:
         processes.wait_until(lambda: self.step() >= before + more, f"{more} steps more are made", 60)
 
     def step(self) -> int:
-        return self.reports()[-1]["step"] if self.reports() else 0
+        reports = self.reports()
+        return reports[-1]["step"] if reports else 0
 
     def ends(self) -> list[r.GenerationEnded]:
         return [one for one in read_records(open_store(self.run)) if isinstance(one, r.GenerationEnded)]
@@ -130,12 +130,13 @@ def test_a_slow_link_is_not_taken_for_a_dead_host(hosts: Hosts) -> None:
 
 
 def test_a_preemption_with_too_short_a_deadline_costs_steps_and_no_sample(four_hosts: Hosts) -> None:
-    learning = _Learning(four_hosts, step_s=1.0, every=1_000)
+    # A report is in the file about a second after it was made: the deadline is over long before the next one.
+    learning = _Learning(four_hosts, step_s=3.0, every=1_000)
     agents = [_start(four_hosts, number, "--drain-deadline", "0.4") for number in (1, 2)]
-    learning.wait_for_workers(2)
+    learning.wait_for_workers(2, steps=1)
     agents[1].send_signal(signal.SIGTERM)
     assert agents[1].wait(60) == 0
-    learning.wait_for_workers(1)
+    learning.wait_for_workers(1, steps=1)
     learning.end()
     (end,) = (one for one in learning.ends() if one.why.endswith("its time is up"))
     assert not end.counted, "it spends no failure"

@@ -57,19 +57,16 @@ class _Cluster:
 
     def reports(self, run: str) -> list[int]:
         """How many workers made each step."""
-        path = self.directory / "storage" / run / "result.json"
-        return [json.loads(line)["workers"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line)["workers"] for line in self._report_lines(run)]
+
+    def _report_lines(self, run: str) -> list[str]:
+        return processes.whole_lines(self.directory / "storage" / run / "result.json")
 
     def wait_for_step(self, more: int, run: str = "images") -> int:
         """Until so many reports more have been stored; the newest step."""
-
-        def count() -> int:
-            found = list((self.directory / "storage").glob(f"{run}/result.json"))
-            return len(found[0].read_text().splitlines()) if found else 0
-
-        before = count()
-        processes.wait_until(lambda: count() >= before + more, "training goes on", 120)
-        return count()
+        before = len(self._report_lines(run))
+        processes.wait_until(lambda: len(self._report_lines(run)) >= before + more, "training goes on", 120)
+        return len(self._report_lines(run))
 
 
 @pytest.fixture
@@ -143,7 +140,8 @@ def test_an_experiment_has_the_same_results_on_a_host_that_does_not_see_the_stor
 
     def places() -> list[str]:
         """On which hosts the trials have started."""
-        return sorted(path.read_text().split()[0] for path in cluster.directory.glob("starts_*"))
+        starts = [processes.whole_lines(path) for path in cluster.directory.glob("starts_*")]
+        return sorted(lines[0].split()[0] for lines in starts if lines)
 
     processes.wait_until(lambda: places() == ["a", "b"], "each host has a trial")
     (cluster.directory / "end").touch()

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 def _starts(hosts: Hosts) -> list[int]:
     """How often each rank has started."""
-    return [len((hosts.directory / f"started_{rank}").read_text().splitlines()) for rank in range(2)]
+    return [len(processes.whole_lines(hosts.directory / f"started_{rank}")) for rank in range(2)]
 
 
 def _wait_for_steps(hosts: Hosts, more: int) -> None:

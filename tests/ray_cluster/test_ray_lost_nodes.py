@@ -99,7 +99,7 @@ def test_a_prepared_spare_takes_the_place_of_a_lost_node(
         capsys.readouterr()
         if main(["status", run, "--json"]):
             return []
-        return [one["agent"] for one in json.loads(capsys.readouterr().out)["agents"] if one.get("spare")]
+        return [one["agent"] for one in json.loads(capsys.readouterr().out).get("agents", []) if one.get("spare")]
 
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(_fit, tmp_path, {"kill_when": str(enough)}, num_workers=2, spares=1)

@@ -1,4 +1,5 @@
-"""Process trees in /proc: parents, children, and waiting for processes to end."""
+"""Process trees in /proc: parents, children, and waiting for processes to end; and files that one process writes while
+another waits for them."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ __all__ = [
     "parent_of",
     "signal_all",
     "wait_until",
+    "whole_lines",
+    "write_whole",
 ]
 
 _DEADLINE_S = 60.0
@@ -117,3 +120,19 @@ def wait_until(condition: Callable[[], object], what: str, within_s: float = _DE
     while not condition():
         assert monotonic() < end, f"waited in vain: {what}"
         sleep(_LOOK_AGAIN_S)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that another process may be writing, without a last one that has no end yet; none if there is
+    no such file."""
+    with suppress(FileNotFoundError):
+        *whole, _ = path.read_bytes().split(b"\n")
+        return [line.decode() for line in whole]
+    return []
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that another process waits for: it is there with all of its text, or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.rename(path)

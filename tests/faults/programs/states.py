@@ -94,8 +94,7 @@ def _restored() -> tuple[int, str]:
 
 
 def _accepted(config: _Config) -> int:
-    path = Path(config["accepted"])
-    return max(map(int, path.read_text().split()), default=0) if path.exists() else 0
+    return max(map(int, processes.whole_lines(Path(config["accepted"]))), default=0)
 
 
 # ---------------------------------------------------------------- the moments
