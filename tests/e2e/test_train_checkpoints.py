@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,24 @@ def test_states_that_every_rank_reports_are_one_checkpoint(sandbox: Sandbox) -> 
     result = fit(sandbox, function, workers=2)
     assert result.checkpoint is not None
     assert result.checkpoint.load_state()["weights"].sum() == 499500
+    sandbox.check_stored()
+
+
+def test_what_a_worker_prints_to_a_standard_error_that_it_has_closed_gets_into_no_checkpoint(sandbox: Sandbox) -> None:
+    def function() -> None:
+        os.close(2)
+        for step in range(6):
+            state = {"weights": numpy.full(500_000, float(step))}
+            mode = CheckpointUploadMode.SYNC if step < 2 else None
+            train.report({"step": step}, Checkpoint.from_state(state), checkpoint_upload_mode=mode)
+            if step:
+                with suppress(OSError):
+                    os.write(2, b"x" * 30_000)
+
+    result = fit(sandbox, function)
+    found = {metrics["step"]: checkpoint.load_state()["weights"] for checkpoint, metrics in result.best_checkpoints}
+    assert len(found) == 6
+    assert [step for step, weights in found.items() if (weights != step).any()] == []
     sandbox.check_stored()
 
 

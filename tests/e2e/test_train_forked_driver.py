@@ -84,7 +84,7 @@ _SURROUNDINGS = """
         return {
             "seen": SEEN,
             "value": mine.VALUE,
-            "argv": [os.path.basename(one) for one in sys.argv][:1],
+            "argv": [os.path.basename(one) for one in sys.argv],
             "main has": sorted(name for name in vars(main) if name in ("fit", "kept", "SEEN", "temporary")),
             "files": [name for name in names if "kept" in name or "driver.log" in name],
             "recursion": sys.getrecursionlimit(),
@@ -199,6 +199,30 @@ def test_torch_and_what_optimizers_need_are_imported_once_and_thread_pools_used_
     assert threads == len(os.sched_getaffinity(0))
     assert _log(sandbox) == _FORKED
     assert (sandbox.root / "imports").read_text().split() == ["torch", "torch._dynamo"]
+
+
+_LOGS = """
+    import torch
+    from torch._logging import trace_structured
+
+    given = logging.StreamHandler(sys.stdout)
+    logging.getLogger("torch").addHandler(given)
+    logging.getLogger("json").addHandler(logging.lastResort)
+
+    def function():
+        before = os.readlink("/proc/self/fd/2")
+        trace_structured("artifact", lambda: {})  # as torch.compile does
+        after = os.readlink("/proc/self/fd/2") if os.path.exists("/dev/fd/2") else "closed"
+        given = logging.getLogger("torch").handlers[-1]
+        return [before == after, given.stream.fileno()]
+
+    print(json.dumps(fit(function)))
+"""
+
+
+def test_handlers_that_open_files_of_their_own_do_not_close_the_standard_error_of_workers(sandbox: Sandbox) -> None:
+    assert _run(sandbox, _LOGS) == [True, 2]
+    assert _log(sandbox) == _FORKED
 
 
 _REGISTERS = """

@@ -195,4 +195,5 @@ class AgentConnection:
         if message.name is not None:
             self.newest = message.name
             self.committed = number
-        self.pending = [one for one in self.pending if one > number]
+        # Not those before it: where an agent was lost, a later one may be given up while an earlier one is uploaded.
+        self.pending = [one for one in self.pending if one != number]

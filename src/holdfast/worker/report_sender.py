@@ -19,8 +19,10 @@ __all__ = ["ReportSender"]
 class ReportSender:
     """Sends reports in the order in which they were made. Used from the training function's thread."""
 
-    def __init__(self, send: Callable[[WorkerReport], None]) -> None:
+    def __init__(self, send: Callable[[WorkerReport], None], on_failure: Callable[[], None]) -> None:
+        """`on_failure` is called before the error of an upload is raised: its report came without a checkpoint."""
         self._send = send
+        self._on_failure = on_failure
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._uploading = False
@@ -49,6 +51,7 @@ class ReportSender:
         """Raise what an upload has raised."""
         error, self._error = self._error, None
         if error is not None:
+            self._on_failure()
             raise error
 
     def finish(self) -> None:

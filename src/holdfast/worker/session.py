@@ -36,6 +36,7 @@ from holdfast.worker.plain_data import plain_metrics
 from holdfast.worker.report_sender import ReportSender
 from holdfast.worker.snapshot import Snapshots
 from holdfast.worker.staging import stage, staged_files
+from holdfast.worker.stdio import fill_standard_descriptors
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.handle import Checkpoint
@@ -125,7 +126,7 @@ class Session:
         self.inputs: Any = None
         """What the trainer hands to the function besides its configuration, while that runs (`train.worker_inputs`)."""
         self._agent = AgentConnection(connection, assignment)
-        self._reports = ReportSender(self._agent.send)
+        self._reports = ReportSender(self._agent.send, self._forget_upload)
         self._snapshots = Snapshots(assignment, self._agent)
         self._filesystem = filesystem
         self._store: Store | None = None
@@ -313,6 +314,11 @@ class Session:
         self._agent.pending.append(number)
         return held
 
+    def _forget_upload(self) -> None:
+        """The user's function has failed in its thread: nobody will say what has become of a checkpoint that there is
+        not. It was the only one on its way."""
+        self._agent.pending.clear()
+
     def _make_part(
         self, checkpoint: Checkpoint, mode: CheckpointUploadMode, move: bool
     ) -> tuple[Part, tuple[int, ...] | None]:
@@ -320,6 +326,7 @@ class Session:
         make the checkpoint whole, where that is known: of a state, not of a directory."""
         from holdfast.checkpoint.state.handle import StateCheckpoint
 
+        fill_standard_descriptors()  # what is printed must not end up in a snapshot or a staged file
         if isinstance(checkpoint, StateCheckpoint):
             return self._make_part_of_state(checkpoint, mode)
         if mode is CheckpointUploadMode.NO_UPLOAD:

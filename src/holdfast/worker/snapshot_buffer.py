@@ -57,7 +57,7 @@ def read_seal(fd: int) -> int:
 
 
 class SnapshotBuffer:
-    """One buffer, mapped into this process as far as it reaches. `fd` is closed with it."""
+    """One buffer, mapped into this process as far as it reaches. `fd` is closed with it, or when it is dropped."""
 
     def __init__(self, fd: int, *, writable: bool = True) -> None:
         self._fd = fd
@@ -116,6 +116,9 @@ class SnapshotBuffer:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._memory = -1, None
+
+    def __del__(self) -> None:
+        self.close()
 
     def _map(self) -> None:
         size = os.fstat(self._fd).st_size

@@ -21,6 +21,7 @@ __all__ = [
     "WorkerFds",
     "buffer_lines",
     "detach_output",
+    "fill_standard_descriptors",
     "open_streams",
     "redirect_output",
     "watch_for_crashes",
@@ -66,6 +67,14 @@ def detach_output() -> None:
     os.dup2(null, 1)
     os.dup2(null, 2)
     os.close(null)
+
+
+def fill_standard_descriptors() -> None:
+    """Have /dev/null behind standard descriptors that the user's code, or a library, has closed: what is opened next
+    would get the number of one, and whatever is printed would be written to it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def open_streams() -> None:

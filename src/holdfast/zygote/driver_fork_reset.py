@@ -40,19 +40,19 @@ _kept: list[object] = []
 
 
 def reset_forked_process(kept_fds: list[int], modules: Sequence[str]) -> str | None:
-    """In the child, right after the fork, with all signals blocked: put everything in order, and
-    forget these modules of the user's. Gives why the process is
-    of no use, where only a forked process can tell."""
+    """In the child, right after the fork, with all signals blocked: put everything in order, and forget these modules
+    of the user's. Gives why the process is of no use, where only a forked process can tell."""
     gc.freeze()  # what the driver has is not this process's garbage, and looking at it would copy its pages
     reset_signal_handlers()
     drop_descriptors(kept_fds)
     _leave_outer_run()
     _reset_interpreter()
-    _kept.extend([sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__])
+    streams = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    _kept.extend(streams)
     open_streams()
     _forget_exit_handlers()
     _forget_modules(modules)
-    _reset_logging()
+    _reset_logging(streams)
     _reset_multiprocessing()
     return _reset_torch() or _threads_reason()
 
@@ -121,8 +121,9 @@ def _forget_modules(modules: Sequence[str]) -> None:
         pickler._PICKLE_BY_VALUE_MODULES.clear()
 
 
-def _reset_logging() -> None:
-    """No configuration of the driver's: neither of the root logger, nor of loggers of its own modules, nor files."""
+def _reset_logging(streams: Sequence[object]) -> None:
+    """No configuration of the driver's: neither of the root logger, nor of loggers of its own modules, nor files. What
+    wrote to one of its standard `streams` writes to this process's."""
     logging.disable(logging.NOTSET)
     logging.captureWarnings(False)
     _reset_logger(logging.root, logging.WARNING)
@@ -136,9 +137,18 @@ def _reset_logging() -> None:
             if isinstance(handler, logging.FileHandler):
                 _kept.append(handler)
                 logger.removeHandler(handler)
-            elif isinstance(handler, logging.StreamHandler):
+            elif isinstance(handler, logging.StreamHandler) and _borrows_stream(handler, streams):
                 _kept.append(handler.stream)
                 handler.stream = sys.stderr
+
+
+def _borrows_stream(handler: logging.StreamHandler[Any], streams: Sequence[object]) -> bool:
+    """Whether somebody else has opened what it writes to. One that opens a file of its own, if only later, closes it,
+    too: torch's trace log does so in every process that it finds to be another, and would close standard error."""
+    stream = handler.stream
+    if stream is None or stream is sys.stderr:  # not opened yet; or looked up for each line, as by `logging.lastResort`
+        return False
+    return any(stream is one for one in streams) or type(handler).close is logging.Handler.close
 
 
 def _reset_logger(logger: logging.Logger, level: int) -> None:

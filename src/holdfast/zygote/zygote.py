@@ -459,6 +459,7 @@ def main(control_fd: int, parent_pid: int, *, imports: Sequence[str] | None = No
     die_with_parent(parent_pid, signal.SIGTERM)
     become_subreaper()
     name_process("hf-zygote")
+    sys.argv[:] = [__file__]  # neither ours nor an agent's arguments are for the user's code
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_with_one_thread(imports or ())

@@ -301,7 +301,9 @@ def test_what_an_upload_function_raises_in_its_thread_is_raised_by_the_next_call
             message = agent.next()
             assert message.report.metrics == {"step": 1} and message.part is None and not message.report.checkpoint
             assert mine._open().local_root is not None
-            agent.session._agent.pending.clear()
+        mine = directory(tmp_path / "next", model="weights")
+        agent.session.report({}, mine)  # there is nothing that it had to wait for
+        assert isinstance(agent.next().part, StagedPart)
 
 
 def test_an_upload_function_must_return_a_checkpoint(tmp_path: Path) -> None:

@@ -138,6 +138,18 @@ def test_the_newest_commit_is_overwritten_last(buffers: list[str]) -> None:
     assert seal_of(kept.buffer) == kept.seal
 
 
+def test_a_checkpoint_that_is_given_up_does_not_free_the_buffer_of_an_earlier_one(buffers: list[str]) -> None:
+    """Its agent was lost with a part of it, and the earlier one is still uploaded."""
+    with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY) as agent:
+        report(agent, 1)
+        report(agent, 2)
+        uploading, given_up = agent.next().part, agent.next().part
+        agent.announce(2, None)
+        report(agent, 3)
+        assert agent.next().part.buffer == given_up.buffer
+        assert seal_of(uploading.buffer) == uploading.seal
+
+
 def test_the_checkpoint_resumed_from_is_overwritten_last(buffers: list[str]) -> None:
     held = Snapshot(buffer=buffers[0], seal=7, files=[])
     with FakeAgent(buffers=buffers, snapshot_limit_bytes=ROOMY, checkpoint="c", snapshots=[held]) as agent:
