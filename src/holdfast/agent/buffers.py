@@ -10,7 +10,6 @@ memory of all of them is limited in one place, `SnapshotMemory`: a worker asks b
 
 from __future__ import annotations
 
-import mmap
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from holdfast.core.checkpoint_types import Snapshot
 from holdfast.core.events import Ticket
 from holdfast.errors import CheckpointError, ConfigError, NotFound
 from holdfast.linux.memory import available_bytes
-from holdfast.worker.snapshot_buffer import HEADER_BYTES, UNSEALED, SnapshotBuffer, grow, make_memory, prefault
+from holdfast.worker.snapshot_buffer import HEADER_BYTES, UNSEALED, SnapshotBuffer, make_memory
 
 __all__ = ["Buffers", "SnapshotMemory", "limit_from_environment", "warm_up"]
 
@@ -145,8 +144,8 @@ class Buffers:
             return "its buffer is closed"
         if buffer.memory.seal == UNSEALED:
             return "its buffer is being filled anew"
-        if buffer.ticket is None:
-            return "its buffer has another one"
+        if buffer.snapshot == snapshot or buffer.ticket is None:
+            return "its buffer has another seal"
         return f"its buffer has the one of report {buffer.ticket.number} of generation {buffer.ticket.generation}"
 
     def release(self, ticket: Ticket, token: str | None) -> None:
@@ -184,9 +183,10 @@ class Buffers:
     def make_room(self, size_bytes: int) -> str | None:
         """The path of a buffer for so many bytes that are about to be fetched from other nodes; None if there is no
         memory for it. It is given back by `drop`, or used by `hold_fetched`."""
-        if not self._memory.reserve(HEADER_BYTES + size_bytes):
-            return None
         path = self._make("fetched")
+        if not self._memory.reserve(HEADER_BYTES + size_bytes):
+            self._close(path)
+            return None
         self._buffers[path].reserved_bytes = HEADER_BYTES + size_bytes
         self._buffers[path].is_filling = True
         return path
@@ -204,16 +204,16 @@ class Buffers:
         if path in self._buffers:
             self._close(path)
 
-    def to_warm_up(self, snapshot: Snapshot) -> tuple[int, int] | None:
-        """The buffer beside this snapshot's, if the next one will go there and it is smaller: a descriptor, to be
-        closed by `warm_up`, and the size."""
+    def to_warm_up(self, snapshot: Snapshot) -> tuple[SnapshotBuffer, int] | None:
+        """The buffer beside this snapshot's, if the next one will go there and it is smaller, and the size: for
+        `warm_up`."""
         size_bytes = self._buffers[snapshot.buffer].memory.size_bytes
         for paths in self._slots.values():
             for path in paths:
                 if snapshot.buffer in paths and path != snapshot.buffer:
                     beside = self._buffers[path]
                     if beside.memory.size_bytes < size_bytes <= beside.reserved_bytes - HEADER_BYTES:
-                        return os.dup(beside.fd), HEADER_BYTES + size_bytes
+                        return SnapshotBuffer(os.dup(beside.fd)), size_bytes
         return None
 
     def close(self) -> None:
@@ -250,16 +250,14 @@ class Buffers:
         self._memory.reserve(-buffer.reserved_bytes)
 
 
-def warm_up(fd: int, size_bytes: int) -> None:
-    """Get the pages of a buffer before a worker has to wait for them. Nothing in it is changed, should one write to it
-    meanwhile. Takes a while; for a thread."""
+def warm_up(buffer: SnapshotBuffer, size_bytes: int) -> None:
+    """Get the pages of a buffer before a worker has to wait for them, and close it. Nothing in it is changed, should
+    one write to it meanwhile. Takes a while; for a thread."""
     try:
         with suppress(OSError):  # no memory: the worker will notice, and make do without
-            grow(fd, size_bytes)
-            with mmap.mmap(fd, size_bytes) as memory:
-                prefault(memory)
+            buffer.reserve(size_bytes)
     finally:
-        os.close(fd)
+        buffer.close()
 
 
 def limit_from_environment() -> int:

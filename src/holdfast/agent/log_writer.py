@@ -8,6 +8,7 @@ put before it takes the files to storage.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import queue
 import threading
@@ -32,7 +33,8 @@ class LogFile:
     def __init__(
         self, writer: LogWriter, path: Path, on_error: _OnError, fetch: Callable[[Path], None] | None = None
     ) -> None:
-        """`fetch` is called in the writer's thread, to put at the path what the file is to begin with."""
+        """`fetch` is called in the writer's thread, to put at the path what the file is to begin with. If it raises
+        anything, nothing is written."""
         self._writer = writer
         self._path = path
         self._on_error = on_error
@@ -61,6 +63,8 @@ class LogFile:
             self._file = FileIO(str(self._path), "ab")
         except OSError as error:
             self._fail(error)
+        except Exception as error:  # noqa: BLE001  a store's, which `fetch` asks: other files are written all the same
+            self._fail(OSError(errno.EIO, str(error).rstrip(".")))
 
     def _append(self, block: bytes) -> None:
         left = memoryview(block)

@@ -208,9 +208,13 @@ class RunHost:
         if self._snapshot_server is not None:
             return
         files = ServedSnapshots(self._buffers, asyncio.get_running_loop())
+        serve = functools.partial(self._platform.serve_snapshots, files, self._address, order.snapshot_key)
+        serving = asyncio.ensure_future(asyncio.to_thread(serve))
         try:
-            serve = self._platform.serve_snapshots
-            self._snapshot_server = await asyncio.to_thread(serve, files, self._address, order.snapshot_key)
+            self._snapshot_server = await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            serving.add_done_callback(_close_server)  # the thread goes on
+            raise
         except (HoldfastError, OSError) as error:
             _log.warning("Other nodes cannot read the snapshots of this one: %s", error)
 
@@ -351,10 +355,10 @@ class RunHost:
     async def finish_uploads(self) -> None:
         """The controller has died: finish the uploads that it had ordered, for the next one to commit. Where this node
         does not see the storage, the next one is needed for that, too."""
-        if self._served is None:
+        tokens = [one.order.draft.token for one in self._storage.parts.ordered]
+        if self._served is None or not tokens:
             await self._storage.finish_uploads()
             return
-        tokens = [one.order.draft.token for one in self._storage.parts.ordered]
         async with self._platform.find_next_server(self._served.root, tokens) as served:
             if served is None:
                 _log.warning("What was being stored is given up: no driver serves %s any more.", self._served.root)
@@ -471,6 +475,12 @@ class RunHost:
                 gpus=place.gpus[local_rank] if place.gpus else None,
                 buffers=self._buffers.of_slot(local_rank),
             )
+
+
+def _close_server(serving: asyncio.Future[StorageServer]) -> None:
+    """Nobody waits for this server any more."""
+    if not serving.cancelled() and serving.exception() is None:
+        serving.result().close()
 
 
 def _internal(error: BaseException) -> RuntimeError:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import logging
 import os
@@ -25,7 +24,7 @@ from holdfast.agent.parts import Parts, UploadAnswer
 from holdfast.agent.session_dir import RunDirectory
 from holdfast.core.checkpoint_types import Snapshot, VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint
-from holdfast.errors import CheckpointError, HoldfastError, NotFound, StorageError
+from holdfast.errors import CheckpointError, HoldfastError, NotFound
 from holdfast.runtime import current
 from holdfast.storage.store import OnBytes, Store
 from holdfast.wire.messages import PrepareRun, Upload
@@ -190,13 +189,9 @@ class RunStorage:
     def _fetch_output(self, path: Path) -> None:
         """Output files only grow. If storage has more of this one, another agent wrote it since, or before."""
         key = path.relative_to(self._directory.output).as_posix()
-        try:
+        with suppress(NotFound):
             if self._open_store().size(key) > (path.stat().st_size if path.exists() else 0):
                 self._open_store().download(key, path)
-        except NotFound:
-            return
-        except StorageError as error:
-            raise OSError(errno.EIO, str(error).rstrip(".")) from error
 
     def _sync(self) -> None:
         self.log_writer.wait_written(_LOGS_TIMEOUT_S)

@@ -13,6 +13,7 @@ import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from io import FileIO
 from typing import Any, TypeVar
 
 from holdfast.agent.buffers import Buffers
@@ -46,11 +47,18 @@ class ServedSnapshots:
 
     def open(self, request: m.Read) -> OpenedFile:
         token, _, path = os.fsdecode(request.key).partition("/")
-        fd, start, size_bytes, seal = self._ask(lambda: self._buffers.open_file(token, path))
+        file, start, size_bytes, seal = self._ask(lambda: self._find(token, path))
+        with file:
+            fd = os.dup(file.fileno())
         begin = min(request.start, size_bytes)
         left = size_bytes - begin
         length = left if request.length is None else min(left, request.length)
         return OpenedFile(fd, start + begin, length, lambda: read_seal(fd) == seal)
+
+    def _find(self, token: str, path: str) -> tuple[FileIO, int, int, int]:
+        """As `Buffers.open_file`, but closed if nobody takes the answer, since it comes too late."""
+        fd, start, size_bytes, seal = self._buffers.open_file(token, path)
+        return FileIO(fd), start, size_bytes, seal
 
     def _ask(self, question: Callable[[], _T]) -> _T:
         """Have the event loop, whose the buffers are, answer."""

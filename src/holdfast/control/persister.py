@@ -66,7 +66,8 @@ class Persister:
         self._blocking = blocking
         self._refuse_conflicts = refuse_conflicts
         self._warned = False
-        self._answers: dict[tuple[e.Ticket, int], asyncio.Future[Uploaded]] = {}
+        self._answers: dict[tuple[str, int], asyncio.Future[Uploaded]] = {}
+        """By the draft's token and the rank: what is uploaded to a draft that was given up is of no use to the next."""
         self._parent: Manifest | None = None
 
     async def persist(self, command: c.PersistCheckpoint) -> e.CheckpointStored | e.CheckpointFailed:
@@ -116,7 +117,7 @@ class Persister:
 
     def deliver(self, answer: Uploaded | UploadFailed) -> None:
         """An agent's answer to an `Upload`."""
-        waiting = self._answers.get((answer.ticket, answer.rank))
+        waiting = self._answers.get((answer.token, answer.rank))
         if waiting is None or waiting.done():
             return
         if isinstance(answer, Uploaded):
@@ -201,7 +202,7 @@ class Persister:
         if link is None or self._agents.links.get(agent) is not link:  # another of that name has no part
             raise _AgentGone(f"agent {agent} was lost with the part of rank {rank}")
         answer: asyncio.Future[Uploaded] = asyncio.get_running_loop().create_future()
-        self._answers[ticket, rank] = answer
+        self._answers[draft.token, rank] = answer
         gone = asyncio.ensure_future(link.gone.wait())
         either: set[asyncio.Future[Any]] = {answer, gone}
         try:
@@ -222,7 +223,7 @@ class Persister:
             return answer.result()
         finally:
             gone.cancel()
-            self._answers.pop((ticket, rank), None)
+            self._answers.pop((draft.token, rank), None)
 
     def _reserve(self, command: c.PersistCheckpoint, token: str) -> Draft:
         self._lease.make_fence()

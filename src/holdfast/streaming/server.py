@@ -90,14 +90,12 @@ class StorageServer:
 
     def close(self) -> None:
         """Stop listening, and end every connection."""
+        # Each is closed by the thread that uses it: under its number there may be another file a moment later.
         with self._lock:
             self._closed = True
-            connections = list(self._connections)
-        for one in [*self._listeners, *connections]:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for one in self._listeners:
-            one.close()
+            for one in [*self._listeners, *self._connections]:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
 
     def _encrypts(self, one: socket.socket) -> bool:
         return not is_loopback(one.getsockname()[0]) if self._encrypted is None else self._encrypted
@@ -111,6 +109,7 @@ class StorageServer:
                 handle = connected.dup()  # for closing: TLS takes the first descriptor away
             except OSError as error:
                 if self._closed:
+                    listener.close()
                     return
                 _log.warning("A connection could not be accepted: %s.", error)
                 time.sleep(_PAUSE_S)

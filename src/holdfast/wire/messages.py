@@ -77,7 +77,7 @@ __all__ = [
     "WorkerReport",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of these messages; both sides of a connection must have the same."""
 
 
@@ -93,6 +93,8 @@ class Uploaded(_Message, frozen=True, kw_only=True):
 
     ticket: Ticket
     rank: int
+    token: str
+    """Of the draft: a checkpoint that is tried again has another."""
     files: list[FileEntry]
     uploaded_bytes: int = 0
 
@@ -102,6 +104,7 @@ class UploadFailed(_Message, frozen=True, kw_only=True):
 
     ticket: Ticket
     rank: int
+    token: str
     kind: FailureKind
     error: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,17 @@ def test_the_second_buffer_is_pre_faulted_if_there_is_room(buffers: Buffers) -> 
     assert buffers.to_warm_up(large) is None
 
 
+def test_a_buffer_that_is_not_pre_faulted_any_more_is_closed(buffers: Buffers) -> None:
+    """The run has ended, and with it what its threads were still to do."""
+    snapshot = _write(buffers.of_slot(0)[0], b"weights")
+    assert buffers.reserve(0, 2 * HEADER_BYTES, 2) == 2
+    before = _memory_fds()
+    cold = buffers.to_warm_up(snapshot)
+    assert cold is not None and len(_memory_fds()) == len(before) + 1
+    del cold
+    assert _memory_fds() == before
+
+
 def test_the_buffers_of_all_runs_share_one_limit() -> None:
     memory = SnapshotMemory(100)
     first, second = Buffers(1, memory), Buffers(1, memory)
@@ -170,7 +182,7 @@ def test_pre_faulting_does_not_change_contents() -> None:
     memory.reserve(10_000)
     memory.data[:7] = b"weights"
     memory.seal = 7
-    warm_up(os.dup(fd), HEADER_BYTES + 50_000)
+    warm_up(SnapshotBuffer(os.dup(fd)), 50_000)
     assert (bytes(memory.data[:7]), memory.seal, memory.size_bytes) == (b"weights", 7, 50_000)
     memory.close()
 
@@ -253,6 +265,29 @@ def test_memory_for_what_is_fetched_is_limited_and_given_to_workers_that_need_it
     finally:
         buffers.close()
     assert memory.reserved_bytes == 0
+
+
+def test_a_buffer_that_cannot_be_made_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    memory = SnapshotMemory(1 << 20)
+    monkeypatch.setattr("holdfast.agent.buffers.make_memory", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        Buffers(1, memory).make_room(1000)
+    assert memory.reserved_bytes == 0
+
+
+def test_a_seal_that_was_written_over_is_told_from_a_newer_snapshot(buffers: Buffers) -> None:
+    paths = buffers.of_slot(0)
+    snapshot = _write(paths[0], b"weights")
+    buffers.hold(Ticket(1, 5), snapshot)
+    memory = SnapshotBuffer.open(paths[0])
+    memory.seal = 1
+    assert buffers.describe_change(snapshot) == "its buffer has another seal"
+    memory.close()
+    buffers.hold(Ticket(1, 6), _write(paths[0], b"newer"))
+    assert buffers.describe_change(snapshot) == "its buffer has the one of report 6 of generation 1"
 
 
 def test_a_file_for_another_node_is_opened_with_the_seal_it_must_keep(buffers: Buffers) -> None:

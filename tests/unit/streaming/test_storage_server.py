@@ -253,6 +253,41 @@ def test_a_directory_that_is_served_is_opened_there_and_not_on_this_machine(
     assert _files(here) == ["run"]
 
 
+class _Listener:
+    """A listening socket whose thread takes its time between two steps."""
+
+    def __init__(self) -> None:
+        self.may_accept = threading.Event()
+        self.has_accepted = threading.Event()
+        self.is_closed = threading.Event()
+        self.was_closed_early = False
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+    def accept(self) -> None:
+        assert self.may_accept.wait(60)
+        self.was_closed_early = self.is_closed.is_set()
+        self.has_accepted.set()
+        raise OSError(errno.EINVAL, "shut down")
+
+    def shutdown(self, how: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def test_a_listener_is_not_closed_under_the_thread_that_is_about_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its number there may be another socket by then, whose connections it would take."""
+    listener = _Listener()
+    monkeypatch.setattr("holdfast.streaming.server._listen", lambda *_: [listener])
+    StorageServer(Settings(key="key", hosts=["127.0.0.1"])).close()
+    listener.may_accept.set()
+    assert listener.has_accepted.wait(60) and not listener.was_closed_early
+    assert listener.is_closed.wait(60)
+
+
 def test_the_process_serves_until_its_standard_input_ends(tmp_path: Path) -> None:
     settings = Settings(root=str(tmp_path / "run"), key="key", hosts=["127.0.0.1", "127.0.0.2"])
     process = subprocess.Popen(
