@@ -62,7 +62,8 @@ class DriverActor:
 
     async def start(self, module: str, job: bytes, fingerprint: str, keep_s: float) -> None:
         """Start a driver, unless one runs: another caller may have been quicker. What came of the last is dropped; what
-        comes of this one is kept for `keep_s`, until a caller takes it."""
+        comes of this one is kept for `keep_s`, until a caller takes it, and at least as long as callers that wait need
+        to read it."""
         if self._task is not None and not self._has_ended:
             return
         if self._end is not None:
@@ -107,7 +108,7 @@ class DriverActor:
         except OSError as error:
             self._why = f"it could not be started: {error}"
         self._has_ended = True
-        self._end_after(self._keep_s)
+        self._end_after(max(self._keep_s, _TAKEN_OUTCOME_S))
         self._changed.set()
 
     async def _run(self, module: str, directory: Path) -> tuple[bytes | None, str]:

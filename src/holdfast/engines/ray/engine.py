@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -99,11 +99,15 @@ class RayEngine:
         self._wanted: Counter[GroupKind] = Counter()
         """What the workers of these take."""
         self._groups: list[_Group] = []
+        self._reserved: list[cluster.PlacementGroup] = []
+        """All that Ray was asked for and has not got back; used in the executor's thread."""
         self._agents: dict[str, _Agent] = {}
         self._doubted: set[str] = set()
         """Nodes that have lost an agent since they were last looked at."""
         self._unreachable: frozenset[str] = frozenset()
         """Nodes that do not answer, and that Ray takes to be alive."""
+        self._look_again_at = 0.0
+        """When these are looked at again: that takes as long as they may take to answer."""
         self._draining: frozenset[str] = frozenset()
         self._may_start = False
         """Whether agents were asked for since the last one ended: one that fails at once is not started in a loop."""
@@ -147,8 +151,7 @@ class RayEngine:
             for agent in list(self._agents):
                 self.kill(agent)
             await self._wait_until_ended()
-        for group in self._groups:
-            await self._call(cluster.remove_group, group.handle)
+        await self._call(self._remove_all)  # after what was being called when the task was cancelled
         self._executor.shutdown()
 
     async def _wait_until_ended(self) -> None:
@@ -161,6 +164,22 @@ class RayEngine:
     async def _call(self, function: Callable[..., _T], *arguments: object) -> _T:
         """Call Ray, which blocks."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+    def _create_group(self, *arguments: Any) -> cluster.PlacementGroup:
+        handle = cluster.create_group(*arguments)
+        self._reserved.append(handle)
+        return handle
+
+    def _remove_group(self, handle: cluster.PlacementGroup) -> None:
+        cluster.remove_group(handle)
+        self._reserved.remove(handle)
+
+    def _remove_all(self) -> None:
+        for handle in list(self._reserved):
+            try:
+                self._remove_group(handle)
+            except Exception as error:  # noqa: BLE001  whatever Ray raises: the rest goes down all the same
+                _log.warning("Ray: a placement group could not be removed: %s", error)
 
     async def _reconcile(self) -> None:
         pause_s = _FAST_POLL_S
@@ -221,17 +240,23 @@ class RayEngine:
     async def _look_at_nodes(self) -> None:
         """Find out which of the nodes that have lost an agent still answer. Others are looked at again and again, until
         Ray, too, knows that they are dead."""
+        loop = asyncio.get_running_loop()
+        if not self._doubted and not (self._unreachable and loop.time() >= self._look_again_at):
+            return
+        alive = await self._call(cluster.nodes)
         names, self._doubted = self._doubted | self._unreachable, set()
-        nodes = [node for node in await self._call(cluster.nodes) if node.id in names] if names else []
+        nodes = [node for node in alive if node.id in names]
         answers = await asyncio.gather(*map(_answers, nodes))
         self._unreachable = frozenset(node.id for node, answer in zip(nodes, answers, strict=True) if not answer)
+        self._look_again_at = loop.time() + _POLL_S
         for agent in [one for one in self._agents.values() if one.node in self._unreachable]:
             if agent.abandoned_at is not None:
                 self.kill(agent.name)  # in case it lives after all
                 self._forget(agent, "its Ray node does not answer")
 
     def _retire(self, now: float, draining: dict[str, float | None]) -> None:
-        """Give up bundles on nodes that are drained or do not answer, and of lost agents whose process does not end."""
+        """Give up bundles on nodes that are drained or do not answer, and of lost agents whose process does not end.
+        Those of an agent that lives are used again once its node answers."""
         self._draining = frozenset(draining)
         for agent in list(self._agents.values()):
             if agent.node in draining and not agent.draining:
@@ -244,7 +269,8 @@ class RayEngine:
         unfit = self._unreachable | self._draining
         for group in self._groups:
             for bundle in group.bundles:
-                bundle.retired = bundle.retired or bundle.node in unfit
+                lives = bundle.agent is not None and bundle.agent.abandoned_at is None
+                bundle.retired = bundle.node in unfit or (bundle.retired and not lives)
 
     async def _reserve(
         self, kind: GroupKind, options: RayOptions, without: frozenset[str], *, is_spare: bool = False
@@ -252,7 +278,7 @@ class RayEngine:
         """Have a group of this kind, on other nodes than those."""
         if self._take_back(kind, is_spare=is_spare):
             return
-        handle = await self._call(cluster.create_group, kind, options, without)
+        handle = await self._call(self._create_group, kind, options, without)
         group = _Group(handle, kind.shape, is_spare=is_spare)
         group.bundles = [_Bundle(group, index) for index in range(kind.workers)]
         self._groups.append(group)
@@ -304,7 +330,7 @@ class RayEngine:
             is_useless = not group.kind.workers or (group.is_waiting and not missing_groups(wanted, others))
             if is_useless and all(one.agent is None for one in group.bundles):
                 self._groups.remove(group)
-                await self._call(cluster.remove_group, group.handle)
+                await self._call(self._remove_group, group.handle)
 
     # ------------------------------------------------------------ agents
 
