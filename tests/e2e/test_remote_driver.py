@@ -19,7 +19,7 @@ from holdfast.engines.ray import driver_actor
 from holdfast.errors import ConfigError, WorkerGroupError
 from holdfast.storage.locate import open_store
 from holdfast.train import DataParallelTrainer, RunConfig, ScalingConfig
-from holdfast.train.remote_driver import DriverOutcome
+from holdfast.train.remote_driver import DriverOutcome, decode_outcome
 from holdfast.train.remote_fit import _MODULE, _checked, _job, for_cluster
 from holdfast.train.request import build_request
 
@@ -67,7 +67,7 @@ def _drive(path: Path, function: Any, config: dict[str, Any]) -> tuple[DriverOut
     outcome, text = asyncio.run(main())
     assert outcome is not None, text
     assert not list(path.parent.glob("holdfast-driver-*"))
-    return msgspec.msgpack.decode(outcome, type=DriverOutcome), text
+    return decode_outcome(outcome), text
 
 
 def _train(config: dict[str, Any]) -> tuple[int, ...]:
@@ -134,3 +134,18 @@ def test_a_driver_stops_its_run_when_its_actor_is_gone(tmp_path: Path) -> None:
     outcome = read_history(open_store(str(tmp_path / "run"))).durable.outcome
     assert isinstance(outcome, RunInterrupted) and outcome.why == "SIGTERM"
     assert not list(tmp_path.glob("holdfast-driver-*"))
+
+
+def test_an_outcome_that_is_not_to_be_kept_is_there_for_those_who_wait(tmp_path: Path) -> None:
+    """HOLDFAST_KEEP_OUTCOME_S=0: the actor must not end before it has answered."""
+
+    async def main() -> float:
+        actor = driver_actor.DriverActor()
+        await actor.start("no_such_module", b"", "one", 0.0)
+        position, has_ended = 0, False
+        while not has_ended:
+            position, _, has_ended, _, _ = await actor.read(position)
+        assert actor._end is not None
+        return actor._end.when() - asyncio.get_running_loop().time()
+
+    assert asyncio.run(main()) > 1.0

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.control.history import RUN_FILE, run_id
 from holdfast.core.backoff import backoff_s
 from holdfast.errors import StorageError
 from holdfast.launch import election as el
@@ -38,7 +39,6 @@ from holdfast.rendezvous.launcher_messages import (
 )
 from holdfast.storage.locate import open_store
 from holdfast.storage.run_secret import FILE_VARIABLE, SECRET_VARIABLE
-from holdfast.storage.uri import is_uri
 
 __all__ = ["FitHost"]
 
@@ -274,14 +274,14 @@ def _die_with_launcher() -> None:
 
 
 def _sees(run: PublishedRun) -> bool:
-    if is_uri(run.storage_path) and not run.storage_path.startswith("file:"):
+    """Whether the run itself is there, not one of that name which this host has led in a directory of its own."""
+    if not run.is_directory:
         return True
     try:
-        store = open_store(run.storage_path).sub(run.name)
-        store.size("run.json")
+        found = run_id(open_store(run.storage_path).sub(run.name).get(RUN_FILE))
     except StorageError:
         return False
-    return True
+    return found in ("", run.id or found)
 
 
 def _say(text: str) -> None:

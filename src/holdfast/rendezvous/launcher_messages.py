@@ -40,6 +40,10 @@ class PublishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     storage_path: str
     name: str
+    id: str = ""
+    """What its run.json says; "" if that says nothing."""
+    is_directory: bool = False
+    """Whether it lies in a directory, of which each host may have its own."""
     host: str = ""
     """The leader that published it."""
 
@@ -49,7 +53,8 @@ class FitResult(msgspec.Struct, frozen=True, kw_only=True):
 
     run: PublishedRun
     status: str
-    why: str = ""
+    interrupted_by: str = ""
+    """What stopped it; "" if nothing did."""
     outcome: bytes = b""
     """What came of it, for those who do not (`train.launched`); empty if that is too much for a rendezvous."""
 

@@ -13,6 +13,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
@@ -20,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.control.failures import run_error
-from holdfast.control.history import RUN_FILE, read_history
+from holdfast.control.history import RUN_FILE, read_history, run_id
 from holdfast.control.request import TrainOutcome, TrainRequest
 from holdfast.control.run import run_training
 from holdfast.control.run_control import STOPPED_BY_CLIENT
@@ -41,11 +42,19 @@ from holdfast.rendezvous.launcher_messages import (
 )
 from holdfast.storage.locate import open_store
 from holdfast.storage.store import Store
-from holdfast.storage.uri import is_uri
-from holdfast.train.remote_driver import DriverOutcome
+from holdfast.train.remote_driver import DriverOutcome, decode_outcome, encode_outcome
 from holdfast.wire.join_string import format_address, parse_join_string
 
-__all__ = ["Publish", "find_launcher", "fit_launched", "lead_or_follow", "listen_at", "read_sent", "result_for_all"]
+__all__ = [
+    "Publish",
+    "find_launcher",
+    "fit_launched",
+    "lead_or_follow",
+    "listen_at",
+    "published_run",
+    "read_sent",
+    "result_for_all",
+]
 
 _T = TypeVar("_T")
 _Fit = tuple[TrainRequest, TrainOutcome, DriverOutcome | None]
@@ -75,10 +84,9 @@ def fit_launched(request: TrainRequest) -> _Fit:
     def lead(order: Lead, publish: Publish) -> tuple[_Fit, FitResult | None]:
         leading = _as_leader(request, order, publish)
         outcome = run_training(leading)
-        run = PublishedRun(storage_path=leading.storage_path, name=leading.name)
-        why = str(outcome.error) if outcome.error is not None else ""
+        run = published_run(outcome.store, leading.storage_path, leading.name)
         read = partial(_outcome_of_run, outcome.store)
-        return (leading, outcome, None), result_for_all(run, outcome.status, outcome.interrupted_by, why, read)
+        return (leading, outcome, None), result_for_all(run, outcome.status, outcome.interrupted_by, read)
 
     return lead_or_follow(lead, partial(_follow, request), lambda: (request, run_training(request), None))
 
@@ -128,18 +136,31 @@ def lead_or_follow(
         _one_at_a_time.release()
 
 
+def published_run(store: Store, storage_path: str, name: str) -> PublishedRun:
+    """What all hosts are told of a run, or experiment, whose directory is the root of `store`."""
+    return PublishedRun(
+        storage_path=storage_path,
+        name=name,
+        id=run_id(store.get(RUN_FILE)),
+        is_directory=store.local_root is not None,
+    )
+
+
 def read_sent(store: Store, result: FitResult) -> DriverOutcome | None:
     """What the leader has sent, if its run, or experiment, is not in the storage that this host sees; None if it is."""
     try:
-        store.size(RUN_FILE)
+        found = run_id(store.get(RUN_FILE))
     except NotFound:
-        if result.outcome:
-            return msgspec.msgpack.decode(zlib.decompress(result.outcome), type=DriverOutcome)
-        raise RunError(
-            f"The run {store.uri} has ended ({result.status}) on {result.run.host}, but this host does not see it "
-            "there, and its result is too large to be sent: use storage that all hosts share."
-        ) from None
-    return None
+        found = None
+    # This host may have led a run of that name before, in a directory of its own.
+    if found is not None and found in ("", result.run.id or found):
+        return None
+    if result.outcome:
+        return decode_outcome(zlib.decompress(result.outcome))
+    raise RunError(
+        f"The run {store.uri} has ended ({result.status}) on {result.run.host}, but this host does not see it "
+        "there, and its result is too large to be sent: use storage that all hosts share."
+    )
 
 
 def listen_at(order: Lead) -> str:
@@ -148,23 +169,20 @@ def listen_at(order: Lead) -> str:
 
 
 def result_for_all(
-    run: PublishedRun, status: RunStatus, interrupted_by: str, why: str, read: Callable[[], DriverOutcome]
+    run: PublishedRun, status: RunStatus, interrupted_by: str, read: Callable[[], DriverOutcome]
 ) -> FitResult | None:
     """None if a signal stopped this host alone: another takes over. `read` gives what came of it."""
     is_interrupted = status is RunStatus.INTERRUPTED
     if is_interrupted and interrupted_by != STOPPED_BY_CLIENT:
         return None
-    is_directory = not is_uri(run.storage_path) or run.storage_path.startswith("file:")
-    is_needed = is_directory and not is_interrupted
-    return FitResult(
-        run=run, status=status.value, why=interrupted_by or why, outcome=_encode(read()) if is_needed else b""
-    )
+    sent = _encode(read()) if run.is_directory and not is_interrupted else b""
+    return FitResult(run=run, status=status.value, interrupted_by=interrupted_by, outcome=sent)
 
 
 def _encode(outcome: DriverOutcome) -> bytes:
     """Without the reports if they are too much for a rendezvous; empty if the rest is."""
     for sent in (outcome, msgspec.structs.replace(outcome, reports=None)):
-        data = zlib.compress(msgspec.msgpack.encode(sent))
+        data = zlib.compress(encode_outcome(sent))
         if len(data) <= _SENT_MAX_BYTES:
             return data
     return b""
@@ -192,11 +210,10 @@ def _follow(request: TrainRequest, result: FitResult) -> _Fit:
     """What the leader's outcome is here."""
     request = _with_run(request, result.run)
     store = open_store(request.storage_path, request.filesystem).sub(request.name)
-    sent = read_sent(store, result)
     status = RunStatus(result.status)
-    interrupted_by = result.why if status is RunStatus.INTERRUPTED else ""
+    sent = None if status is RunStatus.INTERRUPTED else read_sent(store, result)
     error = run_error(sent.failure, sent.uri) if sent is not None and sent.failure is not None else None
-    outcome = TrainOutcome(status=status, uri=store.uri, store=store, interrupted_by=interrupted_by, error=error)
+    outcome = TrainOutcome(status=status, uri=store.uri, store=store, interrupted_by=result.interrupted_by, error=error)
     return request, outcome, sent
 
 
@@ -210,11 +227,13 @@ def _with_run(request: TrainRequest, run: PublishedRun | None) -> TrainRequest:
 
 def _as_leader(request: TrainRequest, order: Lead, publish: Publish) -> TrainRequest:
     request = _with_run(request, order.run)
-    run = PublishedRun(storage_path=request.storage_path, name=request.name)
+
+    def on_listening(join_string: str) -> None:
+        with closing(open_store(request.storage_path, request.filesystem).sub(request.name)) as store:
+            publish(join_string, published_run(store, request.storage_path, request.name))
 
     # Whoever led before is fenced, whether it has died or only lost the rendezvous.
-    takeover = request.takeover or order.run is not None
-    request = replace(request, takeover=takeover, on_listening=lambda join_string: publish(join_string, run))
+    request = replace(request, takeover=request.takeover or order.run is not None, on_listening=on_listening)
     if request.local_mode:
         return request
     if order.workers is not None:

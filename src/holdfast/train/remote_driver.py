@@ -21,6 +21,7 @@ import msgspec
 from holdfast.agent.code_directory import map_paths, unpack
 from holdfast.control.history import read_history
 from holdfast.control.view import RunView
+from holdfast.core.json_floats import tag_floats, untag_floats
 from holdfast.core.records import Reported, RunFailed
 from holdfast.engines.ray.driver_actor import JOB_FILE, OUTCOME_FILE
 from holdfast.errors import HoldfastError, TrainingFailedError
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
     from holdfast.control.request import TrainRequest
     from holdfast.train.trainer import DataParallelTrainer
 
-__all__ = ["DriverJob", "DriverOutcome", "SentCode", "main", "trainer_outcome"]
+__all__ = [
+    "DriverJob",
+    "DriverOutcome",
+    "SentCode",
+    "decode_outcome",
+    "encode_outcome",
+    "main",
+    "trainer_outcome",
+]
 
 
 class SentCode(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +85,16 @@ class DriverOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Class and text of what else `fit()` raised."""
 
 
+def encode_outcome(outcome: DriverOutcome) -> bytes:
+    """As JSON, which takes whatever the journal does: numbers of any size, and those that are not finite."""
+    return msgspec.json.encode(tag_floats(msgspec.to_builtins(outcome)))
+
+
+def decode_outcome(data: bytes) -> DriverOutcome:
+    """The inverse of `encode_outcome`."""
+    return msgspec.convert(untag_floats(msgspec.json.decode(data)), DriverOutcome, str_keys=True)
+
+
 def trainer_outcome(trainer: DataParallelTrainer, request: TrainRequest) -> DriverOutcome:
     """Call `fit()` of a trainer; `request` is what it will ask for."""
     try:
@@ -101,7 +120,7 @@ def main(directory: str) -> None:
     try:
         outcome = _outcome_or_interruption(here)
         draft = here / f"{OUTCOME_FILE}.draft"
-        draft.write_bytes(msgspec.msgpack.encode(outcome))
+        draft.write_bytes(encode_outcome(outcome))
         draft.rename(here / OUTCOME_FILE)
     finally:
         if actor_is_gone.is_set():  # which would have removed it

@@ -30,7 +30,7 @@ from holdfast.control.working_dir import find_working_dir, pack_directory
 from holdfast.engines.ray.client import ClusterDriver, connect
 from holdfast.errors import ConfigError, HoldfastError, RunError
 from holdfast.train.interrupted import make_interrupted
-from holdfast.train.remote_driver import DriverJob, DriverOutcome, SentCode
+from holdfast.train.remote_driver import DriverJob, DriverOutcome, SentCode, decode_outcome
 from holdfast.train.runtime import init_runtime_env
 
 __all__ = ["fit_on_cluster", "for_cluster"]
@@ -142,7 +142,7 @@ def _follow(driver: ClusterDriver, words: str) -> DriverOutcome:
                 case list() as pieces:
                     _print(pieces)
                 case (bytes() as outcome, _):
-                    return _checked(msgspec.msgpack.decode(outcome, type=DriverOutcome))
+                    return _checked(decode_outcome(outcome))
                 case (_, why):
                     raise RunError(
                         f"{words}: its driver on the Ray cluster has died, {why}; the same call continues it."

@@ -21,7 +21,7 @@ from holdfast.engines.engine import EngineName
 from holdfast.engines.ray.options import RayOptions
 from holdfast.errors import ConfigError
 from holdfast.linux.resources import visible_gpus
-from holdfast.storage.uri import is_uri
+from holdfast.storage.uri import scheme_of
 from holdfast.train import checks
 from holdfast.train.code_fingerprint import fingerprint
 from holdfast.train.config import RunConfig, ScalingConfig
@@ -181,7 +181,8 @@ def _environment(trainer: DataParallelTrainer) -> dict[str, str]:
 def _check_seen(storage_path: str, run: RunConfig) -> None:
     """In a worker whose machine does not see its own run's directory, a directory is no place for another run."""
     session = installed()
-    if session is None or session.assignment.served is None or is_uri(storage_path) or run.storage_filesystem:
+    is_directory = scheme_of(storage_path) in (None, "file") and run.storage_filesystem is None
+    if session is None or session.assignment.served is None or not is_directory:
         return
     raise ConfigError(
         f"RunConfig(storage_path={storage_path!r}) in a worker on a machine that does not see the storage of its own "

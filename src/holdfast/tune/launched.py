@@ -5,16 +5,19 @@ on the agents of all, and all return the same results. `train.launched` has the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 from holdfast.core.commands import RunStatus
 from holdfast.rendezvous.launcher_messages import FitResult, Lead, PublishedRun
 from holdfast.storage.locate import open_store
-from holdfast.train.launched import Publish, lead_or_follow, listen_at, read_sent, result_for_all
-from holdfast.train.remote_driver import DriverOutcome
+from holdfast.storage.store import Store
+from holdfast.train.interrupted import make_interrupted
+from holdfast.train.launched import Publish, lead_or_follow, listen_at, published_run, read_sent, result_for_all
 from holdfast.tune.experiment_request import ExperimentRequest
-from holdfast.tune.run_experiment import ExperimentOutcome, fold_outcome, read_lines, read_outcome
+from holdfast.tune.remote_experiment import stored_outcome
+from holdfast.tune.run_experiment import ExperimentOutcome, fold_outcome, read_outcome
 
 __all__ = ["tune_launched"]
 
@@ -26,43 +29,40 @@ def tune_launched(
 
     def lead(order: Lead, publish: Publish) -> tuple[ExperimentOutcome, FitResult | None]:
         leading = _with_experiment(request, order.run)
-        published = PublishedRun(storage_path=leading.storage_path, name=leading.name)
         if order.run is not None:  # whoever led before is fenced
             leading = replace(leading, run_config=replace(leading.run_config, takeover=True))
         outcome = run(
             replace(
                 leading,
                 listen=listen_at(order),
-                on_listening=lambda join_string: publish(join_string, published),
+                on_listening=lambda join_string: publish(join_string, _published(leading)),
                 workers=order.workers[1] if order.workers is not None else None,
             )
         )
-        sent = partial(_outcome_of_experiment, leading)
-        return outcome, result_for_all(published, outcome.status, outcome.interrupted_by, "", sent)
+        sent = partial(stored_outcome, leading)
+        return outcome, result_for_all(_published(leading), outcome.status, outcome.interrupted_by, sent)
 
     def follow(result: FitResult) -> ExperimentOutcome:
-        following = _with_experiment(request, result.run)
-        store = open_store(following.storage_path, following.run_config.storage_filesystem).sub(following.name)
-        try:
-            sent = read_sent(store, result)
-        finally:
-            store.close()
         status = RunStatus(result.status)
-        why = result.why if status is RunStatus.INTERRUPTED else ""
+        if status is RunStatus.INTERRUPTED:  # there are no results, whatever this host sees
+            raise make_interrupted(result.interrupted_by)
+        following = _with_experiment(request, result.run)
+        with closing(_open(following)) as store:
+            sent = read_sent(store, result)
         if sent is not None and sent.lines is not None:
-            return fold_outcome(following, status, why, sent.experiment_id, sent.lines, is_sent=True)
-        return read_outcome(following, status, why)
+            return fold_outcome(following, status, "", sent.experiment_id, sent.lines, is_sent=True)
+        return read_outcome(following, status, "")
 
     return lead_or_follow(lead, follow, lambda: run(request))
 
 
-def _outcome_of_experiment(request: ExperimentRequest) -> DriverOutcome:
-    store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
-    try:
-        experiment_id, lines = read_lines(store)
-    finally:
-        store.close()
-    return DriverOutcome(experiment_id=experiment_id, lines=lines)
+def _open(request: ExperimentRequest) -> Store:
+    return open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
+
+
+def _published(request: ExperimentRequest) -> PublishedRun:
+    with closing(_open(request)) as store:
+        return published_run(store, request.storage_path, request.name)
 
 
 def _with_experiment(request: ExperimentRequest, run: PublishedRun | None) -> ExperimentRequest:

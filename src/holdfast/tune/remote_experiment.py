@@ -17,7 +17,7 @@ from holdfast.tune.run_experiment import ExperimentOutcome, fold_outcome, read_l
 if TYPE_CHECKING:
     from holdfast.tune.tuner import Tuner
 
-__all__ = ["experiment_outcome", "tune_on_cluster"]
+__all__ = ["experiment_outcome", "stored_outcome", "tune_on_cluster"]
 
 
 def tune_on_cluster(address: str, tuner: Tuner, request: ExperimentRequest) -> ExperimentOutcome:
@@ -35,6 +35,11 @@ def experiment_outcome(tuner: Tuner, request: ExperimentRequest) -> DriverOutcom
         tuner.fit()
     except TrainingFailedError:
         pass  # of the trial that stopped all others: the records have it
+    return stored_outcome(request)
+
+
+def stored_outcome(request: ExperimentRequest) -> DriverOutcome:
+    """What the experiment's directory says came of it."""
     store = open_store(request.storage_path, request.run_config.storage_filesystem).sub(request.name)
     try:
         experiment_id, lines = read_lines(store)

@@ -271,8 +271,9 @@ def test_what_a_run_in_a_worker_cannot_have_is_refused(
 def test_a_run_in_a_worker_that_does_not_see_the_storage_is_refused_a_directory(in_worker: FakeAgent) -> None:
     served = ServedStorage(root="/far", host="h", port=1, key="k")
     in_worker.session.assignment = make_assignment(served=served)
-    with pytest.raises(ConfigError, match="give both runs a path that all machines see"):
-        request_of(DataParallelTrainer(no_argument))
+    for path in (None, "file:///mine/runs"):
+        with pytest.raises(ConfigError, match="give both runs a path that all machines see"):
+            request_of(DataParallelTrainer(no_argument, run_config=RunConfig(storage_path=path)))
     request_of(DataParallelTrainer(no_argument, run_config=RunConfig(storage_path="s3://bucket/runs")))
 
 

@@ -140,3 +140,17 @@ def test_functions_in_closures_may_call_each_other() -> None:
     odd = "    def odd(number):\n        return number != 0 and even(number - 1)\n"
     function = _in_module(f"def make():\n{even}{odd}    return even\n\ntrain_func = make()")
     assert preload_for(function, 2) == _GROUP
+
+
+class _Proxy:
+    """As lazy objects of frameworks are: what it stands for is not there yet."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("not configured")
+
+
+def test_an_object_that_cannot_be_looked_at_keeps_no_function_from_running() -> None:
+    function = _in_module("def train_func():\n    return 1")
+    function.__globals__["settings"] = _Proxy()
+    assert preload_for(function, 2) == _GROUP

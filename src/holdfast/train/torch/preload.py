@@ -32,11 +32,18 @@ _TABLE_MAX = 100
 
 def preload_for(function: Callable[..., Any], workers: int) -> tuple[str, ...]:
     """The modules to import for this training function, which is to run in so many workers."""
+    try:
+        return (*_GROUP, *_guess(function, workers))
+    except Exception:  # noqa: BLE001  whatever an object of the user's raises when it is looked at: this is only a guess
+        return _GROUP
+
+
+def _guess(function: Callable[..., Any], workers: int) -> tuple[str, ...]:
     if any(_names(code, space, "compile") for code, space in _codes(function, whole_modules=True)):
-        return (*_GROUP, *_COMPILER)
+        return _COMPILER
     if workers > 1 and any(_uses_optimizer(code, space) for code, space in _codes(function, whole_modules=False)):
-        return (*_GROUP, *_OPTIMIZER)
-    return _GROUP
+        return _OPTIMIZER
+    return ()
 
 
 # ---------------------------------------------------------------------- which functions
