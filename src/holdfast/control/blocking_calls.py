@@ -15,14 +15,17 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from holdfast.errors import RunError
+
 __all__ = ["BlockingCalls", "call_in_daemon_thread"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-async def call_in_daemon_thread(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """What the function returns. If the caller is cancelled, the thread goes on, and nobody waits for it."""
+async def call_in_daemon_thread(what: str, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """What the function returns, or raises; `what` names it in errors. If the caller is cancelled, the thread goes on,
+    and nobody waits for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
 
@@ -34,13 +37,23 @@ async def call_in_daemon_thread(function: Callable[_P, _T], /, *args: _P.args, *
         try:
             done = functools.partial(settle, future.set_result, function(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001  raised where it is waited for
-            done = functools.partial(settle, future.set_exception, error)
+            done = functools.partial(settle, future.set_exception, _for_task(what, error))
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(done)
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(call,), name="holdfast-user-code", daemon=True).start()
     return await future
+
+
+def _for_task(what: str, error: BaseException) -> Exception:
+    """What a task can raise in its place: StopIteration cannot be handed over to one, and what is no `Exception` would
+    end the event loop with all that runs on it, or pass for a cancellation."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    made = RunError(f"{what} raised {error!r}: let it return, or raise an exception of another class.")
+    made.__cause__ = error
+    return made
 
 
 class BlockingCalls:

@@ -20,12 +20,11 @@ class ConfigCodec:
 
     def __init__(self, space: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None) -> None:
         """`constants` is the space without what is searched."""
-        constants = constants or {}
-        self._constants = constants
-        self._secrets = SecretFilter(constants)
+        self._constants = constants or {}
         self._values: list[Any] = []
         """Those of the space that JSON cannot hold, in the order in which they stand there."""
         to_json(space or {}, self._collect)
+        self._secrets = SecretFilter(self._constants, self._number)
 
     def encode(self, config: Mapping[str, Any]) -> Any:
         return self._secrets.hide(to_json(config, self._number))
@@ -58,6 +57,8 @@ class ConfigCodec:
             if number is not None and number < len(self._values):
                 return self._values[number]
             return constants if constants is not None else Unstored(stored["what"])
+        if stored.get("$tune") == "tuple":
+            return {**stored, "items": self._filled(stored["items"], constants)}
         known = constants if isinstance(constants, Mapping) else {}
         return {key: self._filled(value, known.get(key)) for key, value in stored.items()}
 
@@ -78,7 +79,7 @@ def _described(stored: Any) -> Any:
         return stored
     if stored.get("$tune") == "missing":
         return stored["what"]
-    if stored.get("$tune") == "function":
+    if "name" in stored and "$tune" in stored:  # of what has to be imported
         try:
             return from_json(stored, "param_space")
         except ConfigError:

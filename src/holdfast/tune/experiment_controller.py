@@ -222,7 +222,7 @@ class ExperimentController:
     async def _use_searcher(self, call: Callable[..., Any], *asked: AskSearcher) -> None:
         """Ask the searcher, or tell it the rest. It is the user's code, and may take for ever."""
         try:
-            suggestion = await call_in_daemon_thread(call, *asked)
+            suggestion = await call_in_daemon_thread("The searcher", call, *asked)
             for ask in asked:
                 self._take_suggestion(ask, suggestion)
         except Exception as error:  # noqa: BLE001  whatever it is, the trials are ended in order

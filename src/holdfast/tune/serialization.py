@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from holdfast.core.masking import MASK, masked
+from holdfast.core.masking import masked
 from holdfast.errors import ConfigError
 from holdfast.tune.search import sample
 
@@ -71,17 +71,31 @@ class Unstored:
         return self.what
 
 
-def to_json(value: Any, note: Callable[[Any], dict[str, Any]] = lambda _: {}) -> Any:
-    """The value in terms of JSON; `from_json` is the inverse. What `note` returns is added to the note of each value
+Note = Callable[[Any], dict[str, Any]]
+"""What is to be said besides of a value that cannot be stored."""
+
+
+def _nothing(value: Any) -> dict[str, Any]:
+    return {}
+
+
+def to_json(value: Any, note: Note = _nothing) -> Any:
+    """The value in terms of JSON; `from_json` is the inverse, but for classes that are derived from numbers and strings
+    (numpy's, enumerations), of which the plain value is left. What `note` returns is added to the note of each value
     that cannot be stored."""
     match value:
-        case None | bool() | int() | str():
+        case None | bool():
             return value
+        case int():
+            return int(value)
+        case str() if _is_text(value):
+            return str.__str__(value)
         case float():
-            return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+            plain = float(value)
+            return plain if math.isfinite(plain) else {_TAG: "float", "value": repr(plain)}
         case Mapping():
-            if all(isinstance(key, str) for key in value) and _TAG not in value:
-                return {key: to_json(item, note) for key, item in value.items()}
+            if all(isinstance(key, str) and _is_text(key) for key in value) and _TAG not in value:
+                return {str.__str__(key): to_json(item, note) for key, item in value.items()}
             items = [[to_json(key, note), to_json(item, note)] for key, item in value.items()]
             return {_TAG: "dict", "items": items}
         case list():
@@ -98,14 +112,26 @@ def to_json(value: Any, note: Callable[[Any], dict[str, Any]] = lambda _: {}) ->
         case Unstored():
             return {_TAG: "missing", "what": value.what}
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of numpy
-        return to_json(value.item())
+        item = value.item()
+        if isinstance(item, bool | int | float | str):
+            return to_json(item)
     if inspect.isroutine(value) or isinstance(value, type):
         where = _importable_name(value)
-        if where is not None:
+        if where is not None and _may_be_named(where, value):
             return {_TAG: "function", "name": where}
         return {_TAG: "missing", "what": f"the function {getattr(value, '__qualname__', value)}", **note(value)}
     what = f"an object of {type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, str):
+        what = "a string that is no Unicode text"
     return {_TAG: "missing", "what": what, **note(value)}
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: a path may have lone surrogates, for bytes that are no characters."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def from_json(value: Any, what: str, way_out: str = _RETRY) -> Any:
@@ -147,32 +173,36 @@ def from_json(value: Any, what: str, way_out: str = _RETRY) -> Any:
 
 
 class SecretFilter:
-    """Leaves out of what is stored the constants that look like secrets: they are what the space has there when the
-    experiment goes on, as other values that cannot be stored."""
+    """Leaves out of what is stored the constants that look like secrets, or have one in them: they are what the space
+    has there when the experiment goes on, as other values that cannot be stored."""
 
-    def __init__(self, constants: Any) -> None:
-        self._constants = to_json(constants)
+    def __init__(self, constants: Any, note: Note = _nothing) -> None:
+        """`note` is the one with which `to_json` makes the forms that `hide` is given."""
+        self._constants = to_json(constants, note)
         self._masked = masked("", self._constants)
-        self._has_secrets = self._masked != self._constants
 
     def hide(self, form: Any) -> Any:
         """`form` is what `to_json` made of a space or configuration with these constants in it."""
-        return _hide(form, self._constants, self._masked) if self._has_secrets else form
+        return _hide(form, self._constants, self._masked)
 
 
 def _hide(form: Any, constants: Any, hidden: Any) -> Any:
-    if form != constants and not (isinstance(form, dict) and isinstance(constants, dict)):
-        return form  # no constant, and not above one
-    if hidden == MASK and constants != MASK:
+    """`hidden` are the constants with their secrets masked."""
+    if hidden == constants:
+        return form
+    tag = constants.get(_TAG) if isinstance(constants, dict) else None
+    if tag == "missing":
+        return form  # a description
+    if form == constants and (tag is not None or not isinstance(form, dict | list)):
         return {_TAG: "missing", "what": "a secret"}
-    if isinstance(form, dict) and isinstance(hidden, dict):
+    if isinstance(form, dict) and isinstance(constants, dict) and form.get(_TAG) == tag:
         return {
-            key: _hide(item, constants[key], hidden[key]) if key in constants and key in hidden else item
+            key: _hide(item, constants[key], hidden[key]) if key in constants and key != _TAG else item
             for key, item in form.items()
         }
-    if isinstance(form, list) and isinstance(hidden, list) and len(form) == len(hidden):
+    if isinstance(form, list) and isinstance(constants, list) and len(form) == len(constants):
         return [_hide(*one) for one in zip(form, constants, hidden, strict=True)]
-    return form
+    return form  # no constant, and not above one
 
 
 def is_stored_whole(value: Any) -> bool:
@@ -226,11 +256,18 @@ def _import(name: str, what: str, way_out: str) -> Any:
 
 
 def _import_function(name: str, what: str, way_out: str) -> Any:
-    """Only functions and classes of projects: storage must not be able to name `os.system`."""
-    root = name.partition(":")[0].partition(".")[0]
-    if root in sys.stdlib_module_names:
+    if _is_of_python(name):
         raise ConfigError(f"The {what} of this experiment names {name}, which is no function of a project: {way_out}.")
     found = _import(name, what, way_out)
-    if not inspect.isfunction(found) and not isinstance(found, type):
+    if not _may_be_named(name, found):
         raise ConfigError(f"The {what} of this experiment names {name}, which is no function: {way_out}.")
     return found
+
+
+def _may_be_named(name: str, found: Any) -> bool:
+    """Only functions and classes of projects: storage must not be able to name `os.system`."""
+    return not _is_of_python(name) and (inspect.isfunction(found) or isinstance(found, type))
+
+
+def _is_of_python(name: str) -> bool:
+    return name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from holdfast import tune
@@ -68,14 +69,38 @@ def test_constants_that_look_like_secrets_are_not_written() -> None:
     assert codec({**space, "password": "other"}).decode(stored)["password"] == "other"
 
 
+def test_secrets_are_not_written_wherever_they_stand() -> None:
+    """Beside what is searched, or cannot be stored; in tuples; in the middle of a text; as an object."""
+    space: dict[str, Any] = {
+        "beside": ["sk-0123456789abcdefhunter", tune.uniform(0, 1), Thing()],
+        "api_keys": ("1hunter", tune.choice([1])),
+        "password": Thing(),
+        "tokens": {"api_key": ("2hunter", "3hunter"), "secret": {1: "4hunter"}},
+        "url": "postgres://me:5hunter@host/data",
+    }
+    config = {**space, "beside": [space["beside"][0], 0.5, space["beside"][2]], "api_keys": ("1hunter", 1)}
+    stored = through_json(codec(space).encode(config))
+    assert "hunter" not in str(stored)
+    assert codec(space).decode(stored) == config
+
+
+def test_functions_of_python_itself_are_those_of_the_space() -> None:
+    space = {"function": tune.choice([math.sqrt, abs]), "type": int, "path": {"a\udcff": "a\udcff"}}
+    config = {**space, "function": abs}
+    stored = through_json(codec(space).encode(config))
+    assert codec(space).decode(stored) == config
+
+
 def test_who_knows_no_space_reads_texts() -> None:
     space = {"thing": Thing(), "password": "hunter2", "function": find_unstored}
     stored = through_json(codec(space).encode({**space, "x": 1}))
     stored["gone"] = {"$tune": "function", "name": "no_such_module:f"}
+    stored["stopper"] = {"$tune": "component", "name": "no_such_module:Stopper", "items": [], "keywords": {}}
     assert ConfigTexts().decode(stored) == {
         "thing": f"an object of {__name__}.Thing",
         "password": "a secret",
         "function": find_unstored,
         "gone": "no_such_module:f",
+        "stopper": "no_such_module:Stopper",
         "x": 1,
     }

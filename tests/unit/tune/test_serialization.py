@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import OrderedDict
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +58,38 @@ def test_every_kind_of_domain_survives_json() -> None:
 def test_scalars_of_numpy_are_plain_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     assert to_json({"a": numpy.float32(0.5), "b": numpy.int64(3)}) == {"a": 0.5, "b": 3}
+    # These are derived from Python's own classes, and yet nothing that an encoder knows.
+    form = to_json([*numpy.linspace(0, 1, 3), numpy.str_("x"), {numpy.str_("key"): numpy.float64("nan")}])
+    assert msgspec.json.decode(msgspec.json.encode(form)) == form
+    again = from_json(form, "param_space")
+    assert again[:4] == [0.0, 0.5, 1.0, "x"] and math.isnan(again[4]["key"])
+
+
+def test_scalars_of_numpy_that_are_no_plain_numbers_cannot_be_stored() -> None:
+    numpy = pytest.importorskip("numpy")
+    for value in (numpy.longdouble(1), numpy.complex64(1j), numpy.datetime64("2020-01-01"), numpy.array(object())):
+        assert not is_stored_whole(value), repr(value)
+
+
+class _Number(int):
+    """As enumerations are."""
+
+
+class _Text(str):
+    def __str__(self) -> str:
+        return "something else"
+
+
+def test_of_what_is_derived_from_a_number_or_a_string_the_plain_value_is_left() -> None:
+    form = to_json([_Number(3), _Text("x"), {_Text("y"): 1}])
+    assert json.loads(msgspec.json.encode(form)) == [3, "x", {"y": 1}]
+
+
+@pytest.mark.parametrize("value", [len, math.sqrt, int, OrderedDict, "a\udcff", {"a\udcff": 1}])
+def test_what_storage_may_not_name_or_hold_cannot_be_stored(value: Any) -> None:
+    """Functions of Python's own, which `from_json` refuses, and strings that are no text."""
+    assert not is_stored_whole([value])
+    msgspec.json.encode(to_json([value]))
 
 
 def test_a_component_is_made_again_from_its_arguments() -> None:
