@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,27 @@ def test_an_error_in_a_callback_ends_the_run_with_a_controller_error(sandbox: Sa
     assert 'raise CallbackBug("the disk of the dashboard is full")' in str(caught.value)
     kept = train.Result.from_path(sandbox.storage / "run").error
     assert isinstance(kept, train.ControllerError) and str(kept) == str(caught.value)
+    assert fit(sandbox, function).metrics == {"plain": 1}
+
+
+def test_what_ends_a_script_comes_out_of_fit_and_leaves_nothing_open(sandbox: Sandbox) -> None:
+    """Whatever no `except Exception` would catch: the run has stopped by then, and the same call continues it."""
+
+    class Enough(train.UserCallback):
+        def after_report(self, *arguments: Any) -> None:
+            raise SystemExit(3)
+
+    def function() -> None:
+        train.report({"plain": 1})
+
+    with pytest.raises(SystemExit) as caught:
+        make_trainer(sandbox, function, callbacks=[Enough()]).fit()
+    assert caught.value.code == 3
+    opened = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            opened.add(str(one.readlink()))
+    assert not {one for one in opened if one.startswith(f"{sandbox.storage}/run/")}
     assert fit(sandbox, function).metrics == {"plain": 1}
 
 

@@ -154,7 +154,7 @@ class _ObserverThread:
                 pass
             self._observer.flush(True)
             self._observer.close()
-        except Exception:  # noqa: BLE001  the run outlives its views
+        except BaseException:  # noqa: BLE001  the run outlives its views, whatever a user's callback raises
             _log.exception("%s failed and is switched off for the rest of this run.", type(self._observer).__name__)
             with self._changed:  # nothing is read from the queue any more
                 self._queue.clear()

@@ -83,9 +83,11 @@ def _run(request: TrainRequest, agent: ForkedAgent | None = None) -> TrainOutcom
             assert plan.fold_writer is not None
             journal.on_loss = plan.fold_writer.ask
             commit = GroupCommit(journal)
-            status = hub.run(partial(Controller, plan, lease, RunJournal(commit, plan.run_id)), driver_thread)
-            before_release.close()  # with the last run the agents end
-            commit.close()
+            try:
+                status = hub.run(partial(Controller, plan, lease, RunJournal(commit, plan.run_id)), driver_thread)
+            finally:
+                before_release.close()  # with the last run the agents end
+                commit.close()
             plan.fold_writer.flush()  # if the journal turned out to be gone only now
         finally:
             before_release.close()

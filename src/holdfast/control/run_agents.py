@@ -190,12 +190,13 @@ class RunAgents:
 
     def _look(self) -> None:
         """Find out what is waited for, now and again until workers are started."""
-        before = self.waiting_for
-        self.waiting_for = self._pool.waiting_for(self)
         unprepared = len(self.links.keys() - self._prepared.keys())
-        if not self.waiting_for and unprepared:
-            self.waiting_for = f"{count_text(unprepared, 'agent')} to import the training function"
-        if self.waiting_for and not before:
+        found = self._pool.waiting_for(self)
+        if not found and unprepared:
+            found = f"{count_text(unprepared, 'agent')} to import the training function"
+        # At once: who reads "" in between, in another thread, sleeps until it is woken.
+        before, self.waiting_for = self.waiting_for, found
+        if found and not before:
             self.on_waiting()
         self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 

@@ -62,27 +62,42 @@ class StorageServers:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _run(self, root: str, hosts: list[str], started: asyncio.Future[StorageServed]) -> None:
-        """Keep a server running until cancelled."""
+        """Keep a server running until cancelled. Whatever happens, who waits for it is answered."""
         port = os.environ.get(_PORT_VARIABLE, "0")
         settings = Settings(root=root, key=make_secret(), hosts=hosts, port=int(port) if port.isdigit() else 0)
         failures = 0
-        while True:
-            process = await _start(settings)
-            try:
-                assert process.stdout is not None
-                listening = _read(await process.stdout.readline())
+        why = "the driver is about to end."
+        try:
+            while True:
+                try:
+                    port_now, ended = await _serve_once(settings, started)
+                except OSError as error:
+                    port_now, ended = 0, f"its storage server cannot be started: {error}."
                 if not started.done():
-                    answer = StorageServed(root=root, port=listening.port, key=settings.key, error=listening.error)
-                    started.set_result(answer)
-                    if listening.error:
-                        return
-                    settings = msgspec.structs.replace(settings, port=listening.port)
-                code = await process.wait()
-            finally:
-                await _end(process)
-            failures += 1
-            _log.warning("The storage server of %s ended with %d and is started again.", root, code)
-            await asyncio.sleep(backoff_s(failures, *_RESTART_S))
+                    why = ended
+                    return
+                settings = msgspec.structs.replace(settings, port=port_now or settings.port)
+                failures += 1
+                _log.warning("The storage server of %s has ended (%s), and is started again.", root, ended.rstrip("."))
+                await asyncio.sleep(backoff_s(failures, *_RESTART_S))
+        finally:
+            if not started.done():
+                started.set_result(StorageServed(root=root, error=why))
+
+
+async def _serve_once(settings: Settings, started: asyncio.Future[StorageServed]) -> tuple[int, str]:
+    """Run a server to its end: the port at which it listened, and how it ended; 0 and why if it did not listen."""
+    process = await _start(settings)
+    try:
+        assert process.stdout is not None
+        listening = _read(await process.stdout.readline())
+        if listening.error:
+            return 0, listening.error
+        if not started.done():
+            started.set_result(StorageServed(root=settings.root, port=listening.port, key=settings.key))
+        return listening.port, f"exit code {await process.wait()}"
+    finally:
+        await _end(process)
 
 
 async def _start(settings: Settings) -> asyncio.subprocess.Process:

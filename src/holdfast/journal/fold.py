@@ -143,10 +143,13 @@ class FoldWriter:
 
     def flush(self, final: bool = False) -> None:
         if self._last is not None and self._is_due(final=final):
+            is_asked = self._asked.is_set()
             self._asked.clear()
             try:
                 self._write(self._last)
             except StorageError as error:
+                if is_asked:
+                    self._asked.set()  # what the journal has lost is nowhere else
                 _log.info("The journal's fold could not be written this time: %s", error)
 
     def close(self) -> None:

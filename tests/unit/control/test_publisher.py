@@ -115,10 +115,13 @@ def test_records_that_the_journal_lost_do_not_hold_up_an_observer(tmp_path: Path
     assert slow.seen == [n for n in range(1, 50) if n != 30]
 
 
-def test_an_observer_that_fails_is_switched_off_alone() -> None:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_an_observer_that_fails_is_switched_off_alone(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     class Bad(Slow):
         def record(self, record: Record) -> None:
-            raise ValueError("a bug")
+            raise kind("a bug")
 
     bad, good = Bad(), Slow()
     good.go.set()
@@ -126,9 +129,11 @@ def test_an_observer_that_fails_is_switched_off_alone() -> None:
     for n in range(1, 20):
         publisher.hold([report(n)])
         publisher.release()
+    publisher.wait_for(Bad)  # for ever, if it did not know
     publisher.close()
     assert good.seen == list(range(1, 20))
     assert bad.ended == []
+    assert "Bad failed and is switched off" in caplog.text
 
 
 class Blocked(Slow):

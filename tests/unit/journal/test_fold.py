@@ -14,6 +14,7 @@ from holdfast.control.history import RUN_FILE, read_history
 from holdfast.core import records as r
 from holdfast.core.curve import effective_reports
 from holdfast.core.summary import Summary, summarize
+from holdfast.errors import Unavailable
 from holdfast.journal import fold as module
 from holdfast.journal import reader
 from holdfast.journal.fold import Fold, FoldWriter, decode_sealed, encode_sealed, read_fold
@@ -270,3 +271,23 @@ def test_only_the_end_of_a_segment_is_read_for_the_newest_records(
     assert reader.JournalReader(store, run="abcd").find(reader.Mark(1, LEASES[1], len(records))) is not None
     assert sum(store.read_bytes) < size_bytes / 2
     journal.close()
+
+
+def test_a_fold_that_was_asked_for_is_written_when_storage_works_again(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else has what the journal has lost."""
+    writer = FoldWriter(store, 1, LEASES[1], "abcd", Summary())
+    writer.record(r.RunRestarted(at=0.0, first_index=0))
+    writer.ask()
+    with monkeypatch.context() as broken:
+        broken.setattr(PosixStore, "put", _fail)
+        writer.flush()
+    assert writer.next_flush_s is not None
+    writer.flush()
+    assert store.get(KEY)
+    assert writer.next_flush_s is None
+
+
+def _fail(*arguments: object) -> None:
+    raise Unavailable("not now")

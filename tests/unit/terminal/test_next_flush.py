@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from tests.unit.terminal.screen import Screen
 
 from holdfast.core import records as r
@@ -45,14 +48,35 @@ def test_a_line_that_waits_for_other_ranks_is_due_soon() -> None:
     assert screen.terminal.next_flush_s is None
 
 
-def test_what_the_run_waits_for_is_asked_again_until_it_waits_no_more() -> None:
+def test_what_the_run_waits_for_is_asked_when_it_is_to_be_told_again() -> None:
+    """Ever more rarely: a thousand runs may wait in one driver."""
     screen = Screen()
     waiting = ["an agent"]
     screen.terminal.waiting_for = lambda: waiting[0]
     assert screen.terminal.next_flush_s == 0.2
+    pauses = []
     screen.flush()
-    assert "Waiting for an agent" in screen.flush(after_s=6.0)
+    for _ in range(3):
+        pauses.append(screen.terminal.next_flush_s)
+        assert screen.terminal.next_flush_s is not None
+        assert "Waiting for an agent" in screen.flush(after_s=screen.terminal.next_flush_s)
+    assert pauses == [5.0, 5.0, 10.0]
     waiting[0] = ""
+    assert screen.terminal.next_flush_s is None
+
+
+def test_what_the_run_waits_for_is_drawn_as_often_as_its_clock_changes() -> None:
+    screen = Screen(interactive=True)
+    screen.terminal.waiting_for = lambda: "an agent"
+    screen.feed([_report(1)])
+    assert "waiting for an agent" in screen.flush()
+    assert screen.terminal.next_flush_s == 1.0
+
+
+@pytest.mark.parametrize("options", [{"quiet": True}, {"json_lines": True}])
+def test_who_does_not_show_what_the_run_waits_for_is_not_woken_for_it(options: dict[str, Any]) -> None:
+    screen = Screen(**options)
+    screen.terminal.waiting_for = lambda: "an agent"
     assert screen.terminal.next_flush_s is None
 
 

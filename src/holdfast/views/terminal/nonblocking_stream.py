@@ -109,7 +109,7 @@ class NonblockingStream:
 
     def drain(self, *, wait: bool = False) -> None:
         """Write what the stream accepts now; with `wait`, all of it."""
-        if not self._pieces and not self._is_status_due:
+        if not wait and not self._pieces and not self._is_status_due:
             return  # this is asked after every report
         with self._lock:
             self._drain(wait)

@@ -108,8 +108,8 @@ class Terminal:
         """Those that are not shown yet."""
         self._tell_losses_at = float("inf")
         self.waiting_for: Callable[[], str] = str
-        """What keeps the run from starting workers, "" if nothing does: asked several times a second while something
-        does. Who knows that it begins to wait has `flush` called."""
+        """What keeps the run from starting workers, "" if nothing does. Who knows that it begins to wait has `flush`
+        called."""
         self._waiting_since: float | None = None
         self._tell_waiting_at = 0.0
         self._epoch = 0
@@ -150,15 +150,20 @@ class Terminal:
 
     @property
     def next_flush_s(self) -> float | None:
-        """Soon while something is held back, or the run waits for something; as often as a clock that is shown."""
-        is_live = self._stream.live and not self._quiet
+        """Soon while something is held back; as often as a clock that is shown; when it is due to be told again what
+        the run waits for."""
         streams = self._stream.has_backlog or self._stdout.has_backlog
-        held_back = self._death or self._losses or self._worker_output.is_waiting or self._throttle.is_waiting
-        if streams or held_back or self.waiting_for():
+        if streams or self._death or self._losses or self._worker_output.is_waiting or self._throttle.is_waiting:
             return _FLUSH_S
-        if is_live:
+        if self._quiet or self._json:
+            return None
+        if self._stream.live:
             return _CLOCK_S if self._is_drawn else _FLUSH_S
-        return None
+        if not self.waiting_for():
+            return None
+        # A record tells of whatever comes next.
+        until_told_s = 0.0 if self._waiting_since is None else self._tell_waiting_at - self._clock()
+        return max(_FLUSH_S, until_told_s)
 
     def flush(self, final: bool = False) -> None:
         self._show_death()
