@@ -528,14 +528,13 @@ def drop_parts_with_their_generation(patch: Patch) -> None:
     patch.setattr(RunStorage, "generation_ended", careless)
 
 
-def answer_for_the_newest_ticket(patch: Patch) -> None:
-    """The answer to an upload names the ticket that was ordered last."""
+def answer_for_another_draft(patch: Patch) -> None:
+    """The answer to an upload names a draft that there is not."""
     upload = Parts._upload
 
     async def confused(self: Parts, order: Any, store: Any, threads: int) -> Any:
         answer = await upload(self, order, store, threads)
-        newest = max((one.order.ticket for one in self._ordered.values()), default=order.ticket)
-        return msgspec.structs.replace(answer, ticket=e.Ticket(newest.generation, newest.number + 1))
+        return msgspec.structs.replace(answer, token=order.draft.token[::-1])
 
     patch.setattr(Parts, "_upload", confused)
 
@@ -556,7 +555,7 @@ def record_a_part_that_failed(patch: Patch) -> None:
 
     async def hopeful(self: Parts, order: Any, store: Any, threads: int) -> Any:
         answer = await upload(self, order, store, threads)
-        stored = m.Uploaded(ticket=order.ticket, rank=order.rank, token=order.draft.token, files=[])
+        stored = m.Uploaded(token=order.draft.token, rank=order.rank, files=[])
         return stored if hasattr(answer, "kind") else answer
 
     patch.setattr(Parts, "_upload", hopeful)
@@ -1014,7 +1013,7 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Scenario], bool]] = {
     answer_stop_before_the_workers_are_gone: _always,
     start_although_stopped_meanwhile: _always,
     drop_parts_with_their_generation: _always,
-    answer_for_the_newest_ticket: _always,
+    answer_for_another_draft: _always,
     linger_without_records: lambda one: _has(one, "kill_driver"),
     end_with_the_controller: lambda one: _has(one, "kill_driver"),
     record_a_part_that_failed: lambda one: one.storage_trouble > 0,

@@ -7,6 +7,7 @@ import concurrent.futures
 import gc
 import os
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,19 @@ def _held(buffers: Buffers, data: bytes) -> None:
     buffers.release(Ticket(1, 1), "t")
 
 
-def _open_buffers() -> int:
-    links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return sum("holdfast-snapshot" in link for link in links)
+def _inodes(buffers: Buffers) -> set[tuple[int, int]]:
+    """What tells the memory of these buffers from that of other tests."""
+    found = [os.fstat(one.fd) for one in buffers._buffers.values()]
+    return {(one.st_dev, one.st_ino) for one in found}
+
+
+def _open_files(inodes: set[tuple[int, int]]) -> int:
+    found = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            status = path.stat()
+            found += (status.st_dev, status.st_ino) in inodes
+    return found
 
 
 def test_a_file_is_opened_as_far_as_it_was_asked_for() -> None:
@@ -47,8 +58,9 @@ def test_a_file_is_opened_as_far_as_it_was_asked_for() -> None:
         assert os.pread(opened.fd, opened.size_bytes, opened.start) == b"igh" and opened.start == HEADER_BYTES + 2
         assert opened.is_intact()
         opened.close()
+        inodes = _inodes(buffers)
         buffers.close()
-        assert _open_buffers() == 0
+        assert _open_files(inodes) == 0
 
     asyncio.run(test())
 
@@ -76,13 +88,14 @@ def test_an_answer_that_comes_too_late_leaves_no_memory_open(monkeypatch: pytest
         files = ServedSnapshots(buffers, asyncio.get_running_loop())
         opened = await asyncio.to_thread(files.open, m.Read(key=b"t/model"))
         opened.close()
-        before = _open_buffers()
+        inodes = _inodes(buffers)
+        before = _open_files(inodes)
         monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", Late)
         with pytest.raises(Unavailable):
             await asyncio.to_thread(files.open, m.Read(key=b"t/model"))
         await asyncio.sleep(0)  # what the event loop is about to forget
         gc.collect()
-        assert _open_buffers() == before
+        assert _open_files(inodes) == before
         buffers.close()
 
     asyncio.run(test())
