@@ -85,6 +85,10 @@ def _is_driver(pid: int) -> bool:
     return "holdfast.train.remote_driver" in processes.command_of(pid)
 
 
+def _is_its_actor(pid: int) -> bool:
+    return processes.command_of(pid).startswith("ray::DriverActor")
+
+
 class Caller:
     """A script on a laptop: in a directory of its own, which the cluster does not know."""
 
@@ -184,6 +188,8 @@ def test_an_outcome_that_nobody_took_is_kept_for_a_caller_that_comes_back(cluste
 
 def test_later_the_same_call_gets_the_result_from_storage(cluster: RayCluster, tmp_path: Path) -> None:
     config = _leave_until_it_has_ended(cluster, tmp_path, HOLDFAST_KEEP_OUTCOME_S="0")
+    # Callers that were waiting may still be reading it for some seconds.
+    processes.wait_gone(*filter(_is_its_actor, processes.descendants(os.getpid())))
     output = Caller(cluster, tmp_path, config).wait()
     assert "The run run has its driver on the Ray cluster." in output, "the outcome was kept"
     assert _result(output)[0]["step"] == 5 and "hello from helper" not in output
