@@ -555,7 +555,7 @@ def record_a_part_that_failed(patch: Patch) -> None:
 
     async def hopeful(self: Parts, order: Any, store: Any, threads: int) -> Any:
         answer = await upload(self, order, store, threads)
-        stored = m.Uploaded(token=order.draft.token, rank=order.rank, files=[])
+        stored = m.Uploaded(ticket=order.ticket, rank=order.rank, token=order.draft.token, files=[])
         return stored if hasattr(answer, "kind") else answer
 
     patch.setattr(Parts, "_upload", hopeful)

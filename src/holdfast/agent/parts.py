@@ -109,7 +109,7 @@ class Parts:
     async def _upload(self, order: Upload, store: OpenStore, threads: int) -> UploadAnswer:
         held = self._parts.get((order.ticket, order.rank))
         loop = asyncio.get_running_loop()
-        name: dict[str, Any] = {"token": order.draft.token, "rank": order.rank}
+        name: dict[str, Any] = {"ticket": order.ticket, "rank": order.rank, "token": order.draft.token}
         try:
             if held is None:
                 number = order.ticket.number

@@ -91,9 +91,10 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 class Uploaded(_Message, frozen=True, kw_only=True):
     """One rank's part is durable in the draft's directory."""
 
+    ticket: Ticket
+    rank: int
     token: str
     """Of the draft: a checkpoint that is tried again has another."""
-    rank: int
     files: list[FileEntry]
     uploaded_bytes: int = 0
 
@@ -101,8 +102,9 @@ class Uploaded(_Message, frozen=True, kw_only=True):
 class UploadFailed(_Message, frozen=True, kw_only=True):
     """One rank's part could not be stored."""
 
-    token: str
+    ticket: Ticket
     rank: int
+    token: str
     kind: FailureKind
     error: str
 
