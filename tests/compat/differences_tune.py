@@ -349,6 +349,26 @@ BEHAVIOUR = (
         "(a device's context, threads, connections) is made by each trial",
     ),
     ("An exception in a `Callback`", "ends the experiment", "the same: trials are stopped in order, then `TuneError`"),
+    (
+        "`SystemExit` and the like in a `Callback`, a stopper, a scheduler, a function that makes names",
+        "ends the script",
+        "as any exception there: ends the experiment with `TuneError`, and no other run of the process",
+    ),
+    (
+        "`CheckpointConfig(checkpoint_at_end)` of a trial that `stop` or a scheduler ends",
+        "one more checkpoint is saved",
+        "nothing is done after the report that decided it, so the newest is the last: set `checkpoint_frequency`",
+    ),
+    (
+        "`TuneConfig(trial_dirname_creator)` that gives two trials one directory",
+        "they overwrite each other's files",
+        "refused, with both trials named",
+    ),
+    (
+        "`ResultGrid.get_best_result` of a single trial, with a metric that it has not reported",
+        "that trial",
+        "an error, as with several trials",
+    ),
     ("`Callback` hooks", "called in the loop, before anything is stored", "called in a thread, for what is durable"),
     ("`Callback.get_state`, `set_state`", "kept with the experiment, pickled", "not called"),
     ("TUNE_GLOBAL_CHECKPOINT_S, TUNE_RESULT_BUFFER_LENGTH, ...", "tune Ray Tune's own files and loops", "ignored"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from tests.faults.programs.sandbox import Sandbox
 from holdfast import tune
 from holdfast.errors import TrainingFailedError
 from holdfast.train.interrupted import Interrupted
+from holdfast.tune.experiment_controller import ExperimentController
+from holdfast.tune.machine import ExperimentMachine
+from holdfast.tune.schedulers import AsyncHyperBandScheduler
 from holdfast.tune.stopper import TimeoutStopper
+from holdfast.tune.trial_setup import TrialSetup
 
 _STEPS = 3
 
@@ -90,19 +95,13 @@ def test_an_experiment_ends_with_its_time_and_goes_on_with_more(sandbox: Sandbox
     def tuner(seconds: float) -> tune.Tuner:
         if limit == "time budget":
             return experiment.tuner(time_budget_s=seconds)
-        # A trial that waits reports nothing, and a stopper is asked about reports only.
         return experiment.tuner(run={"stop": TimeoutStopper(seconds)})
 
-    if limit == "stopper":
-        experiment.let_go()
-        results = tuner(1e-9).fit()
-        assert steps(results) == [1]
-    else:
-        results = tuner(0.5).fit()
-        assert max(steps(results)) <= 1, "a trial went on that waits"
-        experiment.let_go()
+    results = tuner(0.5).fit()
+    assert max(steps(results)) <= 1, "a trial went on that waits"
+    experiment.let_go()
     assert results.num_terminated == 1
-    again = tuner(0.5 if limit == "time budget" else 1e-9).fit()
+    again = tuner(0.5).fit()
     assert steps(again) == steps(results) and again.num_terminated == 1
     experiment.check(tuner(3600.0).fit(), again=1)
 
@@ -148,3 +147,66 @@ def test_trials_that_the_failure_of_another_stopped_go_on_from_their_checkpoints
     experiment.mend.touch()
     assert steps(experiment.tuner(run).fit()) == [1, 3, 3]
     experiment.check(tune.Tuner.restore(sandbox.storage / "tuning", climb, resume_errored=True).fit(), again=1)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("why", ["failure", "callback"])
+def test_a_trial_that_is_prepared_when_the_experiment_is_stopped_does_not_run(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Its scheduler knows by then that it has ended, and would not understand its reports."""
+    stopped = threading.Event()
+    prepare, give_up, stop = TrialSetup.__call__, ExperimentController._give_up, ExperimentMachine._stop
+    called = sandbox.root / "called"
+
+    def prepare_slowly(self: TrialSetup, trial: Any, *others: Any) -> Any:
+        if trial.number == 1:
+            assert stopped.wait(60)
+        return prepare(self, trial, *others)
+
+    def noted_give_up(self: ExperimentController, error: BaseException) -> None:
+        give_up(self, error)
+        stopped.set()
+
+    def noted_stop(self: ExperimentMachine, *decision: Any) -> None:
+        stop(self, *decision)
+        stopped.set()
+
+    class Hook(tune.Callback):
+        def on_trial_result(self, *told: Any, **info: Any) -> None:
+            if why == "callback" and not stopped.is_set():
+                raise RuntimeError("not today")
+
+    def train(config: dict[str, Any]) -> None:
+        with called.open("a") as file:
+            file.write(str(config["x"]))
+        tune.report({"loss": config["x"]})
+        if why == "failure" and config["x"] == 0:
+            raise ValueError("not today")
+
+    def fit() -> tune.ResultGrid:
+        scheduler = AsyncHyperBandScheduler(metric="loss", mode="min")
+        return tune.Tuner(
+            train,
+            param_space={"x": tune.grid_search([0, 1])},
+            tune_config=tune.TuneConfig(scheduler=scheduler, max_concurrent_trials=2),
+            run_config=tune.RunConfig(
+                name="tuning",
+                storage_path=sandbox.storage,
+                failure_config=tune.FailureConfig(fail_fast=why == "failure"),
+                callbacks=[Hook()],
+            ),
+        ).fit()
+
+    monkeypatch.setattr(TrialSetup, "__call__", prepare_slowly)
+    monkeypatch.setattr(ExperimentController, "_give_up", noted_give_up)
+    monkeypatch.setattr(ExperimentMachine, "_stop", noted_stop)
+    if why == "callback":
+        with pytest.raises(tune.TuneError, match="not today"):
+            fit()
+    else:
+        assert fit().num_errors == 1
+    assert called.read_text() == "0"
+    results = fit()
+    assert set(called.read_text()) == {"0", "1"}
+    assert [one.metrics["loss"] for one in results if one.metrics] == [0, 1]

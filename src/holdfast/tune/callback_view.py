@@ -19,6 +19,7 @@ from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.experiment_observer import ExperimentView
 from holdfast.tune.machine import TrialState
 from holdfast.tune.progress_reporter import ProgressReporter
+from holdfast.tune.user_code import describe_error
 
 __all__ = ["CallbackView", "ReporterCallback"]
 
@@ -94,17 +95,20 @@ class CallbackView(ExperimentView):
                 continue
             try:
                 getattr(callback, hook)(**arguments)
-            except Exception as error:  # noqa: BLE001  whatever users write in a hook
+            except BaseException as error:  # noqa: BLE001  whatever users write in a hook, an exit included
                 where = f"{type(callback).__name__}.{hook}"
+                if isinstance(callback, ReporterCallback):
+                    where = f"RunConfig(progress_reporter): {callback.kind}"
                 _log.exception("%s failed; the experiment is stopped.", where)
                 if self.error is None:
                     self.error = TuneError(
-                        f"{where} raised {type(error).__name__}: {error} (a callback's error ends the experiment; the "
-                        "same call continues it once that is mended)"
+                        f"{where} raised {describe_error(error)} (a callback's error ends the experiment; the same "
+                        "call continues it once that is mended)"
                     )
                     self.error.__cause__ = error
                     self.on_error(self.error)
-                return
+                if hook != "on_experiment_end":  # which the others are told all the same
+                    return
 
 
 class ReporterCallback(Callback):
@@ -113,6 +117,8 @@ class ReporterCallback(Callback):
     def __init__(self, reporter: ProgressReporter, **setup: Any) -> None:
         self._reporter = reporter
         self._setup = setup
+        self.kind = type(reporter).__name__
+        """For errors: users know nothing of this class."""
 
     def setup(self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any) -> None:
         self._reporter.setup(**self._setup)

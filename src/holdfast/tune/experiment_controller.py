@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from holdfast.control.blocking_calls import BlockingCalls, call_in_daemon_thread
 from holdfast.control.group_commit import GroupCommit, RunJournal
@@ -28,7 +28,7 @@ from holdfast.core import events as e
 from holdfast.core import records as r
 from holdfast.core.commands import RunStatus
 from holdfast.core.failure_kind import FailureKind
-from holdfast.errors import ConfigError, Fenced, HoldfastError, StorageError
+from holdfast.errors import ConfigError, Fenced, HoldfastError, StorageError, TuneError
 from holdfast.journal.format import Line
 from holdfast.journal.reader import JournalReader, Mark
 from holdfast.runtime import current
@@ -38,15 +38,19 @@ from holdfast.tune.experiment_observer import ExperimentObserver
 from holdfast.tune.machine import AskSearcher, ExperimentMachine, TrialState
 from holdfast.tune.objective import require_metric
 from holdfast.tune.trial_files import TrialFiles
+from holdfast.tune.user_code import describe_error
 
 __all__ = ["ExperimentController", "ExperimentSetup", "MakeTrial"]
 
 _BEAT_S = 5.0
+_ASK_STOPPER_S = 1.0
 _MAX_CLOSING = 16
 """With so many trials that end, none is started: storage that is slow must not pile them up."""
 _SEARCHER_PATIENCE_S = 2.0
 """How long a searcher may think when everything else has ended: what it says has no effect any more."""
 _log = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 MakeTrial = Callable[[TrialState, GuestLease, RunOwner], ControllerSetup]
 """From a trial to what its controller starts from; called in a thread."""
@@ -144,16 +148,17 @@ class ExperimentController:
         side = [self._loop.create_task(self._keep_lease())]
         if (left_s := self._machine.time_left_s) is not None:
             side.append(self._loop.create_task(self._end_budget(left_s)))
+        side.append(self._loop.create_task(self._ask_stopper()))
         self._hub.api.enter(self._machine.id, self._control)
         try:
             self._record(self._setup.begin)
-            self._machine.stop_at_limit()
+            self._guard(self._machine.stop_at_limit)
             self._record_decided("")
             self._machine.resume()
             while True:
                 self._start_trials()
                 if not self._running and self._asking is None:
-                    if self._is_failed or self._is_searcher_left or not self._machine.has_untold:
+                    if self.is_failed or self._is_searcher_left or not self._machine.has_untold:
                         break
                     self._asking = self._loop.create_task(self._use_searcher(self._machine.tell_searcher))
                 self._wake.clear()
@@ -173,13 +178,14 @@ class ExperimentController:
             await self._blocking.finished()
 
     @property
-    def _is_failed(self) -> bool:
+    def is_failed(self) -> bool:
+        """Nothing is decided any more: what runs is being stopped."""
         return self._error is not None or bool(self.fenced_by)
 
     @property
     def _patience_s(self) -> float | None:
         """How long to wait for the searcher, if the experiment ends and everything else has."""
-        if self._running or not (self._is_failed or self._stop is not None or self._machine.stop_why):
+        if self._running or not (self.is_failed or self._stop is not None or self._machine.stop_why):
             return None
         return 0.0 if self._stop is not None and self._stop.force else _SEARCHER_PATIENCE_S
 
@@ -201,10 +207,11 @@ class ExperimentController:
         return RunStatus.INTERRUPTED if self._stop is not None else RunStatus.FINISHED
 
     def _start_trials(self) -> None:
-        while self._stop is None and not self._is_failed:
+        while self._stop is None and not self.is_failed:
             if len(self._closing) > _MAX_CLOSING:
                 return
-            found = self._machine.next_trial(len(self._running) - len(self._closing), current().now())
+            running = len(self._running) - len(self._closing)
+            found = self._guard(self._machine.next_trial, running, current().now())
             if found is None:
                 return
             if isinstance(found, TrialState):
@@ -232,8 +239,8 @@ class ExperimentController:
             self._wake.set()
 
     def _take_suggestion(self, ask: AskSearcher, suggestion: dict[str, Any] | str | None) -> None:
-        if self._stop is None and not self._is_failed:
-            created = self._machine.answer(ask, suggestion, current().now())
+        if self._stop is None and not self.is_failed:
+            created = self._guard(self._machine.answer, ask, suggestion, current().now())
             if created is not None:
                 self._record([created])
                 self._record_decided("")
@@ -246,7 +253,9 @@ class ExperimentController:
                 self._give_up(error)
             else:
                 self._fail_trial(trial, error)
-        except Exception as error:  # noqa: BLE001  whatever it is, the other trials are ended in order
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  whatever it is, the other trials are ended in order
             _log.exception("A part of the experiment failed; it is stopped.")
             self._give_up(error)
         finally:
@@ -258,6 +267,11 @@ class ExperimentController:
     async def _drive_trial(self, trial: TrialState) -> None:
         lease = self._lease.guest(self._setup.store.sub(trial.directory), is_new=not trial.is_started)
         setup = await self._blocking.run(self._setup.make_trial, trial, lease, _TrialOwner(self, trial))
+        if self.is_failed:
+            return
+        if trial.stopped is not None and not trial.stopped.paused:
+            self._machine.withdraw(trial)
+            return
         controller = Controller(setup, lease, RunJournal(self._commit, trial.trial_id), self._hub)
         self._controllers[trial.trial_id] = controller
         controller.stop_by(partial(self._stop_trial, trial))
@@ -272,7 +286,7 @@ class ExperimentController:
         failed = r.RunFailed(at=current().now(), error=str(error), error_type=FailureKind.of(error))
         self._commit.journal.append([failed], trial.trial_id)
         self._show(trial.trial_id, [failed])
-        self._machine.apply(trial.trial_id, failed)
+        self._guard(self._machine.apply, trial.trial_id, failed)
         self._record_decided(trial.trial_id)
 
     def give_up_threadsafe(self, error: BaseException) -> None:
@@ -280,10 +294,27 @@ class ExperimentController:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._give_up, error)
 
+    def _guard(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """What the machine answers. What it calls is the user's code: whatever that raises ends this experiment, in
+        order, and never the event loop."""
+        try:
+            return call(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001  an exit, too, is none for the other runs of this process
+            cause = error.__cause__ if isinstance(error, HoldfastError) else error
+            if cause is not None and self._error is None:
+                _log.error("A part of the experiment failed; it is stopped.", exc_info=cause)
+            self._give_up(error)
+            return None
+
     def _give_up(self, error: BaseException) -> None:
-        self._error = self._error or error
-        for controller in self._controllers.values():
-            controller.post(e.StopRequested(why="the experiment failed"))
+        if self._error is not None:
+            return  # what was asked to stop is not to hurry for it
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):  # which no task can raise
+            error = TuneError(f"The experiment was stopped, since {describe_error(error)} was raised in it.")
+        self._error = error
+        for trial_id, controller in self._controllers.items():
+            if trial_id not in self._closing:  # which end anyway
+                controller.post(e.StopRequested(why="the experiment failed"))
         self._wake.set()
 
     # ------------------------------------------------------------ records
@@ -292,7 +323,7 @@ class ExperimentController:
         """A trial's controller has appended these."""
         self._show(trial.trial_id, records)
         for record in records:
-            self._machine.apply(trial.trial_id, record)
+            self._guard(self._machine.apply, trial.trial_id, record)
             if isinstance(record, r.Reported) and record.iteration == 1:
                 self._check_metric(trial, record)
         # Before its workers start, nobody waits for an answer.
@@ -316,7 +347,7 @@ class ExperimentController:
         self._commit.journal.append(records, self._machine.id)
         self._show(self._machine.id, records)
         for record in records:
-            self._machine.apply(self._machine.id, record)
+            self._guard(self._machine.apply, self._machine.id, record)
 
     def _record_decided(self, reporting: str) -> None:
         """Record what the machine decided. A trial that has just reported learns of it as the answer to its report;
@@ -367,6 +398,15 @@ class ExperimentController:
             controller.post(e.ControllerFenced(why=why))
         self._wake.set()
 
+    async def _ask_stopper(self) -> None:
+        """Trials that report nothing end with the experiment's time as well."""
+        while not self._machine.stop_why and not self.is_failed:
+            await asyncio.sleep(_ASK_STOPPER_S)
+            self._guard(self._machine.ask_stopper)
+            if self._machine.stop_why:
+                self._record_decided("")
+                self._wake.set()
+
     async def _end_budget(self, left_s: float) -> None:
         await asyncio.sleep(left_s)
         self._machine.use_up_budget()
@@ -387,6 +427,8 @@ class _TrialOwner:
     def goes_on(self) -> bool | None:
         if self._trial.stopped is not None:
             return False
+        if self._controller.is_failed:
+            return None  # perhaps this report could not be decided on; its workers are being stopped
         return True if self._trial.undecided is None else None
 
     def pinned(self) -> Sequence[str]:

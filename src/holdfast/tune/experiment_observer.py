@@ -75,9 +75,9 @@ class ExperimentObserver:
         self._views = list(views)
         self._place = place
         self._machine = replaying_machine(machine.id, machine.configs)
-        for trial_id, trial in machine.trials.items():
-            # Those that have come to an end change only if somebody wants them to run again.
-            self._machine.trials[trial_id] = trial if trial.status == Trial.TERMINATED else _copied(trial)
+        # Those that have come to an end change only if somebody wants them to run again.
+        trials = machine.trials.values()
+        self._machine.take_over(one if one.status == Trial.TERMINATED else _copied(one) for one in trials)
         for trial in self._machine.trials.values():
             trial.path = join(place, trial.directory)
         self._is_begun = False

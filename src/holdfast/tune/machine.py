@@ -9,7 +9,7 @@ decision and what it was based on cannot come apart, and nothing is ever written
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -19,12 +19,14 @@ from holdfast.core import records as r
 from holdfast.core.curve import Row
 from holdfast.core.metrics import find_metric
 from holdfast.core.summary import Summary
+from holdfast.errors import ConfigError
 from holdfast.tune.config_codec import ConfigCodec
 from holdfast.tune.experiment.trial import Trial
 from holdfast.tune.schedulers.trial_scheduler import TrialScheduler
 from holdfast.tune.search.searcher import Searcher
 from holdfast.tune.search.variant_generator import merge_configs
 from holdfast.tune.serialization import to_json
+from holdfast.tune.user_code import call_user_code
 
 __all__ = ["AskSearcher", "CloneSource", "ExperimentMachine", "Policies", "StopRule", "TrialState", "make_result"]
 
@@ -112,6 +114,8 @@ class Policies(NamedTuple):
     budget: str | None = None
     """The parameter that says how long a trial goes on. One that differs from another in that alone, and is longer,
     starts from the other's checkpoint."""
+    space: Mapping[str, Any] = {}
+    """What is searched: its keys are taken as they are, with slashes or without."""
 
 
 _UNTOLD_MAX = 1_000
@@ -183,6 +187,8 @@ class ExperimentMachine:
         self._clones: dict[str, tuple[r.TrialCloned, dict[str, Any]]] = {}
         """The same of trials that become copies of others, each with its configuration."""
         self._now = 0.0
+        self._by_directory: dict[str, str] = {}
+        """The trials, by the names of their directories."""
 
     @property
     def total_trials(self) -> int | None:
@@ -265,6 +271,8 @@ class ExperimentMachine:
         match record:
             case r.ExperimentStarted():
                 self.stop_why, self.failed_fast = "", None
+                # That all were to stop, and the driver died before it was recorded: it is decided anew whether they do.
+                self._stops = {trial: stop for trial, stop in self._stops.items() if stop.by != "experiment"}
             case r.TrialCreated():
                 self._add(record)
             case r.TrialStopped():
@@ -282,9 +290,10 @@ class ExperimentMachine:
             trial = TrialState(record.trial, self.configs.decode(record.config), number=len(self.trials))
             self.tell_searcher(record.told)
             self._policies.searcher.replay_suggestion(record.trial, trial.config)
-            self._policies.scheduler.on_trial_add(self, trial)
+            self._call_scheduler("on_trial_add", trial)
         trial.name, trial.directory = record.name, record.directory
         self.trials[record.trial] = self._live[record.trial] = trial
+        self._by_directory.setdefault(record.directory, record.trial)
         if self._policies.budget is not None:
             self._alike.setdefault(_split_budget(trial.config, self._policies.budget)[0], []).append(trial)
         if record.donor is not None and record.checkpoint is not None:
@@ -341,21 +350,21 @@ class ExperimentMachine:
 
     def _take_result(self, trial: TrialState, result: dict[str, Any]) -> None:
         self._forget_decisions(trial)  # that were not taken when this was recorded: the journal wins
-        scheduler, stopper = self._policies.scheduler, self._policies.stopper
+        stopper = self._policies.stopper
         trial.last_result = result
         if result["training_iteration"] <= trial.told_iteration:
             return
         trial.told_iteration = result["training_iteration"]
         self._is_waiting = False
         self._tell("on_trial_result", trial.trial_id, result)
-        trial.is_long_enough = stopper is not None and stopper(trial.trial_id, result)
+        trial.is_long_enough = stopper is not None and self._call_stopper("__call__", trial.trial_id, result)
         if trial.is_long_enough:
             self._decide(trial, "stopper")
         else:
-            answer = scheduler.on_trial_result(self, trial, result)
+            answer = self._call_scheduler("on_trial_result", trial, result)
             if answer in (TrialScheduler.STOP, TrialScheduler.PAUSE):
                 self._decide(trial, "scheduler", paused=answer == TrialScheduler.PAUSE)
-        if stopper is not None and stopper.stop_all():
+        if stopper is not None and self._call_stopper("stop_all"):
             self.stop_all(_STOPPED_ALL)
 
     def stop_all(self, why: str) -> None:
@@ -372,7 +381,6 @@ class ExperimentMachine:
             )
 
     def _stop(self, trial: TrialState, record: r.TrialStopped) -> None:
-        scheduler = self._policies.scheduler
         self._stops.pop(trial.trial_id, None)
         trial.stopped = record
         if record.paused:
@@ -381,19 +389,19 @@ class ExperimentMachine:
         self._is_waiting = False
         self._tell("on_trial_complete", trial.trial_id, trial.last_result or None)
         if record.by == "stop_trial":
-            scheduler.on_trial_remove(self, trial)
+            self._call_scheduler("on_trial_remove", trial)
         else:
-            scheduler.on_trial_complete(self, trial, trial.last_result)
+            self._call_scheduler("on_trial_complete", trial, trial.last_result)
         if trial.status != Trial.RUNNING:
             trial.status = Trial.TERMINATED
             self._note_end(trial)
 
     def _reset(self, trial: TrialState, record: r.TrialReset) -> None:
         if record.idle:
-            self._policies.scheduler.on_idle(self)
+            self._call_scheduler("on_idle")
         self._resets.pop(trial.trial_id, None)
         if trial.is_finished():
-            self._policies.scheduler.on_trial_add(self, trial)  # which has let go of it
+            self._call_scheduler("on_trial_add", trial)  # which has let go of it
         elif trial.stopped is not None and trial.stopped.paused:
             self._tell("on_unpause", trial.trial_id)
         trial.status, trial.stopped, trial.restart = Trial.PENDING, None, record.restart
@@ -437,7 +445,7 @@ class ExperimentMachine:
         self._forget_decisions(trial)
         self._is_waiting = False
         self._tell("on_trial_complete", trial.trial_id, trial.last_result or None)
-        self._policies.scheduler.on_trial_complete(self, trial, trial.last_result)
+        self._call_scheduler("on_trial_complete", trial, trial.last_result)
 
     def _forget_decisions(self, trial: TrialState) -> None:
         """It has ended, or gone on, before they were recorded."""
@@ -446,11 +454,11 @@ class ExperimentMachine:
 
     def _fail(self, trial: TrialState) -> None:
         self._forget_decisions(trial)
-        if trial.stopped is None:
+        trial.status = Trial.ERROR
+        if trial.stopped is None or trial.stopped.paused:  # otherwise they know that it has ended
             self._is_waiting = False
             self._tell("on_trial_complete", trial.trial_id, None, True)
-            self._policies.scheduler.on_trial_error(self, trial)
-        trial.status = Trial.ERROR
+            self._call_scheduler("on_trial_error", trial)
         if self._policies.fail_fast and not self.stop_why:
             self.failed_fast = trial
             self.stop_all(f"trial {trial.trial_id} failed, and FailureConfig(fail_fast) is set")
@@ -461,8 +469,8 @@ class ExperimentMachine:
         """All records are read back: why the experiment has gone on long enough as a whole; "" if it has not."""
         stopper = self._policies.stopper
         if stopper is not None and self.trials:
-            stopper.resume_after(self.elapsed_s)
-            if stopper.stop_all():
+            self._call_stopper("resume_after", self.elapsed_s)
+            if self._call_stopper("stop_all"):
                 return _STOPPED_ALL
         return self._budget_used_up if self.time_left_s == 0 else ""
 
@@ -480,10 +488,22 @@ class ExperimentMachine:
         """The time is over: let no trial go on."""
         self.stop_all(self._budget_used_up)
 
+    def ask_stopper(self) -> None:
+        """Time has passed, and perhaps no trial has reported anything: let none go on if the stopper says so."""
+        if self._policies.stopper is not None and not self.stop_why and self._call_stopper("stop_all"):
+            self.stop_all(_STOPPED_ALL)
+
     def stop_at_limit(self) -> None:
         """Let no trial go on if the experiment as a whole has gone on long enough."""
         if why := self.find_limit():
             self.stop_all(why)
+
+    def take_over(self, trials: Iterable[TrialState]) -> None:
+        """Know these from the beginning, none of which runs now."""
+        for trial in trials:
+            self.trials[trial.trial_id] = trial
+            self._note_end(trial)
+        self.resume()
 
     def resume(self) -> None:
         """All records are read back, and no trial runs: those that did go on, unless it was decided that they do
@@ -497,6 +517,12 @@ class ExperimentMachine:
             else:
                 trial.status = _status_after(trial)
                 self._note_end(trial)
+
+    def withdraw(self, trial: TrialState) -> None:
+        """It was about to run when it was decided that it does not."""
+        assert trial.stopped is not None
+        trial.status = _status_after(trial)
+        self._note_end(trial)
 
     def _interrupt(self, trial: TrialState) -> None:
         """It goes on when the experiment does."""
@@ -519,7 +545,7 @@ class ExperimentMachine:
             trial = self._interrupted.pop(next(iter(self._interrupted)))
             if trial.status == Trial.PENDING:
                 return trial
-        chosen = self._policies.scheduler.choose_trial_to_run(self)
+        chosen = self._call_scheduler("choose_trial_to_run")
         if chosen is not None:
             return self.trials[chosen.trial_id]
         created = self._suggest(now)
@@ -534,7 +560,8 @@ class ExperimentMachine:
     def ask(self, ask: AskSearcher) -> dict[str, Any] | str | None:
         """The searcher's suggestion; called in any thread, but never twice at a time."""
         self.tell_searcher()
-        return self._policies.searcher.suggest(ask.trial_id)
+        suggestion: dict[str, Any] | str | None = self._call_searcher("suggest", ask.trial_id)
+        return suggestion
 
     def answer(self, ask: AskSearcher, suggestion: dict[str, Any] | str | None, now: float) -> r.TrialCreated | None:
         """Take the searcher's suggestion in: what is to be recorded next, if there is a new trial."""
@@ -546,10 +573,16 @@ class ExperimentMachine:
             # Where something happened meanwhile, it may have another answer.
             self._is_exhausted, self._is_waiting = suggestion is not None, suggestion is None and not self._untold
             return None
-        trial = TrialState(trial_id, merge_configs(self._policies.constants, suggestion), number=len(self.trials))
-        self._policies.scheduler.on_trial_add(self, trial)
-        self._suggested = trial
+        config = merge_configs(self._policies.constants, suggestion, self._policies.space)
+        trial = TrialState(trial_id, config, number=len(self.trials))
+        self._call_scheduler("on_trial_add", trial)
         name, directory = self._name_trial(trial)
+        if (other := self._by_directory.get(directory)) is not None:
+            raise ConfigError(
+                f"TuneConfig(trial_dirname_creator) gave {directory!r} for trial {trial_id}, which is the directory of "
+                f"trial {other}: make trial.trial_id a part of it."
+            )
+        self._suggested = trial
         told = None if self._policies.searcher.is_quick else self._told
         shorter = self._find_shorter(trial)
         return r.TrialCreated(
@@ -581,7 +614,7 @@ class ExperimentMachine:
     def _tell(self, method: str, *arguments: Any) -> None:
         """Tell the searcher, or note that it is to be told."""
         if self._policies.searcher.is_quick:
-            getattr(self._policies.searcher, method)(*arguments)
+            self._call_searcher(method, *arguments)
         else:
             self._untold.append((method, arguments))
             if len(self._untold) > _UNTOLD_MAX and self._asking is None and self._are_all_created:
@@ -604,10 +637,27 @@ class ExperimentMachine:
             self._told += 1
             getattr(self._policies.searcher, method)(*arguments)
 
+    def _call_scheduler(self, method: str, *arguments: Any) -> Any:
+        return _call("TuneConfig(scheduler)", self._policies.scheduler, method, self, *arguments)
+
+    def _call_stopper(self, method: str, *arguments: Any) -> Any:
+        return _call("RunConfig(stop)", self._policies.stopper, method, *arguments)
+
+    def _call_searcher(self, method: str, *arguments: Any) -> Any:
+        """One that is not quick is called in a thread, by who takes whatever it raises."""
+        searcher = self._policies.searcher
+        if not searcher.is_quick:
+            return getattr(searcher, method)(*arguments)
+        return _call("TuneConfig(search_alg)", searcher, method, *arguments)
+
     def _leave_idleness(self) -> r.TrialReset | None:
         """Nothing runs, and nothing new comes: paused trials must go on."""
         paused = [trial for trial in self._live.values() if trial.status == Trial.PAUSED]
         return r.TrialReset(at=self._now, trial=paused[0].trial_id, idle=True) if paused else None
+
+
+def _call(field: str, component: object, method: str, *arguments: Any) -> Any:
+    return call_user_code(field, f"{type(component).__name__}.{method}", getattr(component, method), *arguments)
 
 
 def _split_budget(config: Mapping[str, Any], name: str) -> tuple[bytes, float | None]:

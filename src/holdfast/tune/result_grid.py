@@ -94,8 +94,8 @@ class ResultGrid:
     ) -> Result:
         """Of the trial with the best value of `metric`; nested ones are `a/b`.
 
-        Trials are compared by their last report, with `scope="avg"` by the mean of all, with "last-5-avg" and
-        "last-10-avg" by the mean of the last ones, with "all" by their best. Not-a-number, and with
+        Trials are compared by their last report that has it, with `scope="avg"` by the mean of all, with "last-5-avg"
+        and "last-10-avg" by the mean of the last ones, with "all" by their best. Not-a-number, and with
         `filter_nan_and_inf` infinities, never win.
         """
         if len(self._trials) == 1 and not metric and not self._metric:
@@ -205,13 +205,15 @@ class ResultGrid:
 
     def _value(self, trial: Trial, objective: Objective, scope: str) -> float | None:
         """By what the trial is compared; None if it never reported the metric."""
-        if scope == "last":
-            last = find_metric(trial.last_result, objective.metric)
+        last = find_metric(trial.last_result, objective.metric)
+        if scope == "last" and (last is not None or not trial.last_result):
             return None if last is None else number(last, objective.metric)
         found = (find_metric(report, objective.metric) for report in self._all_reports().get(trial.trial_id, ()))
         values = [number(value, objective.metric) for value in found if value is not None]
         if not values:
             return None
+        if scope == "last":
+            return values[-1]  # which the last report lacks
         if scope == "all":
             return max(values, key=objective.score_of)
         if scope != "avg":

@@ -11,7 +11,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -66,6 +66,7 @@ from holdfast.tune.trainable import BoundTrainable, ClassTrial, Trainable, train
 from holdfast.tune.trial_files import TrialFiles
 from holdfast.tune.trial_names import TrialNames
 from holdfast.tune.trial_setup import FunctionRequests, TrainerRequests, TrialRequests, TrialSetup
+from holdfast.tune.user_code import describe_error
 from holdfast.views.files.sinks import can_append
 from holdfast.wire import control_messages as cm
 from holdfast.wire.join_string import parse_join_string
@@ -84,6 +85,8 @@ __all__ = [
     "run_experiment",
     "trial_requests",
 ]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,8 +369,9 @@ def _make_machine(
     """A machine that knows nothing yet."""
     tune = request.tune_config
     # Copies: these are told what happened from the beginning, at each call.
-    searcher = copy.deepcopy(tune.search_alg) if tune.search_alg is not None else BasicVariantGenerator()
-    scheduler = copy.deepcopy(tune.scheduler) if tune.scheduler is not None else FIFOScheduler()
+    given = _copied("TuneConfig(search_alg)", tune.search_alg)
+    searcher = BasicVariantGenerator() if given is None else given
+    scheduler = FIFOScheduler() if tune.scheduler is None else _copied("TuneConfig(scheduler)", tune.scheduler)
     constants = configure_searcher(
         searcher, tune.metric, tune.mode, request.space, num_samples=tune.num_samples, seed=settings.seed
     )
@@ -375,16 +379,27 @@ def _make_machine(
     policies = Policies(
         searcher,
         scheduler,
-        make_stopper(copy.deepcopy(request.run_config.stop)),
+        make_stopper(_copied("RunConfig(stop)", request.run_config.stop)),
         constants,
         searcher.total_trials(tune.num_samples),
         _max_concurrent(request, requests),
         bool(request.run_config.failure_config.fail_fast),
         tune.time_budget_s,  # type: ignore[arg-type]  # seconds by now
         tune.budget,
+        request.space,
     )
     names = TrialNames(trainable_name(request.trainable), request.space, tune)
     return ExperimentMachine(experiment_id, policies, names, ConfigCodec(request.space, constants))
+
+
+def _copied(field: str, value: _T) -> _T:
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise ConfigError(
+            f"{field} is copied at each call, and cannot be ({describe_error(error)}): let it make locks, connections "
+            "and the like when it first needs them."
+        ) from error
 
 
 def _max_concurrent(request: ExperimentRequest, requests: TrialRequests) -> int:

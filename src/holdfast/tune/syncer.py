@@ -17,6 +17,7 @@ from holdfast.errors import ConfigError
 from holdfast.storage.locate import open_store
 from holdfast.storage.uri import join
 from holdfast.train import config as train_config
+from holdfast.tune.user_code import describe_error
 
 __all__ = ["Mirror", "SyncConfig", "Syncer", "make_mirror"]
 
@@ -154,13 +155,13 @@ class Mirror:
             failed = self._sync()
             if ended:
                 break
-            if failed is not None:
+            if failed:
                 _log.info("%s could not be copied to %s this time: %s", self._local_dir, self._remote_dir, failed)
         try:
             self._syncer.close()
-        except Exception as error:  # noqa: BLE001  whatever users' syncers raise
-            failed = failed or error
-        if failed is not None:
+        except BaseException as error:  # noqa: BLE001  whatever users' syncers raise, an exit included
+            failed = failed or f"close() raised {describe_error(error)}"
+        if failed:
             _log.warning(
                 "The copy at %s is not complete, since %s failed (%s); all of the experiment is in %s.",
                 self._remote_dir,
@@ -169,14 +170,15 @@ class Mirror:
                 self._local_dir,
             )
 
-    def _sync(self) -> Exception | None:
+    def _sync(self) -> str:
+        """What kept it from syncing; "" if nothing did."""
         try:
             if not self._syncer.sync_up(self._local_dir, self._remote_dir):
-                return RuntimeError("sync_up() gave False")
+                return "sync_up() gave False"
             self._syncer.wait_or_retry()
-        except Exception as error:  # noqa: BLE001  whatever users' syncers raise
-            return error
-        return None
+        except BaseException as error:  # noqa: BLE001  whatever users' syncers raise, an exit included
+            return describe_error(error)
+        return ""
 
 
 def make_mirror(

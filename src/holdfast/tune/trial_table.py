@@ -205,7 +205,7 @@ def _or_empty(value: Any) -> Any:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except (ValueError, TypeError, RuntimeError):  # arrays and the like
+    except Exception:  # noqa: BLE001  arrays, and whatever an __eq__ of the user's raises
         return one is other
 
 

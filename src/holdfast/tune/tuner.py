@@ -162,12 +162,10 @@ class Tuner:
         """The experiment at `path`, with the settings it was made with, for `fit()` to go on with.
 
         Unfinished trials go on from their newest checkpoints, unless `resume_unfinished` is False. Those that failed
-        are left as they are, or go on (`resume_errored`), or start anew (`restart_errored`). `trainable` may be left
-        out where it can be imported again. `param_space` must be the one the experiment was made with; it is needed
-        where the space has objects in it that cannot be stored.
+        are left as they are, or go on (`resume_errored`), or else start anew (`restart_errored`). `trainable` may be
+        left out where it can be imported again. `param_space` must be the one the experiment was made with; it is
+        needed where the space has objects in it that cannot be stored.
         """
-        if resume_errored and restart_errored:
-            raise ConfigError("Tuner.restore(resume_errored, restart_errored) contradict each other: give one of them.")
         storage_path, name = split_run_path(path)
         from holdfast.storage.locate import open_store
         from holdfast.tune.run_experiment import read_settings
@@ -191,7 +189,7 @@ class Tuner:
         """What becomes of trials of the experiment that is continued."""
         self._resume_unfinished = unfinished
         if errored or restart_errored:
-            self._errored = "restart" if restart_errored else "resume"
+            self._errored = "resume" if errored else "restart"
 
 
 def _run_mirrored(request: ExperimentRequest) -> ExperimentOutcome:

@@ -9,15 +9,16 @@ from holdfast.core import records as r
 from holdfast.journal.format import Line
 from holdfast.tune.config_codec import ConfigCodec
 from holdfast.tune.experiment_observer import ExperimentObserver, ExperimentView, replaying_machine
+from holdfast.tune.machine import ExperimentMachine
 
 __all__ = ["ExperimentLines"]
 
 
 class ExperimentLines:
-    """Feeds views with the records of an experiment "e"."""
+    """Feeds views with the records of an experiment "e"; `machine` has those of earlier drivers."""
 
-    def __init__(self, *views: ExperimentView) -> None:
-        self.observer = ExperimentObserver(replaying_machine("e", ConfigCodec()), "/place", views)
+    def __init__(self, *views: ExperimentView, machine: ExperimentMachine | None = None) -> None:
+        self.observer = ExperimentObserver(machine or replaying_machine("e", ConfigCodec()), "/place", views)
         self.at = 0.0
         self._numbers = 0
 

@@ -13,6 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.tune.objective import require_metric
 from holdfast.tune.schedulers import ASHAScheduler
 from holdfast.tune.search import ConcurrencyLimiter, Repeater, Searcher
+from holdfast.tune.stopper import Stopper
 
 LOCK = threading.Lock()
 
@@ -22,6 +23,11 @@ class Own(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         return {}
+
+
+class Locked(Stopper):
+    def __init__(self) -> None:
+        self.lock = LOCK
 
 
 def objective(config: dict[str, Any]) -> None:
@@ -44,6 +50,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any], str]] 
     "grid": (
         *(objective, {"x": tune.grid_search([1, 2])}, {"search_alg": ConcurrencyLimiter(Own(), 2)}, {}),
         "param_space has a grid_search, which .* cannot search: use tune.choice",
+    ),
+    "stopper that cannot be copied": (
+        *(objective, {}, {}, {"stop": Locked()}),
+        r"RunConfig\(stop\) is copied at each call, and cannot be \(TypeError: cannot pickle .*lock",
     ),
     "function that cannot be sent": (
         *(lambda config, lock=LOCK: lock.acquire(), {}, {}, {}),

@@ -112,6 +112,21 @@ def test_what_a_hook_raises_is_told_once_and_ends_the_calls(tmp_path: Path, capl
     assert recorder.calls[-1] == ("on_experiment_end", 2) and len(recorder.calls) == 4
 
 
+def test_every_callback_is_told_the_end_whatever_another_raises_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raises(Callback):
+        def on_experiment_end(self, *arguments: Any, **info: Any) -> None:
+            raise SystemExit(3)
+
+    recorder = Recorder()
+    view = make_view(tmp_path, Raises(), recorder)
+    with caplog.at_level(logging.CRITICAL, "holdfast"):
+        feed(ExperimentLines(view))
+    assert "Raises.on_experiment_end raised SystemExit: 3" in str(view.error)
+    assert recorder.calls[-1] == ("on_experiment_end", 2)
+
+
 def test_a_reporter_of_the_users_is_asked_at_each_step_and_at_the_end(tmp_path: Path) -> None:
     shown: list[Any] = []
 

@@ -24,8 +24,9 @@ def make_progress(**options: Any) -> tuple[ExperimentLines, io.StringIO]:
     stream = io.StringIO()
     now = iter(range(1000))
     settings: dict[str, Any] = {"quiet": False, "total_trials": 4, "interactive": False, "clock": lambda: next(now)}
+    machine = options.pop("machine", None)
     progress = Progress("tuning", "/place", TrialTable(LOSS, total_trials=4), stream=stream, **(settings | options))
-    return ExperimentLines(progress), stream
+    return ExperimentLines(progress, machine=machine), stream
 
 
 def run_three_trials(lines: ExperimentLines) -> None:
@@ -50,6 +51,34 @@ def test_elsewhere_than_on_a_terminal_each_trial_that_ends_is_a_line(
     assert told[-1].startswith(f"Experiment tuning: {last}") and told[-1].endswith("Results: (local)/place")
     trials = ["Trial name_0 ended after 1 report, loss 3", "Trial name_1 failed after 1 report, loss 0.5"]
     assert told[:-1] == ([] if quiet else ["Experiment tuning in (local)/place", *trials])
+
+
+def test_trials_of_a_driver_that_died_are_not_shown_as_running() -> None:
+    """One was stopped, which its workers had not heard of; the other goes on when there is room."""
+    before = ExperimentLines()
+    for trial in ("0", "1"):
+        before.create(trial)
+        before.start(trial)
+    before.add("e", r.TrialStopped, trial="0", iteration=0, by="scheduler")
+    lines, stream = make_progress(machine=before.observer._machine)
+    lines.end()
+    assert "Experiment tuning: 1 PENDING, 1 TERMINATED, " in stream.getvalue()
+
+
+def test_values_that_cannot_be_compared_are_in_the_table_all_the_same() -> None:
+    """What shows the table also calls users' callbacks."""
+
+    class Unlike:
+        def __eq__(self, other: object) -> bool:
+            raise AttributeError("no such thing")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    table = TrialTable(LOSS)
+    trials = [Trial(str(number), {"model": Unlike()}) for number in range(2)]
+    for trial in trials:
+        table.add(trial)
+    assert "model" in table.lines(trials, elapsed_s=1.0)[1]
 
 
 def test_paused_trials_that_go_on_one_after_the_other_are_counted_once() -> None:

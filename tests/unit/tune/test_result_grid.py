@@ -79,6 +79,20 @@ def test_a_nested_metric_is_named_with_a_slash() -> None:
     assert grid("a", "b").get_best_result("eval/acc", "max") == "result of b"
 
 
+def test_the_last_report_that_has_the_metric_counts() -> None:
+    """As in Ray: a function may end with a report of something else."""
+    history: dict[str, list[dict[str, Any]]] = {"d": [{"loss": 3.0}, {"loss": 2.0}, {"done": 1}], "e": [{"loss": 2.5}]}
+    trials = [Trial(name, {}, Trial.TERMINATED, reports[-1]) for name, reports in history.items()]
+    results: Any = ResultGrid(
+        [*trials, Trial("f", {}, Trial.ERROR)],
+        lambda trial: trial.trial_id,  # type: ignore[arg-type,return-value]
+        lambda: history,
+        experiment_path="/e",
+    )
+    assert results.get_best_result("loss", "min") == "d"
+    assert results.get_best_result("loss", "max") == "e"
+
+
 def test_one_trial_needs_no_metric() -> None:
     assert grid("a", metric=None, mode=None).get_best_result() == "result of a"
 

@@ -130,6 +130,15 @@ def test_a_suggestion_lies_over_the_constants() -> None:
     assert constants == {"a": {"c": 1}, "l": [None, 2], "d": 3}
 
 
+def test_a_key_with_a_slash_is_one_key_if_the_space_has_it() -> None:
+    space = {"a/b": tune.uniform(0, 1), "c": {"d/e": tune.uniform(0, 1), "f": 1}, "l": [{"n": tune.uniform(0, 1)}]}
+    constants = Space(space).constants()
+    suggested = {"a/b": 0.5, "c": {"d/e": 0.25}, "l/0/n": 0.75}
+    expected = {"a/b": 0.5, "c": {"d/e": 0.25, "f": 1}, "l": [{"n": 0.75}]}
+    assert merge_configs(constants, suggested, space) == expected
+    assert merge_configs({}, {"a/b": 0.5}) == {"a": {"b": 0.5}}
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.errors import ConfigError
 from holdfast.tune.search.sample import Domain, Function
+from holdfast.tune.user_code import is_signal
 
 __all__ = ["Path", "Space", "grid_search", "has_unresolved_values", "merge_configs", "spell_path"]
 
@@ -102,7 +103,9 @@ class Space:
                     value = function.call(_Resolved(config))
                 except _NotResolved:
                     continue
-                except Exception as error:
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
                     raise ConfigError(f"param_space[{spell_path(path)!r}]: {function!r} raised {error!r}.") from error
                 values[path] = _resolve_nested(value, rng, path)
                 del waiting[path]
@@ -132,18 +135,23 @@ def has_unresolved_values(space: Mapping[str, Any] | None) -> bool:
     return not Space(space).is_constant
 
 
-def merge_configs(base: Mapping[str, Any], suggested: Mapping[str, Any]) -> dict[str, Any]:
-    """A searcher's suggestion, whose nested keys may be written `a/b`, over the constants of the space."""
+def merge_configs(
+    base: Mapping[str, Any], suggested: Mapping[str, Any], space: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A searcher's suggestion, whose nested keys may be written `a/b`, over the constants of the space. A key that is
+    in the space as it is written is that one."""
+    template = space or {}
     merged = {key: _copy(value) for key, value in base.items()}
     for key, value in suggested.items():
         where: Any = merged
-        *parents, last = _parts(where, key)
+        *parents, last = (key,) if key in template else _parts(where, key)
         for part in parents:
-            where = where[part] if isinstance(where, list) else where.setdefault(part, {})
+            where = where[int(part)] if isinstance(where, list) else where.setdefault(part, {})
         if isinstance(where, list):
             where[int(last)] = value
         elif isinstance(value, Mapping) and isinstance(where.get(last), Mapping):
-            where[last] = merge_configs(where[last], value)
+            inner = template.get(key)
+            where[last] = merge_configs(where[last], value, inner if isinstance(inner, Mapping) else None)
         else:
             where[last] = value
     return merged
