@@ -112,6 +112,7 @@ class StoredRun:
             one
             for one in self.manifests()
             if not one.void
+            and f"{self._name}/epochs/void-{one.token}" not in self._bucket.objects
             and not any(
                 later.floor is not None and one.index >= later.floor
                 for number, later in epochs.items()

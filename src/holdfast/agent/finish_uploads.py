@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -106,11 +107,12 @@ class _Finishing:
         """Remove what was uploaded after a tombstone had closed the draft: its writer removed earlier files only."""
         from holdfast.checkpoint.catalog import Catalog
         from holdfast.checkpoint.deletion import delete_files
+        from holdfast.checkpoint.reservation import is_reserved_by
 
         def remove(store: Store) -> None:
             found = Catalog(store).read_manifest(draft.name).manifest
             if found is not None and found.void and found.token == draft.token:
-                delete_files(store, draft.name)
+                delete_files(store, draft.name, partial(is_reserved_by, store, draft.name, draft.token))
 
         await self._ask(remove)
 

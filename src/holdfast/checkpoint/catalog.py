@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from holdfast.checkpoint import layout
@@ -18,7 +19,13 @@ from holdfast.checkpoint.epochs import Fences, read_fences
 from holdfast.checkpoint.manifest import Manifest, decode, is_torn
 from holdfast.checkpoint.part_records import complete_draft
 from holdfast.checkpoint.process_identity import is_dead
-from holdfast.checkpoint.reservation import Reservation, decode_reservation, write_tombstone, writer_is_gone
+from holdfast.checkpoint.reservation import (
+    Reservation,
+    decode_reservation,
+    is_reserved_by,
+    write_tombstone,
+    writer_is_gone,
+)
 from holdfast.errors import Damaged, NotCommitted, NotFound
 from holdfast.runtime import current
 from holdfast.storage.store import Entry, Store
@@ -207,7 +214,8 @@ class Catalog:
             shut.append(found.name)
             if self._store.exclusive or dead:
                 # Without exclusive creation a late writer might still replace the tombstone: keep the files complete.
-                delete_files(self._store, found.name)
+                # A later controller may have the name by now, if it is a custom one.
+                delete_files(self._store, found.name, partial(is_reserved_by, self._store, found.name, owner.token))
         return shut
 
     def _each(self, items: Iterable[_T], action: Callable[[_T], _R]) -> list[_R]:
@@ -259,7 +267,7 @@ class Survey:
 def visible(entry: ManifestRead, fences: Fences) -> Manifest | None:
     """The manifest if the checkpoint is committed. A copy under another name is the user's, not the run's."""
     found = entry.manifest
-    if found is None or found.void or found.name != entry.name or fences.voids(found.epoch, found.index):
+    if found is None or found.void or found.name != entry.name or fences.voids(found.epoch, found.index, found.token):
         return None
     return found
 

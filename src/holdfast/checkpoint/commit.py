@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from msgspec import UNSET, UnsetType
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.claims import create_once
-from holdfast.checkpoint.deletion import delete_files, delete_voided
+from holdfast.checkpoint.deletion import delete_files, delete_sidecars, delete_voided
 from holdfast.checkpoint.epochs import read_fences
 from holdfast.checkpoint.manifest import Manifest, check_metrics, encode, split_entries
 from holdfast.checkpoint.process_identity import describe, this_process
-from holdfast.checkpoint.reservation import read_reservation, write_tombstone
+from holdfast.checkpoint.reservation import is_reserved_by, read_reservation, write_tombstone
 from holdfast.checkpoint.reserve import reserve as reserve
 from holdfast.checkpoint.timestamps import now_text
 from holdfast.checkpoint.upload import merge_parts as merge_parts
@@ -84,7 +85,7 @@ def commit(
             break
     else:
         raise Unavailable(f"{store.uri}: {draft.name} is being written to by controllers that were taken over.")
-    if read_fences(store).may_void(draft.epoch, draft.index):
+    if read_fences(store).may_void(draft.epoch, draft.index, draft.token):
         raise Fenced(f"{store.uri}: a newer controller took the run over before {draft.name} was committed.")
     return manifest
 
@@ -99,14 +100,15 @@ def _make_directories(store: Store, manifest: Manifest) -> None:
             stored.mkdir(parents=True, exist_ok=True)
 
 
-def abandon(store: Store, draft: Draft) -> None:
+def abandon(store: Store, draft: Draft, *, adopt: bool = False) -> None:
     """Delete the files of an uncommitted draft, ignoring errors of storage; it is invisible in any case.
 
     A generated name stays used, since ranks may still be uploading to it; a custom one is free again. A draft that
-    turns out to be committed (its answer was lost) is kept.
+    turns out to be committed (its answer was lost) is kept, and so are the user's own files in a directory that was to
+    be adopted.
     """
     with suppress(StorageError):
-        _abandon(store, draft, free=layout.parse_index(draft.name) is None)
+        _abandon(store, draft, free=layout.parse_index(draft.name) is None, adopt=adopt)
 
 
 def commit_directory(
@@ -163,7 +165,9 @@ def _resolve_conflict(store: Store, draft: Draft) -> Manifest | None:
         if entry.manifest is None:
             late = entry.problem is None or entry.torn
         else:
-            late = entry.manifest.epoch < draft.epoch and entry.manifest.token != draft.token
+            # A tombstone of another token was meant for the draft that had this name before.
+            is_late = entry.manifest.void or entry.manifest.epoch < draft.epoch
+            late = is_late and entry.manifest.token != draft.token
         if late and owner is not None and owner.token == draft.token and read_fences(store).highest <= draft.epoch:
             store.delete([layout.key_of(draft.name, layout.MANIFEST)])
             return None
@@ -179,12 +183,13 @@ def _own_manifest(store: Store, draft: Draft) -> Manifest | None:
     return found if found is not None and found.token == draft.token and not found.void else None
 
 
-def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
+def _abandon(store: Store, draft: Draft, *, free: bool, adopt: bool = False) -> None:
     if read_fences(store).highest > draft.epoch:
         return  # a newer controller may use the name again at any moment, and clears it then
     owner = read_reservation(store, draft.name)
     if owner is None or owner.token != draft.token:
         return  # removed already, and perhaps another writer's by now
+    still_ours = partial(is_reserved_by, store, draft.name, draft.token)
     try:
         if not write_tombstone(store, draft.name, index=draft.index, epoch=draft.epoch, token=draft.token):
             found = Catalog(store).read_manifest(draft.name).manifest
@@ -196,8 +201,11 @@ def _abandon(store: Store, draft: Draft, *, free: bool) -> None:
         # no longer will.
         if _own_manifest(store, draft) is not None or read_fences(store).highest > draft.epoch:
             return
-        delete_files(store, draft.name)
-    if free:
-        delete_voided(store, draft.name)
+        if not adopt:
+            delete_files(store, draft.name, still_ours)
+    if adopt:
+        delete_sidecars(store, draft.name, still_ours)
+    elif free:
+        delete_voided(store, draft.name, still_ours)
     else:
-        delete_files(store, draft.name)
+        delete_files(store, draft.name, still_ours)

@@ -24,6 +24,7 @@ __all__ = [
     "delete_files",
     "delete_part_records",
     "delete_rest",
+    "delete_sidecars",
     "delete_temporaries",
     "delete_voided",
 ]
@@ -34,10 +35,12 @@ _BATCH = 100
 StillOurs = Callable[[], bool]
 
 
-def delete_all(store: Store, name: str) -> None:
-    """Delete everything: the manifest, then the files, then the reservation."""
+def delete_all(store: Store, name: str, still_ours: StillOurs) -> bool:
+    """Delete everything: the manifest, then the files, then the reservation. `still_ours` as for `delete_rest`."""
+    if not still_ours():
+        return False
     store.delete([layout.key_of(name, layout.MANIFEST)])
-    delete_rest(store, name)
+    return delete_rest(store, name, still_ours)
 
 
 def delete_part_records(store: Store, name: str) -> None:
@@ -68,19 +71,37 @@ def delete_rest(store: Store, name: str, still_ours: StillOurs = lambda: True) -
     return True
 
 
-def delete_voided(store: Store, name: str) -> None:
+def delete_voided(store: Store, name: str, still_ours: StillOurs) -> bool:
     """Delete everything if the manifest is a tombstone: that goes after the files, since it keeps late writers from
-    committing."""
-    delete_files(store, name)
-    delete_rest(store, name)
+    committing. `still_ours` as for `delete_rest`."""
+    return delete_files(store, name, still_ours) and delete_rest(store, name, still_ours)
 
 
-def delete_files(store: Store, name: str) -> None:
-    """Delete all but the reservation and the manifest (a tombstone)."""
+def delete_files(store: Store, name: str, still_ours: StillOurs = lambda: True) -> bool:
+    """Delete all but the reservation and the manifest (a tombstone). `still_ours` as for `delete_rest`."""
     keep = {layout.key_of(name, layout.RESERVED), layout.key_of(name, layout.MANIFEST)}
-    store.delete([entry.key for entry in store.list(name) if entry.key not in keep])
-    delete_temporaries(store, name)
-    _remove_empty_directories(store, name)
+    keys = [entry.key for entry in store.list(name) if entry.key not in keep]
+    for start in range(0, len(keys), _BATCH):
+        if not still_ours():
+            return False
+        store.delete(keys[start : start + _BATCH])
+    if store.local_root is not None:
+        if not still_ours():
+            return False
+        delete_temporaries(store, name)
+        _remove_empty_directories(store, name)
+    return True
+
+
+def delete_sidecars(store: Store, name: str, still_ours: StillOurs) -> None:
+    """Give up the draft in a directory of the user's own: delete what Holdfast put there, the reservation last."""
+    reserved, prefix = layout.key_of(name, layout.RESERVED), layout.key_of(name, "")
+    paths = [entry.key.removeprefix(prefix) for entry in store.list(name)]
+    keep = (layout.RESERVED, layout.METADATA, layout.PINNED)
+    doomed = [layout.key_of(name, path) for path in paths if layout.is_sidecar(path) and path not in keep]
+    for keys in (doomed, [reserved]):
+        if keys and still_ours():
+            store.delete(keys)
 
 
 def delete_temporaries(store: Store, name: str, older_than_s: float = 0.0, now_s: float = 0.0) -> list[str]:

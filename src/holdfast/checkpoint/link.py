@@ -11,7 +11,7 @@ from holdfast.checkpoint.commit import abandon, commit
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reserve import reserve
 from holdfast.core.checkpoint_types import FileEntry
-from holdfast.errors import NotFound
+from holdfast.errors import NotCommitted, NotFound
 from holdfast.runtime import current
 from holdfast.storage.store import Store
 
@@ -37,6 +37,9 @@ def link_checkpoint(root: Store, donor: str, name: str, run: str, *, epoch: int,
             copy(layout.METADATA)
         except NotFound:
             pass  # it has none
+        now = Catalog(origin).read_manifest(name).manifest
+        if now is None or now.token != source.token:  # what was copied may be of another checkpoint of that name
+            raise NotCommitted(f"{origin.uri}: {name} was removed while it was linked; use another checkpoint.")
         directories = [FileEntry(path=path, size_bytes=0, blake3="", directory=True) for path in source.directories]
         if target.local_root is not None:
             for path in source.directories:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -18,7 +19,7 @@ from holdfast.checkpoint.claims import create_once
 from holdfast.checkpoint.deletion import delete_part_records, delete_rest
 from holdfast.checkpoint.manifest import Manifest, encode
 from holdfast.checkpoint.process_identity import describe, is_dead, this_process
-from holdfast.checkpoint.reservation import Reservation, read_reservation
+from holdfast.checkpoint.reservation import Reservation, is_reserved_by, read_reservation
 from holdfast.checkpoint.timestamps import now_text
 from holdfast.errors import NotCommitted, NotFound, OutOfSpace, Pinned
 from holdfast.storage.store import Store
@@ -56,10 +57,7 @@ def remove(store: Store, name: str, *, token: str | None = None, check_lease: Ca
             f"{store.uri} holds no checkpoint {name!r} to remove: `holdfast ckpt verify --repair` clears leftovers."
         )
 
-    def still_ours() -> bool:
-        now = read_reservation(store, name)
-        return owner == (None if now is None else now.token)
-
+    still_ours = partial(is_reserved_by, store, name, owner)
     if entry.manifest is not None and is_pinned(store, name) and still_ours() and _restore(store, entry.manifest):
         raise _pinned(store, name)
     delete_rest(store, name, still_ours)

@@ -21,6 +21,7 @@ from holdfast.storage.store import Store
 __all__ = [
     "Reservation",
     "decode_reservation",
+    "is_reserved_by",
     "write_tombstone",
     "read_reservation",
     "writer_is_gone",
@@ -52,6 +53,13 @@ def read_reservation(store: Store, name: str) -> Reservation | None:
         return decode_reservation(store.get(layout.key_of(name, layout.RESERVED)))
     except NotFound:
         return None
+
+
+def is_reserved_by(store: Store, name: str, token: str | None) -> bool:
+    """Whether the name is still reserved with this token; None: it has no reservation that can be read. Whoever deletes
+    asks before each request: after a pause the name may be another writer's."""
+    now = read_reservation(store, name)
+    return token == (None if now is None else now.token)
 
 
 def writer_is_gone(reservation: Reservation) -> bool:

@@ -7,15 +7,23 @@ The next steps are in `upload` and `commit`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, visible
 from holdfast.checkpoint.claims import create_once
-from holdfast.checkpoint.deletion import delete_all, delete_voided
-from holdfast.checkpoint.epochs import list_epochs
+from holdfast.checkpoint.deletion import delete_all, delete_sidecars, delete_voided
+from holdfast.checkpoint.epochs import list_epochs, void_token
 from holdfast.checkpoint.process_identity import describe, this_process
-from holdfast.checkpoint.reservation import Reservation, read_reservation, write_tombstone, writer_is_gone
+from holdfast.checkpoint.reservation import (
+    Reservation,
+    is_reserved_by,
+    read_reservation,
+    write_tombstone,
+    writer_is_gone,
+)
 from holdfast.checkpoint.timestamps import now_text
 from holdfast.core.backoff import backoff_s
 from holdfast.core.checkpoint_types import Draft
@@ -92,9 +100,12 @@ def _numbered(blank: Draft, index: int) -> Draft:
 
 
 def _own(store: Store, draft: Draft) -> Draft | None:
-    """The draft as it was reserved already, with this very token; None if it was not."""
+    """The draft as it was reserved already, with this very token; None if it was not, or was given up since."""
     found = read_reservation(store, draft.name)
     if found is None or (found.token, found.epoch) != (draft.token, draft.epoch):
+        return None
+    manifest = Catalog(store).read_manifest(draft.name).manifest
+    if manifest is not None and manifest.void:
         return None
     return msgspec.structs.replace(draft, index=found.index)
 
@@ -107,7 +118,7 @@ def _reserve_named(store: Store, catalog: Catalog, draft: Draft, adopt: bool) ->
             return draft
         if (mine := _own(store, draft)) is not None:
             return mine
-        if not _reclaim(store, catalog, draft, is_patient=failures < 3):
+        if not _reclaim(store, catalog, draft, adopt, is_patient=failures < 3):
             break
         current().sleep(current().uniform(0, backoff_s(failures, _BACKOFF_S, _MAX_BACKOFF_S)))
     owner = read_reservation(store, draft.name)
@@ -124,9 +135,10 @@ def _create(store: Store, draft: Draft) -> bool:
         writer=this_process(),
     )
     created = create_once(store, layout.key_of(draft.name, layout.RESERVED), msgspec.json.encode(reservation))
-    if created and not store.exclusive and max(list_epochs(store), default=0) > draft.epoch:
-        # The claim may have been there when the newer controller chose its floor, above this index, and the reservation
-        # not yet when it voided drafts.
+    if created and max(list_epochs(store), default=0) > draft.epoch:
+        # The newer controller's floor may be above this index: the claim of this name was there when it was chosen, or
+        # a custom name that took the index while this writer stood still. The reservation may not have been there yet
+        # when that controller voided drafts.
         raise Fenced(f"{store.uri}: a newer controller took the run over while a checkpoint was begun.")
     return created
 
@@ -139,9 +151,10 @@ def _only_ours(store: Store, name: str) -> bool:
     return not paths or any(path in signs or path.startswith(layout.CLAIM_PREFIX) for path in paths)
 
 
-def _reclaim(store: Store, catalog: Catalog, draft: Draft, *, is_patient: bool) -> bool:
+def _reclaim(store: Store, catalog: Catalog, draft: Draft, adopt: bool, *, is_patient: bool) -> bool:
     """Free a name whose writer is certainly dead and never committed; False if that is not so. A reservation that stays
-    torn is removed by the run's controller: its writer died, or is fenced, and finds out before it commits."""
+    torn is removed by the run's controller: its writer died, or is fenced, and finds out before it commits. The files
+    in a directory to `adopt` are the user's, who may have stored them again since."""
     entry = catalog.read_manifest(draft.name)
     if visible(entry, catalog.fences()) is not None or (entry.problem is not None and not entry.torn):
         return False
@@ -154,12 +167,18 @@ def _reclaim(store: Store, catalog: Catalog, draft: Draft, *, is_patient: bool) 
         return True  # it was being made or removed: try again
     if not writer_is_gone(owner) and owner.epoch >= draft.epoch:
         return False
+    still_ours = partial(is_reserved_by, store, draft.name, owner.token)
+    is_void = entry.manifest is not None and entry.manifest.void
     if entry.manifest is None and not entry.torn:
         if not write_tombstone(store, draft.name, index=owner.index, epoch=draft.epoch, token=owner.token):
             return False
-        delete_voided(store, draft.name)
-    elif entry.manifest is not None and entry.manifest.void:
-        delete_voided(store, draft.name)
+        is_void = True
+    if draft.epoch > 0:  # its writer may stand still right before it creates its manifest, or that request be delayed
+        void_token(store, owner.token)
+    if adopt:
+        delete_sidecars(store, draft.name, still_ours)
+    elif is_void:
+        delete_voided(store, draft.name, still_ours)
     else:
-        delete_all(store, draft.name)
+        delete_all(store, draft.name, still_ours)
     return True

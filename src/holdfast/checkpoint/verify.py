@@ -9,18 +9,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.checkpoint import layout
 from holdfast.checkpoint.catalog import Catalog, Leftover, ManifestRead, visible
-from holdfast.checkpoint.deletion import delete_all, delete_files, delete_temporaries, delete_voided
+from holdfast.checkpoint.deletion import (
+    StillOurs,
+    delete_all,
+    delete_files,
+    delete_temporaries,
+    delete_voided,
+)
 from holdfast.checkpoint.digest import check_files
 from holdfast.checkpoint.epochs import Fences
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.process_identity import is_dead
-from holdfast.checkpoint.reservation import read_reservation, write_tombstone, writer_is_gone
+from holdfast.checkpoint.reservation import (
+    Reservation,
+    is_reserved_by,
+    read_reservation,
+    write_tombstone,
+    writer_is_gone,
+)
 from holdfast.checkpoint.timestamps import age_s
 from holdfast.checkpoint.upload_locks import is_uploading
-from holdfast.errors import NotCommitted
+from holdfast.errors import NotCommitted, OutOfSpace
 from holdfast.storage.store import OnBytes, Store
 
 __all__ = ["VerifyReport", "repair", "verify"]
@@ -87,7 +100,8 @@ def repair(store: Store, report: VerifyReport, older_than_s: float = _DAY_S) -> 
     """Delete leftovers whose writer is certainly gone, or which are older than this; returns what was removed.
 
     Gone means: it died on this machine, or its controller was replaced. If it may merely be slow, a tombstone is
-    written first, so that it cannot commit, and stays until a later repair finds the tombstone old as well.
+    written first, so that it cannot commit, and stays until a later repair finds the tombstone old as well. Whose
+    the name is by now is looked at before each deletion: a driver that runs may use a custom one again.
     """
     fences = Catalog(store).fences()
     removed = [found.name for found in report.leftovers if _repair_leftover(store, found, fences, older_than_s)]
@@ -103,28 +117,36 @@ def _repair_leftover(store: Store, seen: Leftover, fences: Fences, older_than_s:
     if found.claim is not None:
         if is_dead(found.claim.writer) is not True and age_s(found.claim.created_at) < older_than_s:
             return False
-        delete_all(store, found.name)
-        return True
+        return delete_all(store, found.name, partial(is_reserved_by, store, found.name, None))
     owner = found.reservation
+    still_ours = partial(is_reserved_by, store, found.name, None if owner is None else owner.token)
     if owner is None:
         # Torn as it was made, on a filesystem without links. Making one takes no minute, and a writer that is merely
         # that slow finds its reservation gone before it commits.
         if _file_age_s(store, found) < min(older_than_s, _TORN_S):
             return False
-        delete_all(store, found.name)
-        return True
+        return delete_all(store, found.name, still_ours)
     if writer_is_gone(owner) and not found.has_part_records:
-        delete_all(store, found.name)
-        return True
+        # An agent elsewhere may be finishing the uploads: the next controller may commit the draft at any moment.
+        try:
+            if not _shut(store, entry, owner, fences, still_ours):
+                return False
+        except OutOfSpace:
+            pass  # deleting is what makes room
+        return delete_voided(store, found.name, still_ours)
     wanted = owner.epoch >= fences.highest or found.has_part_records or is_uploading(owner.token)
     if wanted and age_s(owner.created_at) < older_than_s:
         return False
-    if entry.torn:
-        store.delete([layout.key_of(found.name, layout.MANIFEST)])
-    if not write_tombstone(store, found.name, index=owner.index, epoch=fences.highest, token=owner.token):
+    return _shut(store, entry, owner, fences, still_ours) and delete_files(store, found.name, still_ours)
+
+
+def _shut(store: Store, entry: ManifestRead, owner: Reservation, fences: Fences, still_ours: StillOurs) -> bool:
+    """Write a tombstone; False if the draft was committed meanwhile, or the name is another's."""
+    if not still_ours():
         return False
-    delete_files(store, found.name)
-    return True
+    if entry.torn:
+        store.delete([layout.key_of(entry.name, layout.MANIFEST)])
+    return write_tombstone(store, entry.name, index=owner.index, epoch=fences.highest, token=owner.token)
 
 
 def _repair_void(store: Store, seen: Manifest, older_than_s: float) -> bool:
@@ -135,11 +157,8 @@ def _repair_void(store: Store, seen: Manifest, older_than_s: float) -> bool:
     now = Catalog(store).read_manifest(seen.name).manifest
     if now is None or (now.token, now.void) != (seen.token, seen.void):
         return False
-    if now.void:
-        delete_voided(store, seen.name)
-    else:
-        delete_all(store, seen.name)
-    return True
+    still_ours = partial(is_reserved_by, store, seen.name, None if owner is None else owner.token)
+    return (delete_voided if now.void else delete_all)(store, seen.name, still_ours)
 
 
 def _unfinished(entry: ManifestRead) -> bool:

@@ -106,7 +106,7 @@ class Persister:
             self._parent = await self._retry(lambda: self._blocking.run(seal))
         except (HoldfastError, _AgentGone) as error:
             if draft is not None:
-                await self._abandon(draft)
+                await self._abandon(draft, command.adopt)
             fatal = not isinstance(error, _AgentGone)
             kind = FailureKind.of(error) if fatal else FailureKind.STORAGE
             return e.CheckpointFailed(ticket=command.ticket, error=str(error), kind=kind, fatal=fatal)
@@ -243,9 +243,9 @@ class Persister:
     def _put_worker_states(self, command: c.PersistCheckpoint, draft: Draft) -> FileEntry:
         return put_worker_states(self._store, draft.name, command.world_size, command.worker_states)
 
-    async def _abandon(self, draft: Draft) -> None:
+    async def _abandon(self, draft: Draft, adopt: bool) -> None:
         try:
-            await self._blocking.run(commit.abandon, self._store, draft)
+            await self._blocking.run(partial(commit.abandon, self._store, draft, adopt=adopt))
         except HoldfastError as error:
             _log.info("What was uploaded of %s stays until the next clean-up: %s", draft.name, error)
 

@@ -461,8 +461,10 @@ class Admission:
 
     def _revoke_for(self, request: _Request, later: list[_Request]) -> list[Decision]:
         """Take the places of later gangs that wait, the last one's first, if that is enough for this gang."""
-        if not any(one.held for one in later) or any(one.leaving for one in self._requests.values()):
-            return []  # one at a time: it may be enough
+        if not any(one.held for one in later):
+            return []
+        if any(self._offers.keys() & one.leaving for one in self._requests.values()):
+            return []  # one at a time: it may be enough. What is left on a draining agent leaves room to nobody.
         left: dict[str, FreeResources] = {}
         revoked: list[Decision] = []
         for other in reversed(later):

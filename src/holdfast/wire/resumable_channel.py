@@ -119,6 +119,7 @@ class ResumableChannel(Generic[_In]):
         if self._channel is not None:
             self._channel.abort()
         self._channel = channel
+        self.is_closed_by_peer = False
         self._acknowledged_at_bytes = channel.received_bytes
         self._forget(received)
         for _, frame in self._unacknowledged:

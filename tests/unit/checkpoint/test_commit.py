@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from holdfast.checkpoint.commit import (
     reserve,
     upload_part,
 )
-from holdfast.checkpoint.epochs import epoch_key
+from holdfast.checkpoint.epochs import epoch_key, floor_key
 from holdfast.checkpoint.process_identity import this_process
 from holdfast.checkpoint.reservation import read_reservation, write_tombstone
 from holdfast.checkpoint.restore import fetch
@@ -168,6 +169,25 @@ def test_a_directory_with_foreign_files_is_refused(store: FarStore, source: Path
     assert verify(store, deep=True).intact
 
 
+def test_files_of_the_users_own_outlive_drafts_that_were_to_adopt_them(store: FarStore, source: Path) -> None:
+    """The first draft is given up, and the next one's writer dies: what the user has stored since is not its files."""
+    store.put("mine/model", b"first")
+    draft = reserve(store, name="mine", adopt=True)
+    abandon(store, draft, adopt=True)
+    assert [(entry.key, store.get(entry.key)) for entry in store.list("mine")] == [("mine/model", b"first")]
+    draft = reserve(store, name="mine", adopt=True)
+    dead(store, draft)
+    store.put("mine/model", b"second")
+    draft = reserve(store, name="mine", adopt=True)
+    dead(store, draft)
+    write_tombstone(store, "mine", index=draft.index, epoch=0, token=draft.token)
+    store.put("mine/model", b"third")
+    draft = reserve(store, name="mine", adopt=True)
+    done = commit(store, draft, reference_existing(store, "mine"))
+    assert [entry.path for entry in done.files] == ["model"] and store.get("mine/model") == b"third"
+    assert verify(store, deep=True).ok == [done]
+
+
 def test_numbered_names_must_increase(store: FarStore, source: Path) -> None:
     assert commit_directory(store, source, name="checkpoint_000005").index == 5
     with pytest.raises(ConfigError, match=r"count upwards.*checkpoint_000006"):
@@ -233,6 +253,90 @@ def test_a_fenced_writer_neither_reserves_nor_deletes(store: FarStore, source: P
     for name in ("other", None):
         with pytest.raises(Fenced, match="took the run over"):
             reserve(store, name=name, epoch=1)
+
+
+class PausedWriter(FarStore):
+    """Stands still before it creates a reservation, or what is named otherwise."""
+
+    before = layout.RESERVED
+    action: Callable[[], None] | None = None
+
+    def create(self, key: str, data: bytes) -> None:
+        self._pause(key)
+        super().create(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._pause(key)
+        super().put(key, data)
+
+    def _pause(self, key: str) -> None:
+        if key.endswith(self.before) and self.action is not None:
+            action, self.action = self.action, None
+            action()
+
+
+@pytest.mark.parametrize("name", [None, "another"])
+def test_a_writer_that_stood_still_before_it_reserved_does_not_commit_under_its_successor(
+    name: str | None, source: Path, tmp_path: Path
+) -> None:
+    """Meanwhile a user takes the index, and the next controller has chosen its floor above it and begun."""
+    store, other = PausedWriter(tmp_path / "run"), FarStore(tmp_path / "run")
+    other.put(epoch_key(1), b"{}")
+
+    def take_over() -> None:
+        commit_directory(other, source, name="a")
+        other.put(epoch_key(2), b"{}")
+        floor = Catalog(other).survey().next_index()
+        other.put(floor_key(2), json.dumps({"epoch": 2, "floor": floor}).encode())
+        assert Catalog(other).void_drafts(2, floor) == []
+
+    store.action = take_over
+    with pytest.raises(Fenced, match="took the run over while a checkpoint was begun"):
+        commit(store, reserve(store, name=name, epoch=1), [])
+    assert [found.name for found in Catalog(other).committed()] == ["a"]
+
+
+def test_a_writer_that_stood_still_before_its_manifest_does_not_commit_when_its_name_is_used_again(
+    source: Path, tmp_path: Path
+) -> None:
+    """What kept it from that was the tombstone, which is gone: the name is its successor's, whose files are on their
+    way."""
+    store, other = PausedWriter(tmp_path / "run"), FarStore(tmp_path / "run")
+    store.before = layout.MANIFEST
+    other.put(epoch_key(1), b"{}")
+    draft = reserve(store, name="best", epoch=1)
+    files = upload_part(store, draft, source, rank=0, parent_files=None)
+    drafts: list[Draft] = []
+
+    def take_over() -> None:
+        other.put(epoch_key(2), b"{}")
+        floor = Catalog(other).survey().next_index()
+        other.put(floor_key(2), json.dumps({"epoch": 2, "floor": floor}).encode())
+        assert Catalog(other).void_drafts(2, floor) == ["best"]
+        drafts.append(reserve(other, name="best", epoch=2))
+
+    store.action = take_over
+    with pytest.raises(Fenced, match="took the run over"):
+        commit(store, draft, files)
+    assert Catalog(other).committed() == [] and verify(other).ok == []
+    files = upload_part(other, drafts[0], source, rank=0, parent_files=None)
+    done = commit(other, drafts[0], files)
+    assert (done.token, verify(other, deep=True).ok) == (drafts[0].token, [done])
+
+
+def test_a_late_tombstone_for_the_draft_before_does_not_end_the_one_that_has_its_name(
+    store: FarStore, source: Path
+) -> None:
+    """`repair` stood still before it created it, after it had seen that its draft was still there, and the epoch of the
+    controller that uses the name again."""
+    store.put(epoch_key(1), b"{}")
+    before = reserve(store, name="best", epoch=1)
+    store.put(epoch_key(2), b"{}")
+    taken = reserve(store, name="best", epoch=2)
+    files = upload_part(store, taken, source, rank=0, parent_files=None)
+    assert write_tombstone(store, "best", index=before.index, epoch=2, token=before.token)
+    assert verify(store, deep=True).ok == [] and commit(store, taken, files).token == taken.token
+    assert [found.token for found in verify(store, deep=True).ok] == [taken.token]
 
 
 def test_a_commit_whose_answer_was_lost_may_be_repeated(store: FarStore, source: Path) -> None:

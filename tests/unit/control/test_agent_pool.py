@@ -232,6 +232,32 @@ def test_a_closed_connection_says_nothing_about_an_agent_when(trouble: str, monk
     _run(test)
 
 
+def test_how_an_earlier_connection_ended_says_nothing_about_one_that_the_agent_alone_found_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is closed by the agent's machine, the second is replaced while the controller still reads from it."""
+    redial_s = 1.0
+    monkeypatch.setattr(agent_link, "_REDIAL_S", redial_s)
+
+    async def test(controller: _Controller, address: str) -> None:
+        agent = await controller.join(address, comes_back=True)
+        agent.disconnect()
+        await controller.served.get()
+        await agent.join(await connect(address, _SECRET, Hello(agent="a")))
+        assert await _is_reachable(controller, agent)
+        first, agent._channel = agent._channel, None  # the controller's end stays open
+        await agent.join(await connect(address, _SECRET, Hello(agent="a")))
+        assert await _is_reachable(controller, agent)
+        await asyncio.sleep(redial_s + 0.25)  # longer than it would take to lose the agent
+        assert [type(event) for event in controller.events] == [e.AgentJoined]
+        assert await _is_reachable(controller, agent)
+        assert first is not None
+        first.abort()
+        await agent.close()
+
+    _run(test)
+
+
 def test_an_agent_that_connects_and_does_not_say_what_it_offers_is_killed() -> None:
     """Its network was cut in between, say: the engine must learn that it does not come."""
 

@@ -6,6 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from holdfast.checkpoint.upload import reference_existing
 from holdfast.control.agent_link import AgentLink
 from holdfast.control.blocking_calls import BlockingCalls
 from holdfast.control.lease import acquire
@@ -87,6 +90,36 @@ def test_what_was_uploaded_to_a_draft_that_was_given_up_is_not_committed_in_anot
         agents.on_upload(Uploaded(ticket=TICKET, rank=0, token=order.draft.token, files=[], uploaded_bytes=2))
         stored = await second
         assert isinstance(stored, CheckpointStored) and stored.uploaded_bytes == 2
+        lease.release()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_files_that_a_user_has_stored_stay_when_their_checkpoint_is_tried_again(tmp_path: Path) -> None:
+    """One of the agents that look at them is lost, and the checkpoint needs only what the other gives."""
+
+    async def test() -> None:
+        store = PosixStore(tmp_path / "run")
+        lease = acquire(store)
+        agents = _Agents("a", "b")
+        persister = Persister(store, lease, agents, 300.0, BlockingCalls())  # type: ignore[arg-type]
+        store.put("mine/model", b"weights")
+
+        def command(*parts: tuple[int, str]) -> PersistCheckpoint:
+            return msgspec.structs.replace(_command(*parts), name="mine", adopt=True)
+
+        first = asyncio.ensure_future(persister.persist(command((0, "a"), (1, "b"))))
+        for _ in range(2):
+            await agents.sent.get()
+        agents.links.pop("b").gone.set()
+        outcome = await first
+        assert isinstance(outcome, CheckpointFailed) and not outcome.fatal
+        second = asyncio.ensure_future(persister.persist(command((0, "a"))))
+        token = (await agents.sent.get()).draft.token
+        files = reference_existing(store, "mine")
+        agents.on_upload(Uploaded(ticket=TICKET, rank=0, token=token, files=files, uploaded_bytes=0))
+        stored = await second
+        assert isinstance(stored, CheckpointStored) and stored.stored.size_bytes == len(b"weights")
         lease.release()
 
     asyncio.run(asyncio.wait_for(test(), 60))

@@ -335,6 +335,18 @@ def test_a_gang_on_a_draining_agent_gets_places_elsewhere_and_keeps_its_own_unti
     assert policy.agent_joined("d", offer(1)) == [grant("later", "d", CPU)]
 
 
+def test_a_gang_on_a_draining_agent_gets_the_places_of_later_gangs_that_wait() -> None:
+    """It leaves the agent only when it has them, so nothing becomes free there before."""
+    policy = admission(a=offer(2), b=offer(1))
+    policy.ask(gang("first", 2, CPU=1))  # a
+    policy.ask(gang("later", 1, CPU=1))  # b
+    assert policy.agent_joined("c", offer(1)) == []
+    policy.resize(gang("later", 3, CPU=1))
+    assert policy.missing("later") == 2 and list(policy.held("later")) == ["b"]
+    assert policy.drain("a") == [Revoke(run="later", agent="b")]
+    assert policy.release("later", "b") == [grant("first", "b", CPU), grant("first", "c", CPU)]
+
+
 def test_capacity_counts_what_empty_agents_could_hold() -> None:
     assert capacity(gang("r", 5, CPU=2), [offer(4), offer(3)]) == 3
     assert capacity(gang("r", 2, CPU=1), [offer(4)]) == 2
