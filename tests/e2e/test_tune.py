@@ -39,8 +39,9 @@ def test_a_grid_is_tried_and_more_samples_extend_it(sandbox: Sandbox) -> None:
         for step in range(3):
             tune.report({"loss": config["a"]["b"] - step, "constant": config["constant"]})
 
-    space = {"a": {"b": tune.grid_search([5, 3])}, "x": tune.uniform(0, 1), "constant": "c"}
+    space = {"a": {"b": tune.grid_search([5, 3])}, "x/y": tune.uniform(0, 1), "constant": "c"}
     results = make_tuner(sandbox, count, space, metric="loss", mode="min").fit()
+    assert all(one.config is not None and 0 <= one.config["x/y"] <= 1 for one in results)
     assert len(results) == results.num_terminated == 2 and not results.errors
     best = results.get_best_result()
     assert best.metrics is not None and best.config is not None
@@ -145,6 +146,8 @@ def test_a_failed_trial_is_told_of_and_can_be_tried_again(sandbox: Sandbox) -> N
     path = sandbox.storage / "tuning"
     assert tune.Tuner.can_restore(path) and not tune.Tuner.can_restore(sandbox.storage)
     assert tune.Tuner.restore(path, fragile).fit().num_errors == 1
+    both = tune.Tuner.restore(path, fragile, resume_errored=True, restart_errored=True)
+    assert both._errored == "resume", "as in Ray"
     mended = tune.Tuner.restore(path, fragile, restart_errored=True).fit()
     assert (mended.num_errors, mended.num_terminated) == (0, 3)
     assert Result.from_path(results[1].path).error is None

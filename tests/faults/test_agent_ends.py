@@ -57,6 +57,26 @@ def test_workers_and_zygote_die_with_a_killed_agent(tmp_path: Path) -> None:
     run_async(test)
 
 
+def test_what_a_killed_agent_leaves_is_not_removed_from_under_the_next_of_its_name(tmp_path: Path) -> None:
+    """Its zygote may come to it late, when somebody has started the agent again."""
+
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            below = await _running(harness)
+            zygote = below[0]
+            os.kill(zygote, signal.SIGSTOP)
+            harness.process.kill()
+            harness.process.wait()
+            again = SessionDir("a1", harness.cache)
+            os.kill(zygote, signal.SIGCONT)
+            await wait_gone(*below)
+            assert again.path.is_dir() and again.lock_path.exists() and again.temp_link is not None
+            again.remove()
+            assert harness.leftovers() == []
+
+    run_async(test)
+
+
 def test_an_agent_whose_connection_is_cut_ends_all_its_processes(tmp_path: Path) -> None:
     async def test() -> None:
         async with started_agent(tmp_path) as harness:

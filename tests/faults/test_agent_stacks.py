@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import select
@@ -14,6 +15,7 @@ from tests.faults.agent_harness import job_of, run_async, started_agent
 from tests.faults.programs import processes
 
 from holdfast import train
+from holdfast.core.events import WorkerExited
 from holdfast.linux import signal_state
 from holdfast.wire.messages import Stacks
 from holdfast.worker.stdio import DUMP_SIGNAL
@@ -39,6 +41,54 @@ def test_stacks_are_dumped_also_from_a_worker_that_gets_no_cpu_for_a_while(tmp_p
             await harness.stop(dump_stacks=True)
             (text,) = [message.text for message in harness.messages if isinstance(message, Stacks)]
             assert "in stuck_in_here" in text and "in _call" not in text and "bootstrap.py" not in text
+
+    run_async(test)
+
+
+class _StuckImport:
+    """Opened in a worker, it stands for a module whose import never returns."""
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _hang, (self._flag,)
+
+
+def _hang(flag: Path) -> None:
+    flag.touch()
+    signal.pause()
+
+
+def test_stacks_of_a_worker_that_hangs_while_its_function_is_opened(tmp_path: Path) -> None:
+    """A worker that is started cold imports what its function needs by itself."""
+    stuck = _StuckImport(tmp_path / "hangs")
+
+    def function() -> None:
+        assert stuck
+
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(function), fork=False)
+            await harness.started()
+            await asyncio.to_thread(processes.wait_until, (tmp_path / "hangs").exists, "it hangs")
+            await harness.stop(dump_stacks=True)
+            (text,) = [message.text for message in harness.messages if isinstance(message, Stacks)]
+            assert "in _hang" in text and "job_loader.py" in text
+            assert not any(isinstance(message, WorkerExited) for message in harness.messages)
+
+    run_async(test)
+
+
+def test_a_worker_that_has_only_begun_to_start_does_not_die_of_the_question_where_it_is(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with started_agent(tmp_path) as harness:
+            await harness.prepare(job_of(signal.pause), fork=False)
+            pids = await harness.started()
+            os.kill(pids[0], DUMP_SIGNAL)
+            await asyncio.sleep(0.5)
+            await harness.stop()
+            assert not any(isinstance(message, WorkerExited) for message in harness.messages)
 
     run_async(test)
 

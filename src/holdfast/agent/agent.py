@@ -89,6 +89,8 @@ class Agent:
         """By key."""
         self._runs: dict[str, RunHost] = {}
         """By the run's id."""
+        self._closing: set[RunHost] = set()
+        """Runs that the controller has ended, until nothing of them is left."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_serving = False
         """Whether there is a controller that the agent serves."""
@@ -116,7 +118,7 @@ class Agent:
                 opened = await self._offer_again(channel)
         finally:
             await self._spawners.close()
-            await asyncio.gather(*(run.close(self._flush_s) for run in self._runs.values()))
+            await asyncio.gather(*(run.close(self._flush_s) for run in self._hosts))
             for function in self._functions.values():
                 function.close()
             self._session.remove()
@@ -294,9 +296,14 @@ class Agent:
                 self._send(Leave())
             await channel.close()
 
+    @property
+    def _hosts(self) -> list[RunHost]:
+        """All of which something may be left here."""
+        return [*self._runs.values(), *self._closing]
+
     async def _end_runs(self) -> None:
         """Kill all workers of all runs."""
-        runs = list(self._runs.values())
+        runs = self._hosts
         await asyncio.gather(*(run.cancel() for run in runs))
         if self._lingers or self._comes_back:
             # The zygotes stay: for the next controller, and to remove what this process leaves if it is killed.
@@ -309,8 +316,9 @@ class Agent:
     async def _forget_runs(self) -> None:
         """The controller is lost, and its uploads are finished: end what is left of its runs. Zygotes and functions
         stay, for a controller that has the same ones."""
-        await asyncio.gather(*(run.close(0.0) for run in self._runs.values()))
+        await asyncio.gather(*(run.close(0.0) for run in self._hosts))
         self._runs.clear()
+        self._closing.clear()
         for key, function in list(self._functions.items()):
             if not function.is_whole:
                 self._functions.pop(key).close()
@@ -385,10 +393,12 @@ class Agent:
     async def _close_run(self, run: str, flush_s: float) -> None:
         """End one run; nothing of it is left on this node afterwards."""
         if (host := self._runs.pop(run, None)) is not None:
+            self._closing.add(host)  # if this is cancelled, the end of the channel goes on with it
             await host.cancel()
             await host.kill_workers()
             host.release_workers()
             await host.close(flush_s)
+            self._closing.discard(host)
             self._choose_death_signal()
         self._send(RunClosed(), run)
 

@@ -44,7 +44,7 @@ class FunctionMemory:
 
     async def ready(self) -> None:
         """Returns when a zygote can load it; raises `WireError` where it never can."""
-        await self.whole
+        await asyncio.shield(self.whole)  # other runs wait for it as well, and this one may be cancelled
         if self._code is not None:
             await asyncio.shield(self._code.whole)
 

@@ -8,7 +8,6 @@ put before it takes the files to storage.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import queue
 import threading
@@ -30,15 +29,10 @@ _OnError = Callable[[OSError], None]
 class LogFile:
     """One file. Made when the first line is written; every method is called from the event loop and returns at once."""
 
-    def __init__(
-        self, writer: LogWriter, path: Path, on_error: _OnError, fetch: Callable[[Path], None] | None = None
-    ) -> None:
-        """`fetch` is called in the writer's thread, to put at the path what the file is to begin with. If it raises
-        anything, nothing is written."""
+    def __init__(self, writer: LogWriter, path: Path, on_error: _OnError) -> None:
         self._writer = writer
         self._path = path
         self._on_error = on_error
-        self._fetch = fetch
         self._file: FileIO | None = None
         self._is_used = False
 
@@ -58,13 +52,9 @@ class LogFile:
         try:
             if not self._path.parent.exists():
                 make_private_directory(self._path.parent)
-            if self._fetch is not None:
-                self._fetch(self._path)
             self._file = FileIO(str(self._path), "ab")
         except OSError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001  a store's, which `fetch` asks: other files are written all the same
-            self._fail(OSError(errno.EIO, str(error).rstrip(".")))
 
     def _append(self, block: bytes) -> None:
         left = memoryview(block)

@@ -1,8 +1,9 @@
 """What workers print: every byte into a file per rank, and line by line on to the controller.
 
-The file comes first and is complete, and so are the files that the user named (`RunConfig(log_to_file)`). The way to
-the controller is bounded: when it lags, lines are left out there, and counted. `log_writer` writes the files, `worker`
-reads the pipes of workers, `zygote_client` the zygote's; `artifact_sync` takes the files to storage.
+The file comes first and is complete, and so are those that `joined_output` makes the user's files of
+(`RunConfig(log_to_file)`). The way to the controller is bounded: when it lags, lines are left out there, and counted.
+`log_writer` writes the files, `worker` reads the pipes of workers, `zygote_client` the zygote's; `artifact_sync` takes
+the files to storage.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.agent.log_writer import LogFile, LogWriter
 from holdfast.wire.messages import LogLine, Logs
 
-__all__ = ["Forwarder", "Lines", "OutputFiles", "RankLog"]
+__all__ = ["Forwarder", "Lines", "RankLog"]
 
 _FLUSH_DELAY_S = 0.02
 _BACKLOG_MAX_BYTES = 4 * 1024 * 1024
@@ -86,33 +86,24 @@ class Forwarder:
         self._lines = []
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFiles:
-    """The files of a run that a rank's output is appended to besides its log, in every generation."""
-
-    paths: Mapping[str, Path]
-    """Of each stream; both may have the same."""
-    fetch: Callable[[Path], None]
-    """Puts there what storage has of one; blocks."""
-
-
 class RankLog:
     """One rank's log file, and the last lines that it wrote to stderr."""
 
     def __init__(
-        self, path: Path, rank: int, forwarder: Forwarder, writer: LogWriter, output_files: OutputFiles | None = None
+        self,
+        path: Path,
+        rank: int,
+        forwarder: Forwarder,
+        writer: LogWriter,
+        copies: Mapping[str, Path] | None = None,
     ) -> None:
+        """`copies` are the files that each stream goes to as well; both may have the same."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.writer = writer
         self._file = LogFile(writer, path, self._cannot_write)
-        self._copies: dict[str, LogFile] = {}
-        """The user's file of each stream."""
-        if output_files is not None:
-            files = {
-                path: LogFile(writer, path, self._cannot_write, output_files.fetch)
-                for path in output_files.paths.values()
-            }
-            self._copies = {stream: files[path] for stream, path in output_files.paths.items()}
+        copies = copies or {}
+        files = {path: LogFile(writer, path, self._cannot_write) for path in copies.values()}
+        self._copies = {stream: files[path] for stream, path in copies.items()}
         self._rank = rank
         self._forwarder = forwarder
         self._lines = {"stdout": Lines(), "stderr": Lines()}

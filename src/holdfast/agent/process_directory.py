@@ -9,7 +9,6 @@ machine, each machine sweeps its own, and another's only when its lock file was 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -17,13 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.checkpoint.process_identity import machine_id
+from holdfast.linux.locked_directory import LOCK_SUFFIX, lock_path_of, remove_unlocked, take_lock
 from holdfast.storage.files import has_shared_locks
 from holdfast.storage.private_directory import make_private_directory
 
 __all__ = ["ProcessDirectory", "sweep_dead"]
 
-_LOCK = ".lock"
 _ABANDONED_S = 7 * 86_400.0
+_PATIENCE_S = 2.0
+"""How long a lock is tried for. Whoever sweeps has it for a moment; it may have little of the processor."""
+_PAUSE_S = 0.01
 
 
 class ProcessDirectory:
@@ -36,13 +38,18 @@ class ProcessDirectory:
         self.has_shared_locks = has_shared_locks(root)
         name = name if self.has_shared_locks else f"{name}@{machine_id()}"
         self.path = root / name
-        self.lock_path = root / f"{name}{_LOCK}"
-        lock = _lock_file(self.lock_path)
-        if lock is None:
-            raise FileExistsError(f"{self.path} is another process's.")
-        self._lock = lock
+        self.lock_path = lock_path_of(self.path)
+        self._lock = self._take_lock()
         shutil.rmtree(self.path, ignore_errors=True)
         make_private_directory(self.path)
+
+    def _take_lock(self) -> int:
+        deadline = time.monotonic() + _PATIENCE_S
+        while (lock := take_lock(self.lock_path)) is None:
+            if time.monotonic() > deadline:
+                raise FileExistsError(f"{self.path} is another process's.")
+            time.sleep(_PAUSE_S)
+        return lock
 
     def renew_times(self) -> None:
         """Once a day at least, for machines that share the root."""
@@ -60,42 +67,18 @@ def sweep_dead(root: Path) -> list[str]:
     """Remove the directories of processes that no longer live, as far as this machine can know; gives their names."""
     swept = []
     shared_locks, mine = has_shared_locks(root), f"@{machine_id()}"
-    for name in sorted({entry.name.removesuffix(_LOCK) for entry in root.iterdir()}):
-        lock_path = root / f"{name}{_LOCK}"
-        if not shared_locks and not name.endswith(mine) and not _is_abandoned(root / name, lock_path):
+    for name in sorted({entry.name.removesuffix(LOCK_SUFFIX) for entry in root.iterdir()}):
+        if not shared_locks and not name.endswith(mine) and not _is_abandoned(root / name):
             continue
-        lock = _lock_file(lock_path)
-        if lock is not None:
-            shutil.rmtree(root / name, ignore_errors=True)
-            lock_path.unlink(missing_ok=True)
-            os.close(lock)
+        if remove_unlocked(root / name):
             swept.append(name)
     return swept
 
 
-def _is_abandoned(path: Path, lock_path: Path) -> bool:
-    """Whether neither was touched for so long that a process on any machine would have renewed them."""
+def _is_abandoned(path: Path) -> bool:
+    """Whether neither it nor its lock was touched for so long that a process on any machine would have renewed them."""
     times = []
-    for one in (path, lock_path):
+    for one in (path, lock_path_of(path)):
         with suppress(FileNotFoundError):
             times.append(one.stat().st_mtime)
     return bool(times) and time.time() - max(times) > _ABANDONED_S
-
-
-def _lock_file(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where someone else does. Where the filesystem has no locks, it goes to
-    whoever makes the file."""
-    while True:
-        made = not path.exists()
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(lock).st_ino:
-                    return lock
-        except OSError as error:
-            if made and not isinstance(error, BlockingIOError):
-                return lock
-            os.close(lock)
-            return None
-        os.close(lock)  # its holder removed it just then

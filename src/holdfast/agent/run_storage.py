@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from holdfast.agent.artifact_sync import ArtifactSync
 from holdfast.agent.buffers import Buffers
 from holdfast.agent.finish_uploads import finish_uploads
+from holdfast.agent.joined_output import JoinedOutput, output_part
 from holdfast.agent.log_writer import LogWriter
-from holdfast.agent.output import Forwarder, OutputFiles, RankLog
+from holdfast.agent.output import Forwarder, RankLog
 from holdfast.agent.parts import Parts, UploadAnswer
 from holdfast.agent.session_dir import RunDirectory
 from holdfast.core.checkpoint_types import Snapshot, VerifiedFile
 from holdfast.core.commands import AnnounceCheckpoint
-from holdfast.errors import CheckpointError, HoldfastError, NotFound
+from holdfast.errors import CheckpointError, HoldfastError
 from holdfast.runtime import current
 from holdfast.storage.store import OnBytes, Store
 from holdfast.wire.messages import PrepareRun, Upload
@@ -68,19 +69,19 @@ class RunStorage:
         self._is_streamed = is_streamed
         self._store = None
         artifacts = work_dir if order.sync_artifacts else None
-        self._mirror = ArtifactSync(
-            self._open_store, self._directory.logs, self._directory.output, artifacts, order.sync_timeout_s
-        )
+        logs = self._directory.logs
+        output = JoinedOutput(logs, self._directory.output, order.output_files or ())
+        self._mirror = ArtifactSync(self._open_store, logs, output, artifacts, order.sync_timeout_s)
 
     def open_log(self, generation: int, rank: int, forwarder: Forwarder) -> RankLog:
         """The log of one worker; the output of rank 0 goes to the files that the user named as well."""
         assert self._order is not None
-        names, output_files = self._order.output_files, None
+        names, copies = self._order.output_files, {}
         if names is not None and rank == 0:
-            paths = {"stdout": self._directory.output / names[0], "stderr": self._directory.output / names[1]}
-            output_files = OutputFiles(paths, self._fetch_output)
+            parts = (output_part(self._directory.logs, generation, name) for name in names)
+            copies = dict(zip(("stdout", "stderr"), parts, strict=True))
         path = self._directory.log_file(generation, rank)
-        return RankLog(path, rank, forwarder, self.log_writer, output_files)
+        return RankLog(path, rank, forwarder, self.log_writer, copies)
 
     async def verify(self, name: str) -> list[VerifiedFile]:
         """Verify the checkpoint that a generation is to start from, where workers read it in place; gives the versions
@@ -185,13 +186,6 @@ class RunStorage:
     def _has_files(self) -> bool:
         """Whether there may be logs or artifacts to store. Most trials print nothing, and need no thread for that."""
         return self.log_writer.is_used or (self._order is not None and self._order.sync_artifacts)
-
-    def _fetch_output(self, path: Path) -> None:
-        """Output files only grow. If storage has more of this one, another agent wrote it since, or before."""
-        key = path.relative_to(self._directory.output).as_posix()
-        with suppress(NotFound):
-            if self._open_store().size(key) > (path.stat().st_size if path.exists() else 0):
-                self._open_store().download(key, path)
 
     def _sync(self) -> None:
         self.log_writer.wait_written(_LOGS_TIMEOUT_S)

@@ -73,8 +73,8 @@ class SessionDir:
 
     @property
     def leftovers(self) -> list[Path]:
-        """What must be removed if this process is killed, in this order."""
-        return [*([] if self.temp_link is None else [self.temp_link]), self.path, self.lock_path]
+        """What must be removed if this process is killed, in this order: a link, and a directory with its lock."""
+        return [*([] if self.temp_link is None else [self.temp_link]), self.path]
 
     def renew_times(self) -> None:
         """Renew the times of the link, the lock and work directories: systemd-tmpfiles removes what lies in /tmp unused
@@ -132,7 +132,7 @@ class RunDirectory:
 
     @property
     def output(self) -> Path:
-        """Where the files lie that output is appended to in every generation."""
+        """Where the files that the user named are put together."""
         return self.path / "output"
 
     def log_file(self, generation: int, rank: int) -> Path:

@@ -75,7 +75,7 @@ def _last_generation(store: Store) -> int:
 def _stored_lines(store: Store, rank: int | None) -> Iterator[tuple[int, str]]:
     """The lines of the last generation, rank by rank. Only keys of the form that agents write are read."""
     prefix = f"logs/generation_{_last_generation(store):06d}"
-    names = (entry.key.rpartition("/")[2] for entry in store.list(prefix))
+    names = (entry.key.removeprefix(f"{prefix}/") for entry in store.list(prefix))
     found = {int(one[1]): one[0] for name in names if (one := _RANK.fullmatch(name))}
     if not found:
         raise NotFound(f"{store.uri}/{prefix} has no log files: no worker has printed anything, or none was stored.")

@@ -82,6 +82,7 @@ def kill_children(spared: Collection[int] = ()) -> bool:
 
 def kill_all(found: Sequence[int]) -> bool:
     """As `kill_children`, for these children only."""
+    found = list(filter(_may_kill, found))
     others = [pid for pid in found if not _cleans_up(pid)]
     for pid in others:
         _kill(pid)
@@ -91,8 +92,9 @@ def kill_all(found: Sequence[int]) -> bool:
 
 
 def end_children(is_spared: Callable[[int], bool]) -> None:
-    """Kill and reap until only children are left that are spared: each death may turn grandchildren into children."""
-    while found := [pid for pid in children() if not is_spared(pid)]:
+    """Kill and reap until only children are left that are spared, or another user's: each death may turn grandchildren
+    into children."""
+    while found := [pid for pid in children() if not is_spared(pid) and _may_kill(pid)]:
         kill_all(found)
         others = [pid for pid in found if not _cleans_up(pid)]
         with suppress(ChildProcessError):
@@ -119,6 +121,17 @@ def _below(pids: Iterable[int]) -> Iterator[int]:
         for child in children(pid):
             yield child
             yield from _below([child])
+
+
+def _may_kill(pid: int) -> bool:
+    """Whether a child is this user's. One of sudo's, which a worker left, lives on: nothing can be done about it."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
 
 
 def _kill(pid: int) -> None:

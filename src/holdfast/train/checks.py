@@ -107,10 +107,13 @@ def output_files(what: str, value: Any) -> tuple[str, str] | None:
         raise ConfigError(f"{what} must be True, a file name, or a pair of them for stdout and stderr, not {value!r}.")
     for name in names:
         parts = name.split("/")
-        if not name or {"", ".", ".."} & set(parts):
+        if not name or "\0" in name or {"", ".", ".."} & set(parts):
             raise ConfigError(f"{what} must name files below the run's directory, not {name!r}.")
         if is_own_name(parts[0]):
             raise ConfigError(f"{what}: {name!r} is a name of the run's own; choose another.")
+    shorter, longer = sorted(names, key=len)
+    if longer.startswith(f"{shorter}/"):
+        raise ConfigError(f"{what}: {shorter!r} cannot be a file and the directory of {longer!r}; choose another.")
     return names[0], names[1]
 
 

@@ -368,7 +368,7 @@ class RunConfig:
     `verbose=0` shows warnings and the last line only, as HOLDFAST_QUIET=1 and a `logging_config` above "INFO" do.
     The output of each worker is kept in the run's directory in any case, in `logs/`. With `log_to_file=True`, that of
     rank 0 is also appended to files named "stdout" and "stderr" there, over all restarts; a file name, or a pair of
-    them, says other ones.
+    them, says other ones. They are made of what lies in `logs/`, and are not to be written to.
     """
 
     name: str | None = None

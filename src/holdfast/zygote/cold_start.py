@@ -16,7 +16,7 @@ import msgspec
 from holdfast.linux.process import prefer_for_oom_kill
 from holdfast.worker.job import Assignment
 from holdfast.worker.job_loader import load_job, set_up_imports
-from holdfast.worker.stdio import WorkerFds, buffer_lines
+from holdfast.worker.stdio import WorkerFds, buffer_lines, watch_for_crashes
 from holdfast.zygote.messages import Load
 
 __all__ = ["ColdStart", "main"]
@@ -35,6 +35,7 @@ def main() -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, False)
     orders_fd, function_fd, connection, dump, *listen = fds
+    watch_for_crashes(dump)  # also of what the function imports
     orders = msgspec.msgpack.decode(Path(f"/proc/self/fd/{orders_fd}").read_bytes(), type=ColdStart)
     os.close(orders_fd)
     set_up_imports(orders.load.sys_path, orders.load.environment)

@@ -49,7 +49,8 @@ class Load(_Order, frozen=True, kw_only=True):
     preload: list[str]
     fork: bool
     leftovers: list[str]
-    """Removed by the zygote, in this order, if the agent is killed and cannot do it."""
+    """Links, and directories with a lock: removed by the zygote, in this order, if the agent is killed and cannot do
+    it."""
     agent_is_subreaper: bool = False
     """Whether a child of the zygote that outlives it becomes the agent's: only then can it take the zygote's place."""
 

@@ -14,10 +14,10 @@ import faulthandler
 import gc
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -28,6 +28,7 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.core.records import WorkerFailure
+from holdfast.linux.locked_directory import remove_unlocked
 from holdfast.linux.process import become_subreaper, die_with_parent, is_exiting, live_without_parent, name_process
 from holdfast.wire.frames import Splitter, encode
 from holdfast.worker.bootstrap import ForkContext, run_worker
@@ -41,7 +42,7 @@ from holdfast.worker.environment import (
 from holdfast.worker.job import Assignment
 from holdfast.worker.job_loader import Loaded, import_for_good, load_job, set_up_imports
 from holdfast.worker.main_module import send_main_by_value
-from holdfast.worker.stdio import WorkerFds, redirect_output
+from holdfast.worker.stdio import DUMP_SIGNAL, WorkerFds, redirect_output
 from holdfast.zygote.children import Child, Children
 from holdfast.zygote.cold_start import ColdStart
 from holdfast.zygote.fork_safety import one_thread_each, unsafe_reason
@@ -68,6 +69,9 @@ __all__ = ["Zygote", "main"]
 _RECEIVE_BYTES = 256 * 1024
 _FDS_MAX = 8
 _LAST_WORD_S = 1.0
+_EXIT_TIMEOUT_S = 10.0
+"""How long an agent that was killed may take to exit: it may have much memory to give back."""
+_EXIT_PAUSE_S = 0.001
 _decoder: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
 
 
@@ -415,10 +419,20 @@ class Zygote:
             os._exit(1)  # a forked child that still has its parent's signal handlers
         self._children.end()
         if self._leftovers and not self._agent_lives():
-            for path in map(Path, self._leftovers):
-                shutil.rmtree(path, ignore_errors=True)
-                path.unlink(missing_ok=True)
+            self._remove_leftovers()
         os._exit(0)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what the agent leaves, unless another of its name, which was started meanwhile, has it by now."""
+        deadline = time.monotonic() + _EXIT_TIMEOUT_S
+        # It gives up its lock a moment after the connection, and is our parent until then.
+        while os.getppid() == self._agent and time.monotonic() < deadline:
+            time.sleep(_EXIT_PAUSE_S)
+        for path in map(Path, self._leftovers):
+            if path.is_symlink():
+                path.unlink(missing_ok=True)
+            else:
+                remove_unlocked(path, inherits=True)
 
     def _agent_lives(self) -> bool:
         """Whether the agent is alive: it sends `Dismiss` before it closes the connection. A killed one sends nothing,
@@ -429,13 +443,12 @@ class Zygote:
             while not self._dismissed:
                 data = self._control.recv(_RECEIVE_BYTES)
                 if not data:
-                    return False
+                    break
                 self._decode(data)
-        except TimeoutError:
-            return not is_exiting(self._agent)
-        except ConnectionResetError:
-            return False
-        return True
+        except (TimeoutError, ConnectionResetError):
+            pass
+        # Or its last words had no room in the socket.
+        return self._dismissed or (os.getppid() == self._agent and not is_exiting(self._agent))
 
 
 def _import_with_one_thread(modules: Sequence[str]) -> None:
@@ -462,6 +475,7 @@ def main(control_fd: int, parent_pid: int, *, imports: Sequence[str] | None = No
     sys.argv[:] = [__file__]  # neither ours nor an agent's arguments are for the user's code
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(DUMP_SIGNAL, signal.SIG_IGN)  # a worker that does not know yet where to dump must not die of it
     _import_with_one_thread(imports or ())
     zygote = Zygote(socket.socket(fileno=control_fd), from_driver=imports is not None)
     forked = zygote.run()

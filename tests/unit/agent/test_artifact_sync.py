@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.agent.artifact_sync import ArtifactSync
+from holdfast.agent.joined_output import JoinedOutput, output_part
+from holdfast.errors import Unavailable
 from holdfast.storage.posix.store import PosixStore
 
 
-def _mirror(tmp_path: Path) -> tuple[ArtifactSync, PosixStore, Path, Path]:
+def _output(tmp_path: Path, *names: str) -> JoinedOutput:
+    return JoinedOutput(tmp_path / "logs", tmp_path / "output", names)
+
+
+def _mirror(tmp_path: Path, *names: str) -> tuple[ArtifactSync, PosixStore, Path, Path]:
     store = PosixStore(tmp_path / "run")
     logs, work = tmp_path / "logs", tmp_path / "work"
     (logs / "generation_000001").mkdir(parents=True)
     work.mkdir()
-    return ArtifactSync(lambda: store, logs, tmp_path / "output", work), store, logs, work
+    return ArtifactSync(lambda: store, logs, _output(tmp_path, *names), work), store, logs, work
 
 
 def test_changed_files_are_uploaded_and_others_are_not(tmp_path: Path) -> None:
@@ -36,15 +44,18 @@ def test_changed_files_are_uploaded_and_others_are_not(tmp_path: Path) -> None:
     assert store.get("plots/loss.svg") == b"<svg>2</svg>"
 
 
-def test_output_files_keep_their_names_and_no_artifact_replaces_them(tmp_path: Path) -> None:
-    mirror, store, _, work = _mirror(tmp_path)
-    (tmp_path / "output").mkdir()
-    (tmp_path / "output" / "stdout").write_text("line\n")
+def test_files_that_the_user_named_are_there_and_no_artifact_replaces_them(tmp_path: Path) -> None:
+    """On no node: where rank 0 was never, the name is the run's own as well."""
+    mirror, store, logs, work = _mirror(tmp_path, "stdout", "all/stderr")
     (work / "stdout").write_text("the user's")
+    (work / "all").write_text("the user's")
     mirror.sync_artifacts()
     assert store.list() == []
+    part = output_part(logs, 3, "stdout")
+    part.parent.mkdir(parents=True)
+    part.write_text("line\n")
     mirror.sync_logs()
-    assert store.get("stdout") == b"line\n"
+    assert store.get("stdout") == store.get("logs/generation_000003/output/stdout") == b"line\n"
 
 
 def test_a_long_log_is_not_uploaded_again_for_each_line(tmp_path: Path) -> None:
@@ -85,7 +96,7 @@ def test_a_working_directory_inside_storage_is_not_synced(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.txt").write_text("a")
     before = (tmp_path / "run" / "a.txt").stat().st_ino
-    ArtifactSync(lambda: store, tmp_path / "logs", tmp_path / "output", tmp_path / "run").sync_artifacts()
+    ArtifactSync(lambda: store, tmp_path / "logs", _output(tmp_path), tmp_path / "run").sync_artifacts()
     assert (tmp_path / "run" / "a.txt").stat().st_ino == before
 
 
@@ -105,10 +116,53 @@ def test_a_turn_that_takes_too_long_is_given_up_and_made_good_by_the_next(
 ) -> None:
     _, store, logs, work = _mirror(tmp_path)
     (work / "artifact").write_text("x")
-    late = ArtifactSync(lambda: store, logs, tmp_path / "output", work, timeout_s=-1.0)
+    late = ArtifactSync(lambda: store, logs, _output(tmp_path), work, timeout_s=-1.0)
     with caplog.at_level(logging.WARNING):
         late.sync_artifacts()
     assert store.list() == [] and "SyncConfig(sync_timeout=-1)" in caplog.text
     late._timeout_s = 60.0
     late.sync_artifacts()
     assert store.get("artifact") == b"x"
+
+
+@pytest.mark.parametrize("error", [Unavailable("The namenode does not answer."), ImportError("No module named 'fs'")])
+def test_storage_that_cannot_be_opened_is_a_warning_and_tried_again(
+    error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever calls this now and then would take anything else for a failure of the run's."""
+    _, store, logs, work = _mirror(tmp_path)
+    (work / "a.txt").write_text("a")
+    (logs / "generation_000001" / "rank_0.log").write_text("line\n")
+    errors = [error, error]
+
+    def open_store() -> PosixStore:
+        if errors:
+            raise errors.pop()
+        return store
+
+    sync = ArtifactSync(open_store, logs, _output(tmp_path), work)
+    sync.sync_logs()
+    sync.sync_artifacts()
+    assert caplog.text.count(str(error)) == 2
+    sync.sync_logs()
+    sync.sync_artifacts()
+    assert [entry.key for entry in store.list()] == ["a.txt", "logs/generation_000001/rank_0.log"]
+
+
+def test_a_directory_that_vanishes_while_it_is_looked_through_keeps_nothing_else_from_being_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As functions do that write temporary files where they work."""
+    mirror, store, _, work = _mirror(tmp_path)
+    (work / "a").mkdir()
+    (work / "b.txt").write_text("b")
+    scandir = os.scandir
+
+    def remove_first(path: str | Path) -> Any:
+        if Path(path) == work / "a":
+            (work / "a").rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", remove_first)
+    mirror.sync_artifacts()
+    assert not (work / "a").exists() and store.get("b.txt") == b"b"

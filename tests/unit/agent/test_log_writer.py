@@ -47,33 +47,6 @@ def test_a_stalled_log_file_is_written_in_order_afterwards(tmp_path: Path, monke
     assert received == b"".join(f"{number:09d}\n".encode() * 100 for number in range(300))
 
 
-def test_a_file_whose_beginning_cannot_be_fetched_keeps_no_other_from_being_written(tmp_path: Path) -> None:
-    def fetch(path: Path) -> None:
-        raise ImportError("No module named 'my_filesystem'.")
-
-    async def test() -> list[str | None]:
-        writer, failed = LogWriter(), asyncio.Event()
-        errors: list[str | None] = []
-
-        def on_error(error: OSError) -> None:
-            errors.append(error.strerror)
-            failed.set()
-
-        output = LogFile(writer, tmp_path / "stdout", on_error, fetch)
-        log = LogFile(writer, tmp_path / "log", _unexpected)
-        for file in (output, log):
-            file.write(b"one\n")
-        await failed.wait()
-        await asyncio.to_thread(writer.wait_written, 10)
-        for file in (output, log):
-            file.close()
-        writer.close()
-        return errors
-
-    assert asyncio.run(test()) == ["No module named 'my_filesystem'"]
-    assert (tmp_path / "log").read_bytes() == b"one\n" and not (tmp_path / "stdout").exists()
-
-
 def test_flush_returns_after_everything_was_written(tmp_path: Path) -> None:
     async def test() -> None:
         writer = LogWriter()

@@ -91,6 +91,8 @@ def test_the_defaults_are_those_of_ray() -> None:
         (RunConfig, {"log_to_file": "/var/log/out"}, r"log_to_file\) must name files below the run's directory"),
         (RunConfig, {"log_to_file": "../out"}, r"log_to_file\) must name files below the run's directory"),
         (RunConfig, {"log_to_file": ("out", "result.json")}, r"log_to_file\): 'result.json' is a name of the run"),
+        (RunConfig, {"log_to_file": "a\0b"}, r"log_to_file\) must name files below the run's directory"),
+        (RunConfig, {"log_to_file": ("out/err", "out")}, r"log_to_file\): 'out' cannot be a file and the directory of"),
         (RunConfig, {"logging_config": "INFO"}, r"logging_config\) must be a LoggingConfig, not str"),
         (LoggingConfig, {"log_level": "loud"}, r"must be a level of logging, such as \"WARNING\", not 'loud'"),
         (FailureConfig, {"preemption_grace_s": -1}, r"preemption_grace_s\) must be a number of seconds above 0"),
