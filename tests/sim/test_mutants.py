@@ -485,8 +485,8 @@ def lose_no_agent_that_is_silent(patch: Patch) -> None:
 
 
 def _reserve_without_looking_at_the_fence(patch: Patch) -> None:
-    """That look alone covers some mutants up: a controller that was taken over does not get as far as it must to show
-    them."""
+    """The looks before and after a reservation cover some mutants up: a controller that was taken over does not get as
+    far as it must to show them."""
 
     class Blind(Catalog):
         def survey(self) -> Any:
@@ -495,6 +495,7 @@ def _reserve_without_looking_at_the_fence(patch: Patch) -> None:
             return found
 
     patch.setattr(reserving, "Catalog", Blind)
+    patch.setattr(reserving, "list_epochs", lambda store: {})
 
 
 def answer_stop_before_the_workers_are_gone(patch: Patch) -> None:
