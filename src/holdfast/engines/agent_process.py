@@ -25,5 +25,8 @@ def secret_pipe(secret: str) -> Iterator[int]:
 def exit_phrase(code: int) -> str:
     """How an agent ended, for people; `code` is that of `subprocess`."""
     if code < 0:
-        return f"its agent was killed by {signal.Signals(-code).name}"
+        try:
+            return f"its agent was killed by {signal.Signals(-code).name}"
+        except ValueError:  # a real-time signal, of which only the first and the last have names
+            return f"its agent was killed by signal {-code}"
     return f"its agent exited with code {code}"

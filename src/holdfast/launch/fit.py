@@ -82,6 +82,8 @@ class FitHost:
                 process_group=0,  # the terminal's Ctrl+C comes once, from here
                 preexec_fn=_die_with_launcher,
             )
+        if self._stopped_by:  # while it was being started
+            self._script.send_signal(self._stopped_by)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE_BYTES_MAX)
         tasks = [
             asyncio.create_task(self._coordinate()),

@@ -51,7 +51,7 @@ class Job:
         self._session = await asyncio.to_thread(Session, self._rendezvous, self._ttl_s, self._on_reopen)
         self.number = await asyncio.to_thread(self._choose_number, host_id)
         self.prefix = f"jobs/{self.number:06d}/"
-        await self.register(f"hosts/{host_id}", host)
+        await asyncio.to_thread(self._session.register, f"{self.prefix}hosts/{host_id}", host)
         self._watch = await asyncio.to_thread(self._rendezvous.watch, self.prefix)
         self._thread = threading.Thread(target=self._follow, name="holdfast-job-watch", daemon=True)
         self._thread.start()
@@ -75,9 +75,14 @@ class Job:
     def session_id(self) -> str:
         return self._session.id
 
-    async def register(self, key: str, value: bytes) -> None:
-        """Put a key that stays as long as this host does."""
-        await asyncio.to_thread(self._session.register, self.prefix + key, value)
+    async def register(self, key: str, value: bytes) -> bool:
+        """Put a key that stays as long as this host does; False if the rendezvous is away, as of `create`."""
+
+        def register() -> bool:
+            self._session.register(self.prefix + key, value)
+            return True
+
+        return await self._write(register)
 
     async def create(self, key: str, value: bytes, *, leased: bool = False) -> bool:
         """Create a key of the job, which goes with this host if it is `leased`; False if it is there, or the rendezvous

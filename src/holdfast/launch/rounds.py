@@ -46,11 +46,14 @@ class HostRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     ready: int = 0
     """The round that it can take part in."""
+    incarnation: str = ""
+    """Of its launcher: another one of the same name has none of the workers of this one."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     workers: int
+    incarnation: str = ""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     is_failure: bool = False
+    code: int = 1
+    """The job's exit code, if this failure ends it."""
     by: str = ""
 
 
@@ -144,13 +149,13 @@ class Rounds:
         names = [one.host for one in current.members]
         if failed:
             host, one = failed[0]
-            why = f"{host}: {one.what}"
-            if current.restarts >= self._bounds.max_restarts and all(name in hosts for name in names):
-                return EndJob(JobResult(code=one.code if 0 < one.code < 256 else 1, why=why))
-            return CloseRound(current.number, Closed(why=why, is_failure=True, by=self._host))
+            code = one.code if 0 < one.code < 256 else 1
+            # Whether it counts is seen when those who live are ready again: a host that died with it is listed still.
+            closed = Closed(why=f"{host}: {one.what}", is_failure=True, code=code, by=self._host)
+            return CloseRound(current.number, closed)
         if all(name in ended for name in names):
             return EndJob(JobResult(code=0))
-        lost = [name for name in names if name not in hosts and name not in ended]
+        lost = [one.host for one in current.members if not _lives(one, hosts) and one.host not in ended]
         if lost:
             return CloseRound(current.number, Closed(why=f"{', '.join(lost)} left", by=self._host))
         newcomers = [name for name, one in hosts.items() if name not in names and one.ready > current.number]
@@ -186,15 +191,18 @@ class Rounds:
         if len(ready) < bounds.max_hosts and not self._has_waited("enough", wait_s, now):
             return None
         chosen = ready[: bounds.max_hosts]
-        restarts = self._restarts(entries, last, ready)
+        restarts = self._restarts(entries, hosts, last, ready)
         if restarts > bounds.max_restarts:
             closed = msgspec.json.decode(entries[f"closed/{number - 1}"], type=Closed)
-            return EndJob(JobResult(code=1, why=closed.why))
+            return EndJob(JobResult(code=closed.code, why=closed.why))
         first = hosts[chosen[0]]
         return OpenRound(
             Round(
                 number=number,
-                members=tuple(Member(host=name, workers=hosts[name].workers) for name in chosen),
+                members=tuple(
+                    Member(host=name, workers=hosts[name].workers, incarnation=hosts[name].incarnation)
+                    for name in chosen
+                ),
                 master_address=first.address,
                 master_port=first.port,
                 restarts=restarts,
@@ -202,12 +210,14 @@ class Rounds:
             )
         )
 
-    def _restarts(self, entries: Mapping[str, bytes], last: Round | None, ready: list[str]) -> int:
+    def _restarts(
+        self, entries: Mapping[str, bytes], hosts: Mapping[str, HostRecord], last: Round | None, ready: list[str]
+    ) -> int:
         """A failure counts if no host went away with it: workers fail when a peer's host dies, too."""
         if last is None:
             return 0
         closed = msgspec.json.decode(entries[f"closed/{last.number}"], type=Closed)
-        all_here = all(one.host in ready for one in last.members)
+        all_here = all(one.host in ready and _lives(one, hosts) for one in last.members)
         return last.restarts + (1 if closed.is_failure and all_here else 0)
 
     # ------------------------------------------------------------------ time
@@ -221,6 +231,12 @@ class Rounds:
     def _forget(self, *what: str) -> None:
         for one in what:
             self._since.pop(one, None)
+
+
+def _lives(member: Member, hosts: Mapping[str, HostRecord]) -> bool:
+    """Whether it is the same launcher still."""
+    found = hosts.get(member.host)
+    return found is not None and found.incarnation == member.incarnation
 
 
 def read_hosts(entries: Mapping[str, bytes]) -> dict[str, HostRecord]:

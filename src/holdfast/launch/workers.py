@@ -20,6 +20,7 @@ from holdfast.launch import rounds as rd
 from holdfast.launch.job import Job
 from holdfast.launch.options import LaunchOptions
 from holdfast.linux.process import die_with_parent
+from holdfast.runtime import current as current_runtime
 
 __all__ = ["TorchrunHost", "worker_environment"]
 
@@ -45,6 +46,7 @@ class TorchrunHost:
                 join_timeout_s=options.join_timeout_s,
             ),
         )
+        self._incarnation = current_runtime().token_hex(4)
         self._ready = 0
         self._round = 0
         """The round whose workers run here, or ran last."""
@@ -93,28 +95,33 @@ class TorchrunHost:
         if self._workers and (self._round != number or not is_open):
             await self._stop_workers()
             return True
-        names = [one.host for one in current.members] if current is not None else []
-        if current is not None and is_open and self._options.host_id in names:
+        is_member = current is not None and any(
+            (one.host, one.incarnation) == (self._options.host_id, self._incarnation) for one in current.members
+        )
+        if current is not None and is_open and is_member:
             if self._round != number:
                 await self._start_workers(current)
                 return True
             if self._ended is not None and f"ended/{number}/{self._options.host_id}" not in entries:
                 await self._job.create(f"ended/{number}/{self._options.host_id}", msgspec.json.encode(self._ended))
             return False
-        if self._ready != number + 1:
+        if self._ready != number + 1 and await self._register(number + 1):
             self._ready = number + 1
-            await self._register()
             return True
         return False
 
-    async def _register(self) -> None:
+    async def _register(self, number: int) -> bool:
         """Ready for the next round, in which rank 0 may be here, at a port that was free a moment ago."""
         with socket.create_server(("", 0)) as free:
             port = int(free.getsockname()[1])
         record = rd.HostRecord(
-            address=self._options.address, port=port, workers=self._options.workers_per_host, ready=self._ready
+            address=self._options.address,
+            port=port,
+            workers=self._options.workers_per_host,
+            ready=number,
+            incarnation=self._incarnation,
         )
-        await self._job.register(f"hosts/{self._options.host_id}", msgspec.json.encode(record))
+        return await self._job.register(f"hosts/{self._options.host_id}", msgspec.json.encode(record))
 
     async def _start_workers(self, current: rd.Round) -> None:
         self._round = current.number

@@ -6,15 +6,17 @@
 
 Creating the next version is what only one host can do, so a key needs no lock. Whether an owner lives is judged by the
 observer's own monotonic clock between its own looks, never by the times of files, which other machines' clocks set; as
-soon as `.over` is there, the session's keys are gone for everybody. Only superseded versions are removed: a version
-that was removed while it was the highest could be created a second time.
+soon as `.over` is there, the session's keys are gone for everybody. File times only say for whose next beat a host that
+comes waits before it looks at keys: so a job whose hosts all died long ago does not seem to live. Only superseded
+versions are removed: a version that was removed while it was the highest could be created a second time.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -67,11 +69,13 @@ class DirectoryRendezvous:
         """By file name: a version never changes."""
         self._observed: dict[str, _Observed] = {}
         self._over: set[str] = set()
+        self._marker = directory / RENDEZVOUS_FILE
+        self._has_looked = False
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for one in (self._keys, self._sessions):
                 make_private_directory(one)
-            (directory / RENDEZVOUS_FILE).touch(mode=0o600)
+            self._marker.touch(mode=0o600)
         except OSError as error:
             raise Unreachable(f"The rendezvous {directory} cannot be made: {error.strerror or error}.") from error
 
@@ -130,8 +134,10 @@ class DirectoryRendezvous:
                     unquote(quoted): (version, self._read_version(f"{quoted}@{version:08d}"))
                     for quoted, version in highest.items()
                 }
-            except FileNotFoundError:
-                continue  # it was superseded and removed meanwhile
+            except OSError as error:
+                if not _was_removed(error):
+                    raise
+                continue  # it was superseded meanwhile
 
     def _read_version(self, name: str) -> _Record:
         found = self._cache.get(name)
@@ -161,9 +167,34 @@ class DirectoryRendezvous:
 
     def open_session(self, ttl_s: float) -> str:
         session = current().token_hex(8)
+        self._end_dead_sessions()
         with _reachable(self._sessions):
             self._write_beat(session, _Beat(number=1, ttl_s=ttl_s))
         return session
+
+    def _end_dead_sessions(self) -> None:
+        """Before this host looks for who is there: of a session that it never saw it could not tell whether its owner
+        lives or died long ago. Only those are waited for whose last beat is old by the file system's own clock."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        while True:
+            with self._lock, _reachable(self._sessions):
+                self._marker.touch()
+                now = self._marker.stat().st_mtime
+                names = {one for one in os.listdir(self._sessions) if not one.startswith(".")}  # noqa: PTH208
+                if not [one for one in self._silent_since(now, names) if not self._is_over(one)]:
+                    return
+            current().sleep(_POLL_S)
+
+    def _silent_since(self, now: float, names: Set[str]) -> Iterator[str]:
+        """The sessions whose files are older than their time-to-live."""
+        for name in names:
+            if name.endswith(".over") or f"{name}.over" in names or (beat := self._read_beat(name)) is None:
+                continue
+            with suppress(FileNotFoundError):
+                if now - (self._sessions / name).stat().st_mtime > beat.ttl_s:
+                    yield name
 
     def renew(self, session: str) -> bool:
         with self._lock, _reachable(self._sessions):
@@ -222,7 +253,11 @@ class DirectoryRendezvous:
     def _read_beat(self, session: str) -> _Beat | None:
         try:
             return msgspec.json.decode((self._sessions / session).read_bytes(), type=_Beat)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except msgspec.DecodeError:
+            return None
+        except OSError as error:
+            if not _was_removed(error):
+                raise
             return None
 
     def _write_beat(self, session: str, beat: _Beat) -> None:
@@ -263,6 +298,11 @@ class _reachable:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, OSError):
             raise Unreachable(f"The rendezvous {self._path} does not work: {error.strerror or error}.") from error
+
+
+def _was_removed(error: OSError) -> bool:
+    """NFS says of a file that another host has removed or replaced since it was opened that its handle is stale."""
+    return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
 def _draft(target: Path, data: bytes) -> Path:

@@ -37,6 +37,7 @@ _NOT_FOUND, _PERMISSION_DENIED, _UNAUTHENTICATED = 5, 7, 16
 _MAY_PASS = frozenset({1, 4, 8, 10, 13, 14, 15})
 """Codes of gRPC after which the same request may work: cancelled, deadline, exhausted, aborted, internal, unavailable,
 data loss."""
+_TOKEN_PROBLEMS = ("invalid auth token", "revision of auth store is old")
 _log = logging.getLogger(__name__)
 
 
@@ -169,11 +170,12 @@ class EtcdRendezvous:
     def _open(self, method: str, order: Mapping[str, Any], timeout_s: float) -> Iterator[http.client.HTTPResponse]:
         """The answer to one request, of which the caller reads as much as it wants."""
         for is_last_try in (False, True):
-            if self._uri.user and not self._token:
-                self._authenticate()
+            token = self._token  # which another thread may take away at any time
+            if self._uri.user and not token:
+                token = self._authenticate()
             connection = self._connect(timeout_s)
             try:
-                headers = {"Authorization": self._token} if self._token else {}
+                headers = {"Authorization": token} if token else {}
                 response = _post(connection, method, order, headers)
                 if response.status == 200:
                     yield response
@@ -185,12 +187,14 @@ class EtcdRendezvous:
             finally:
                 connection.close()
             # etcd says of a token that is too old, or that it forgot when it was started again, that it is invalid.
-            is_about_token = error.code == _UNAUTHENTICATED or "invalid auth token" in str(error)
+            # After a change of its users it says that the revision at which the token was given is old.
+            is_about_token = error.code == _UNAUTHENTICATED or any(one in str(error) for one in _TOKEN_PROBLEMS)
             if is_last_try or not (self._uri.user and is_about_token):
                 raise self._explain(error)
-            self._token = ""
+            if self._token == token:
+                self._token = ""
 
-    def _authenticate(self) -> None:
+    def _authenticate(self) -> str:
         connection = self._connect(_REQUEST_S)
         try:
             order = {"name": self._uri.user, "password": self._uri.password}
@@ -203,7 +207,8 @@ class EtcdRendezvous:
             if error.code in _MAY_PASS:
                 raise error
             raise ConfigError(f"etcd at {self._uri.text} refuses the user {self._uri.user!r}: {error}")
-        self._token = str(_parse(data)["token"])
+        token = self._token = str(_parse(data)["token"])
+        return token
 
     def _explain(self, error: _Refused) -> Exception:
         if error.code in (_PERMISSION_DENIED, _UNAUTHENTICATED) or "user name is empty" in str(error):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from holdfast.errors import WireError
+from holdfast.errors import ConfigError, WireError
 from holdfast.rendezvous.rendezvous import Rendezvous, SessionExpiredError
 
 __all__ = ["Session"]
@@ -49,7 +49,7 @@ class Session:
         """The host leaves: its keys are gone at once, if the backend answers, and after the time-to-live otherwise."""
         self._closed.set()
         self._thread.join()
-        with suppress(WireError):
+        with suppress(WireError, ConfigError):
             self._rendezvous.end_session(self._id)
 
     def _keep_alive(self) -> None:
@@ -59,15 +59,16 @@ class Session:
                 if not self._rendezvous.renew(self._id):
                     self._reopen()
                 is_away = False
-            except WireError as error:
+            except (WireError, ConfigError) as error:  # a user that etcd refuses now may be known to it again later
                 if not is_away:
                     _log.warning("The rendezvous does not answer; this host goes on and tries again: %s", error)
                 is_away = True
 
     def _reopen(self) -> None:
         with self._lock:
-            self._id = self._rendezvous.open_session(self._ttl_s)
+            session = self._rendezvous.open_session(self._ttl_s)
             for key, value in self._registered.items():
-                self._rendezvous.put(key, value, self._id)
+                self._rendezvous.put(key, value, session)
+            self._id = session  # only now: where a key could not be put, all of this is done again
         _log.warning("The rendezvous had given this host up; it is registered again.")
         self._on_reopen()

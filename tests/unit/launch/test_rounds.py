@@ -21,9 +21,10 @@ def _rounds(least: int = 1, most: int = 3, restarts: int = 0, last_call_s: float
 
 
 class _Keys(dict[str, bytes]):
-    def host(self, name: str, ready: int, workers: int = 1) -> None:
+    def host(self, name: str, ready: int, workers: int = 1, incarnation: str = "") -> None:
+        address = f"{name}.net"
         self[f"hosts/{name}"] = msgspec.json.encode(
-            rd.HostRecord(address=f"{name}.net", port=1000 + ready, ready=ready, workers=workers)
+            rd.HostRecord(address=address, port=1000 + ready, ready=ready, workers=workers, incarnation=incarnation)
         )
 
     def apply(self, decision: rd.Decision | None) -> None:
@@ -97,7 +98,45 @@ def test_a_failure_restarts_all_at_once_until_the_restarts_are_spent() -> None:
     assert isinstance(opening, rd.OpenRound) and opening.round.restarts == 1
     keys.apply(opening)
     keys.end(2, "a", 3)
-    assert rounds.decide(keys, 7.0) == rd.EndJob(rd.JobResult(code=3, why="a: it broke"))
+    keys.apply(rounds.decide(keys, 7.0))
+    keys.host("a", 3)
+    assert rounds.decide(keys, 7.0) is None, "b may have died with it"
+    keys.host("b", 3)
+    assert rounds.decide(keys, 8.0) == rd.EndJob(rd.JobResult(code=3, why="a: it broke"))
+
+
+def test_workers_that_fail_before_the_host_that_died_is_missed_spend_nothing() -> None:
+    """They notice their broken connections at once, the rendezvous the host's silence after the time-to-live."""
+    rounds = _rounds(least=1, restarts=0)
+    keys = _running(rounds, "a", "b")
+    keys.end(1, "a", 1)
+    keys.apply(rounds.decide(keys, 6.0))
+    keys.host("a", 2)
+    assert rounds.decide(keys, 7.0) is None
+    del keys["hosts/b"]
+    opening = rounds.decide(keys, 16.0)
+    assert isinstance(opening, rd.OpenRound) and opening.round.restarts == 0
+    assert [one.host for one in opening.round.members] == ["a"]
+
+
+def test_a_launcher_that_is_started_again_before_it_is_missed_has_left_its_round() -> None:
+    rounds = _rounds(restarts=0)
+    keys = _running(rounds, "a", "b")
+    keys.host("b", 2, incarnation="second")
+    closing = rounds.decide(keys, 6.0)
+    assert isinstance(closing, rd.CloseRound) and closing.closed.why == "b left" and not closing.closed.is_failure
+
+
+def test_workers_that_fail_with_a_launcher_that_is_started_again_spend_nothing() -> None:
+    rounds = _rounds(restarts=0)
+    keys = _running(rounds, "a", "b")
+    keys.end(1, "a", 1)
+    keys.apply(rounds.decide(keys, 6.0))
+    keys.host("a", 2)
+    keys.host("b", 2, incarnation="second")
+    opening = rounds.decide(keys, 7.0)
+    assert isinstance(opening, rd.OpenRound) and opening.round.restarts == 0
+    assert [one.incarnation for one in opening.round.members] == ["", "second"]
 
 
 def test_workers_that_fail_with_a_lost_host_spend_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from holdfast.rendezvous import directory as module
 from holdfast.rendezvous.directory import DirectoryRendezvous
+from holdfast.rendezvous.session import Session
 from holdfast.runtime import Runtime, runtime_var
 
 
@@ -119,3 +121,55 @@ def test_concurrent_writers_of_one_key_leave_one_file(tmp_path: Path) -> None:
         thread.join()
     assert hosts[0].get("k") == b"19"
     assert len(list((tmp_path / "keys").iterdir())) == 1
+
+
+def test_hosts_that_died_long_ago_are_not_there_for_one_that_comes(tmp_path: Path) -> None:
+    dead = DirectoryRendezvous(tmp_path)
+    session = dead.open_session(1.0)
+    dead.put("host", b"1", session)
+    os.utime(tmp_path / "sessions" / session, (0, 0))
+    comer = DirectoryRendezvous(tmp_path)
+    comer.open_session(1.0)
+    assert comer.list() == {}
+    assert not dead.renew(session)
+
+
+def test_a_host_whose_clock_is_wrong_is_there_for_one_that_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = DirectoryRendezvous(tmp_path)
+    write_beat = owner._write_beat
+
+    def write_old_beat(session: str, beat: module._Beat) -> None:
+        write_beat(session, beat)
+        os.utime(tmp_path / "sessions" / session, (0, 0))
+
+    monkeypatch.setattr(owner, "_write_beat", write_old_beat)
+    session = Session(owner, 1.5)
+    session.register("host", b"1")
+    comer = DirectoryRendezvous(tmp_path)
+    try:
+        comer.open_session(1.5)
+        assert comer.list() == {"host": b"1"}
+        assert owner.renew(session.id)
+    finally:
+        session.close()
+
+
+def test_a_file_that_another_host_replaces_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, observer = DirectoryRendezvous(tmp_path), DirectoryRendezvous(tmp_path)
+    session = owner.open_session(60.0)
+    owner.put("host", b"1", session)
+    read_bytes, stale = Path.read_bytes, {"host@00000001", session}
+
+    def read_stale_once(path: Path) -> bytes:
+        if path.name in stale:
+            stale.remove(path.name)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_stale_once)
+    assert observer.list() == {"host": b"1"}
+    assert not stale

@@ -110,7 +110,12 @@ def test_a_very_long_line_is_cut() -> None:
         ("up\x1b[2A\x1b[Kand over", "upand over", "upand over"),
         ("\x1b]0;title\x07text", "text", "text"),
         ("bell\x07 and back\x08", "bell and back", "bell and back"),
-        ("lone \x1b escape", "lone  escape", "lone \x1b escape"),
+        ("lone \x1b escape", "lone  escape", "lone  escape"),
+        ("\x1bcreset", "reset", "reset"),
+        ("\x1b7line \x1b(0drawing\x1b8", "line drawing", "line drawing"),
+        ("8 bits \x9b2J", "8 bits 2J", "8 bits 2J"),
+        ("cut off \x1b[3", "cut off [3", "cut off [3\x1b[0m"),
+        ("cut off \x1b]0;title", "cut off ]0;title", "cut off ]0;title"),
     ],
 )
 def test_control_sequences_are_removed(text: str, plain: str, coloured: str) -> None:

@@ -25,8 +25,9 @@ _LINE_MAX_CHARS = 10_000
 _WAITING_MAX = 2_000
 _COLOURS = ("36", "33", "35", "32", "34", "31")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()*+#%][0-~]|[0-Z\\^-~])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
+"""Also an escape character that begins anything but a style: what `_ESCAPE` does not know, or was cut off."""
 
 
 @dataclass(slots=True)
