@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,44 @@ def test_local_mode_stops_at_ctrl_c_wherever_the_function_is(sandbox: Sandbox) -
         fit(sandbox, function, workers=0)
     assert signal.getsignal(signal.SIGINT) is before
     assert fit(sandbox, function, workers=0).metrics == {"value": 1}
+
+
+def test_only_one_thread_may_be_in_local_mode(sandbox: Sandbox) -> None:
+    """Two would report to each other's run. One that the function starts itself is another matter."""
+    storage, seen = sandbox.storage, [""]
+
+    def wait_for(word: str) -> None:
+        until = time.monotonic() + 60
+        while seen[-1] != word:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def local(name: str, function: Any) -> Any:
+        scaling = train.ScalingConfig(num_workers=0)
+        return train.DataParallelTrainer(function, scaling_config=scaling, run_config=RunConfig(name, storage))
+
+    def inner() -> str:
+        return train.get_context().get_experiment_name()
+
+    def outer() -> Any:
+        seen.append("entered")
+        wait_for("done")
+        train.report({"value": 1})
+        return local("inner", inner).fit().return_value
+
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(local("outer", outer).fit()))
+    thread.start()
+    try:
+        wait_for("entered")
+        with pytest.raises(ConfigError, match=r"num_workers=0\): another fit\(\) of that kind runs in another thread"):
+            local("other", inner).fit()
+    finally:
+        seen.append("done")
+        thread.join(60)
+    assert [(one.metrics, one.return_value) for one in results] == [({"value": 1}, "inner")]
+    assert not (storage / "other").exists()
+    assert local("other", inner).fit().return_value == "other"
 
 
 def test_callbacks_get_what_every_rank_reported(sandbox: Sandbox) -> None:

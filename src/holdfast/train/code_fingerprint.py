@@ -174,7 +174,7 @@ class _Collector:
         module = str(space.get("__name__", ""))
         label = name if module in _MAIN or not module else f"{module}.{name}"
         value = space[name]
-        if not isinstance(value, types.ModuleType) or not is_own_module(value.__name__):
+        if _hides_its_class(value) or not isinstance(value, types.ModuleType) or not is_own_module(value.__name__):
             self._note(label, name, value)
         else:
             # Of a module of the user's counts what the code may mean by `module.name`.
@@ -255,7 +255,10 @@ class _Collector:
 
     def value(self, name: str, value: Any) -> Value:
         """The value that is known by `name`, which tells whether it is a secret."""
-        shown = masked(name, value)
+        try:
+            shown = masked(name, value)
+        except Exception:  # noqa: BLE001  of what cannot be looked at nobody knows that it is no secret
+            return Value(self._digest(value, 0), None, True)
         secret = shown is not value
         return Value(self._digest(value, 0), MASK if secret and not isinstance(shown, str) else _shown(shown), secret)
 
@@ -270,6 +273,8 @@ class _Collector:
     def _digest(self, value: Any, depth: int, in_object: bool = False) -> bytes:
         """The content of a value, the same in every process; of what has no such thing, its type."""
         self._left -= 1
+        if _hides_its_class(value):
+            return _digest_of("type", _type_name(value))
         if (leaf := self._leaf(value)) is not None:
             return leaf
         if depth > _DEPTH_MAX or self._left < 0 or id(value) in self._open:
@@ -420,6 +425,8 @@ def _names_in(code: types.CodeType) -> tuple[set[str], set[str], frozenset[str]]
 
 def _functions_of(member: Any) -> list[Any]:
     """The functions behind an entry of a class's namespace."""
+    if _hides_its_class(member):
+        return []
     if isinstance(member, staticmethod | classmethod):
         return [member.__func__]
     if isinstance(member, property):
@@ -436,7 +443,7 @@ def _settings_of(cls: type) -> dict[str, Any]:
         for key, value in vars(cls).items()
         if not (key.startswith("__") and key.endswith("__"))
         and not _functions_of(value)
-        and not inspect.isdatadescriptor(value)
+        and (_hides_its_class(value) or not inspect.isdatadescriptor(value))
     }
 
 
@@ -449,7 +456,19 @@ def _type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def _hides_its_class(value: Any) -> bool:
+    """Whether it cannot even be asked what it is: a stand-in for what is not there yet, such as settings that are read
+    later on, or the request of a web server. It counts by its type."""
+    try:
+        value.__class__  # noqa: B018  what isinstance() looks at
+    except Exception:  # noqa: BLE001  whatever it raises while there is nothing behind it
+        return True
+    return False
+
+
 def _is_code(value: Any) -> bool:
+    if _hides_its_class(value):
+        return False
     kinds = (types.FunctionType, type, types.MethodType, functools.partial, types.BuiltinFunctionType, _CACHED)
     return isinstance(value, kinds)
 

@@ -95,6 +95,10 @@ class Datasets:
     def __bool__(self) -> bool:
         return bool(self._data)
 
+    def unopened(self) -> Datasets:
+        """The same as they were given, whatever is opened here."""
+        return Datasets(dict(self._data), self._config)
+
     def shard(self, name: str | None, rank: int, world_size: int) -> DatasetShard | None:
         """This rank's rows of `name`; None where the trainer was given no data sets at all."""
         found = self.open(name)
@@ -135,6 +139,10 @@ class DatasetShard:
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration: an elastic shard must know it, and the others are the same in each."""
+
+    def __bool__(self) -> bool:
+        """Whether there are rows; a data set that does not know its length counts as one that has some."""
+        return not hasattr(self._data, "__len__") or len(self) > 0
 
     def __len__(self) -> int:
         """How many rows this rank has, for data sets that know their length."""

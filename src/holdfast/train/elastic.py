@@ -24,6 +24,8 @@ Ranges = tuple[tuple[int, int], ...]
 
 _ENDLESS = 2**62
 """More samples than any stream of unknown length has."""
+_SIZES_MAX = 4
+"""Of so many epochs a rank saves how long a stream was: the others are not further behind than that."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,8 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
     """How many rounds of the epoch this rank was given since then."""
     round_size: int = 0
     """0: this rank has not begun a pass yet."""
+    sizes: dict[int, int] = {}
+    """Of a stream: how many samples the last epochs had whose end this rank has seen."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ def merge(states: Mapping[int, LoaderState], world_size: int) -> tuple[int, dict
     ranks = [states.get(rank, lowest) for rank in range(world_size)]
     furthest = _begun(states)
     first = min(state.epoch for state in ranks)
+    sizes = {epoch: size for state in states.values() for epoch, size in state.sizes.items()}
     before: dict[int, Ranges] = {}
     for state in ranks:
         for epoch, ranges in state.consumed.items():
@@ -87,7 +92,8 @@ def merge(states: Mapping[int, LoaderState], world_size: int) -> tuple[int, dict
                 before[epoch] = union((*before.get(epoch, ()), *ranges))
     consumed = dict(before)
     for epoch in range(first, max(state.epoch for state in ranks) + 1):
-        rest = _rest(before.get(epoch, ()), furthest.order.size)
+        size = furthest.order.size if furthest.order.size is not None else sizes.get(epoch)
+        rest = _rest(before.get(epoch, ()), size)
         given = [state.rounds if state.epoch == epoch else (None if state.epoch > epoch else 0) for state in ranks]
         taken = _taken(rest, given, furthest.round_size or 1)
         consumed[epoch] = union((*before.get(epoch, ()), *taken))
@@ -115,7 +121,7 @@ def _rest(consumed: Ranges, size: int | None) -> Ranges:
     end = _ENDLESS if size is None else size
     found, start = [], 0
     for first, stop in consumed:
-        if start < first:
+        if start < min(first, end):
             found.append((start, min(first, end)))
         start = stop
     if start < end:
@@ -142,7 +148,7 @@ def _taken(rest: Ranges, given: list[int | None], round_size: int) -> list[tuple
     """What ranks were given of the rest of an epoch, as many rounds each; None: all that there are."""
     counted = [rounds for rounds in given if rounds is not None]
     left = _length(rest)
-    # Of a stream nobody knows how long it is: who is done with it has had as many rounds as anybody else.
+    # Where nobody has said how long a stream is, who is done with it has had as many rounds as anybody else.
     every = -(-left // round_size) if left < _ENDLESS // 2 else max(counted, default=0)
     rounds = [every if one is None else min(one, every) for one in given]
     common = min(rounds)
@@ -167,6 +173,8 @@ class Pass:
         self.rounds = 0
         """How many the loop has been given."""
         self.weight = 1.0
+        self.size: int | None = None
+        """How many samples the epoch has, once the end of a stream was seen."""
         self._rest = _rest(consumed, order.size)
         self._rank = rank
         self._world_size = world_size
@@ -215,6 +223,7 @@ class Progress:
         self._epoch = 0
         self._ahead: dict[int, Ranges] = {}
         """What a checkpoint says was consumed of epochs that were not begun yet since."""
+        self._sizes: dict[int, int] = {}
         self._saved_in: Order | None = None
         self._order = Order()
         self._round_size = 0
@@ -269,6 +278,7 @@ class Progress:
     def end(self, over: Pass) -> None:
         """The loop has left the pass: its end was reached, or the loop does not want the rest."""
         if self._pass is over:
+            self._sizes = self._sizes_now()
             self._pass = None
             self._epoch = over.epoch + 1
             self._ahead = {epoch: ranges for epoch, ranges in self._ahead.items() if epoch > over.epoch}
@@ -285,4 +295,11 @@ class Progress:
             consumed={epoch: ranges for epoch, ranges in consumed.items() if ranges},
             rounds=rounds,
             round_size=self._round_size,
+            sizes=self._sizes_now(),
         )
+
+    def _sizes_now(self) -> dict[int, int]:
+        """The sizes of the last epochs of a stream, this one's included if its end was seen."""
+        over = self._pass
+        sizes = self._sizes if over is None or over.size is None else {**self._sizes, over.epoch: over.size}
+        return {epoch: sizes[epoch] for epoch in sorted(sizes)[-_SIZES_MAX:]}

@@ -88,7 +88,7 @@ class ElasticShard(DatasetShard):
         if self._rng_state and not (size is None and over.consumed):
             restore_random_states()
         try:
-            rest = self._rest(over, buffer, seed)
+            rest = self._rest(over, buffer, seed, knows_size=size is not None)
             while items := list(islice(rest, round_size)):
                 if drop_last and len(items) < round_size:
                     return
@@ -102,9 +102,15 @@ class ElasticShard(DatasetShard):
         finally:
             self._progress.end(over)
 
-    def _rest(self, over: Pass, buffer: int, seed: int) -> Iterator[Any]:
+    def _rest(self, over: Pass, buffer: int, seed: int, *, knows_size: bool) -> Iterator[Any]:
         """What is left of the epoch, in its order: numbers of rows, or rows where these have none."""
         items: Iterator[Any] = iter(range(len(self._data))) if is_sequence(self._data) else rows_of(self._data)
         # A string seeds alike in every process, and no two pairs of seed and epoch give the same one.
         ordered = shuffled(items, buffer, random.Random(f"{seed} {over.epoch}"))
-        return (item for position, item in enumerate(ordered) if over.has(position))
+        count = 0
+        for position, item in enumerate(ordered):
+            count = position + 1
+            if over.has(position):
+                yield item
+        if not knows_size:
+            over.size = count

@@ -102,7 +102,7 @@ def build_request(
     _check_seen(context.storage_path, run)
     plain_config = plain_json(config) if config is not None else None
     return TrainRequest(
-        job=_job(trainer, takes_config, framework),
+        job=_job(trainer, takes_config, framework, local_mode=local_mode),
         words=words,
         trainer_name=context.trainer_name,
         storage_path=context.storage_path,
@@ -151,7 +151,7 @@ def build_request(
     )
 
 
-def _job(trainer: DataParallelTrainer, takes_config: bool, framework: Framework | None) -> Job:
+def _job(trainer: DataParallelTrainer, takes_config: bool, framework: Framework | None, *, local_mode: bool) -> Job:
     function = trainer.train_loop_per_worker
     inputs = WorkerInputs(
         datasets=trainer.checked_datasets,
@@ -162,7 +162,18 @@ def _job(trainer: DataParallelTrainer, takes_config: bool, framework: Framework 
     if inputs:
         function = WithInputs(function, inputs)
     config = trainer.train_loop_config or ({} if takes_config else None)
+    if local_mode:  # elsewhere it is pickled; what the function does to it must not be a change of the script
+        config = _copied(config)
     return Job(function=function, config=config, takes_config=takes_config, framework=framework)
+
+
+def _copied(value: Any, depth: int = 0) -> Any:
+    """The same in dicts and lists of its own."""
+    if type(value) is dict and depth < 32:
+        return {key: _copied(item, depth + 1) for key, item in value.items()}
+    if type(value) is list and depth < 32:
+        return [_copied(item, depth + 1) for item in value]
+    return value
 
 
 def _environment(trainer: DataParallelTrainer) -> dict[str, str]:

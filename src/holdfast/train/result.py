@@ -135,7 +135,7 @@ class Result:
         found = self._ranked(metric, mode)
         if not found:
             raise RuntimeError("No checkpoint exists in the run directory!")
-        if not any(metric in flatten_metrics(metrics) or metric in metrics for _, metrics in found):
+        if not any(metric in flatten_metrics(metrics) for _, metrics in found):
             names = sorted({name for _, metrics in found for name in flatten_metrics(metrics)})
             raise RuntimeError(f"Invalid metric name {metric!r}! You may choose from: {names}.")
         return found[-1][0]

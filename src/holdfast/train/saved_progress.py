@@ -5,6 +5,8 @@ Outside of a run (a plain script, a notebook) nothing is saved, and loaders work
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.train import random_states
 from holdfast.train.elastic import Progress
 from holdfast.worker import session
@@ -35,7 +37,16 @@ def next_loader_name() -> str:
 def save_random_states() -> None:
     """Save the states of this rank's random generators with each of its reports from now on."""
     if session.is_installed():
-        session.current().save_with_reports(_RNG, random_states.capture)
+        session.current().save_with_reports(_RNG, _random_states)
+
+
+def _random_states() -> dict[str, Any]:
+    """What the next generation is to restore: what this one has not restored yet counts, and not what it has drawn
+    since."""
+    here = session.current()
+    states, _ = here.saved_states(_RNG)
+    pending: dict[str, Any] | None = states.get(here.assignment.rank)
+    return random_states.capture() if pending is None else pending
 
 
 def restore_random_states() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer"]
 
 _T = TypeVar("_T", bound="DataParallelTrainer")
+_local_mode = threading.RLock()
+"""Held by the thread in which a run in local mode is: it has the process's only session, directory and environment. A
+run that its function starts is in the same thread."""
 
 
 class DataParallelTrainer:
@@ -70,8 +74,10 @@ class DataParallelTrainer:
         if validation_config is not None and not isinstance(validation_config, ValidationConfig):
             raise ConfigError(f"validation_config must be a ValidationConfig, not {type(validation_config).__name__}.")
         self.validation_config = validation_config
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise ConfigError(f"metadata must be a dict, not {type(metadata).__name__}.")
         self.metadata = metadata
-        self.resume_from_checkpoint = resume_from_checkpoint
+        self.resume_from_checkpoint = _checkpoint(resume_from_checkpoint)
         self.run_config = _given("run_config", run_config, RunConfig)
 
     def fit(self) -> Result:
@@ -91,6 +97,20 @@ class DataParallelTrainer:
 
     def _fit(self) -> Result:
         request = build_request(self, self._takes_config, self._framework(), self._preload())
+        if not request.local_mode:
+            return self._fit_request(request)
+        if not _local_mode.acquire(blocking=False):
+            raise ConfigError(
+                "ScalingConfig(num_workers=0): another fit() of that kind runs in another thread, and local mode takes "
+                "the directory and the environment of the whole process: call them one after the other, or use "
+                "num_workers=1."
+            )
+        try:
+            return self._fit_request(request)
+        finally:
+            _local_mode.release()
+
+    def _fit_request(self, request: TrainRequest) -> Result:
         from holdfast.checkpoint.handle import Checkpoint
         from holdfast.control.run import run_training
         from holdfast.core.commands import RunStatus
@@ -210,6 +230,19 @@ class DataParallelTrainer:
             ),
             **others,
         )
+
+
+def _checkpoint(value: Any) -> Checkpoint | None:
+    if value is None:
+        return None
+    from holdfast.checkpoint.handle import Checkpoint
+
+    if not isinstance(value, Checkpoint):
+        raise ConfigError(
+            f"resume_from_checkpoint must be a Checkpoint, not {type(value).__name__}: write "
+            "train.Checkpoint(path), or Checkpoint.from_directory(path)."
+        )
+    return value
 
 
 def _given(field: str, value: Any, kind: type[Any]) -> Any:

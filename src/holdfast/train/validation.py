@@ -36,9 +36,14 @@ class ValidationTaskConfig:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.fn_kwargs is not None and not isinstance(self.fn_kwargs, Mapping):
+            kind = type(self.fn_kwargs).__name__
+            raise ConfigError(f"ValidationTaskConfig(fn_kwargs) must be a dict of arguments, not {kind}.")
         self.fn_kwargs = dict(self.fn_kwargs or {})
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigError(f"ValidationTaskConfig(timeout_s) must be above 0, or None, not {self.timeout_s!r}.")
+        timeout_s = self.timeout_s
+        is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if timeout_s is not None and not (is_number and timeout_s > 0):
+            raise ConfigError(f"ValidationTaskConfig(timeout_s) must be above 0, or None, not {timeout_s!r}.")
 
 
 class ValidationConfig:
@@ -56,6 +61,9 @@ class ValidationConfig:
     ) -> None:
         if not callable(fn):
             raise ConfigError(f"ValidationConfig(fn) must be a function, not {fn!r}.")
+        if task_config is not None and not isinstance(task_config, ValidationTaskConfig):
+            kind = type(task_config).__name__
+            raise ConfigError(f"ValidationConfig(task_config) must be a ValidationTaskConfig, not {kind}.")
         if ray_remote_kwargs:
             reason = "validation runs in one worker of its own"
             warn_of_no_effect("ValidationConfig(ray_remote_kwargs)", reason, stacklevel=3)

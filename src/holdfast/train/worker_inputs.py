@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.train.data import DataConfig, Datasets
@@ -45,7 +45,8 @@ class WithInputs:
         from holdfast.worker.session import current
 
         session = current()
-        session.inputs = self._inputs
+        # In local mode these are the trainer's own, and the next generation opens its data sets again.
+        session.inputs = replace(self._inputs, datasets=self._inputs.datasets.unopened())
         try:
             if self._inputs.initial_checkpoint is not None:
                 session.initial_checkpoint = self._inputs.initial_checkpoint

@@ -279,6 +279,31 @@ def test_fingerprints_of_every_kind_of_callable() -> None:
     assert changes(closed(1), Caller(1)) != []
 
 
+class _Proxy:
+    """Stands for what is not there yet, as settings that are read later on do."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("There is nothing behind this yet.")
+
+
+class _HasProxy:
+    setting = _Proxy()
+
+
+_PROXY = _Proxy()
+_PROXIES = [_PROXY]
+
+
+def test_an_object_that_does_not_say_what_it_is_counts_by_its_type() -> None:
+    def function() -> Any:
+        return _PROXY, _PROXIES, _HasProxy
+
+    found = fingerprint(function, None)
+    assert any(name.endswith("._PROXY") for name in found.values)
+    assert fingerprint(function, None).changes_since(found.stored()) == []
+
+
 def test_another_python_version_is_reported_as_such() -> None:
     now = fingerprint(test_another_python_version_is_reported_as_such, None)
     before = now.stored() | {"python": "3.8", "code": {}}

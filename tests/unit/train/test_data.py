@@ -49,6 +49,7 @@ def test_each_rank_has_its_rows_and_as_many_as_the_others(data: Any) -> None:
         assert [row["y"] for row in first] == [0, 2, 4, 6, 8]
         assert [row["y"] for row in second.iter_rows()] == [1, 3, 5, 7, 9]
     assert first.count() == 5
+    assert first and not DatasetShard([], 0, 1)
 
 
 def test_a_data_set_that_is_not_split_is_whole_on_every_rank() -> None:

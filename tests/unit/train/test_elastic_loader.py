@@ -128,6 +128,29 @@ def test_random_states_are_restored_before_the_first_batch(tmp_path: Path) -> No
     assert Generation(tmp_path, 1, one.commit()).run(0, second) == expected
 
 
+def test_random_states_are_kept_by_a_report_before_the_first_batch(tmp_path: Path) -> None:
+    def first() -> list[int]:
+        loader = prepare_data_loader(DataLoader(range(SIZE)), elastic=True, rng_state=True)
+        torch.manual_seed(7)
+        return batches(loader, 1)
+
+    def only_reports() -> None:
+        prepare_data_loader(DataLoader(range(SIZE)), elastic=True, rng_state=True)
+        torch.manual_seed(99)  # a model is made
+
+    def third() -> float:
+        loader = prepare_data_loader(DataLoader(range(SIZE)), elastic=True, rng_state=True)
+        batches(loader, 1)
+        return float(torch.rand(()))
+
+    one = Generation(tmp_path, 1, None)
+    one.run(0, first)
+    expected = float(torch.rand(()))
+    two = Generation(tmp_path, 1, one.commit())
+    two.run(0, only_reports)
+    assert Generation(tmp_path, 1, two.commit()).run(0, third) == expected
+
+
 class Noisy:
     """Samples that are augmented at random."""
 
@@ -206,6 +229,34 @@ def test_shards_give_each_row_once_over_a_resize(indexed: bool, buffer: int, tmp
     assert sorted(seen) == list(range(SIZE))
 
 
+@pytest.mark.parametrize("size", [10, 12])
+@pytest.mark.parametrize("ahead", [1, 2, 4], ids=["its last batch", "its end", "the next epoch"])
+def test_one_rank_may_reach_the_end_of_a_stream_before_others(ahead: int, size: int, tmp_path: Path) -> None:
+    class Rows:
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(size))
+
+    def rows(rank: int, world_size: int, count: int) -> list[int]:
+        shard = ElasticShard(Rows(), "train", rank, world_size, 4, False)
+        seen: list[int] = []
+        for _ in range(3):
+            iterator = shard.iter_batches()
+            _iterators.append(iterator)
+            while count > 0:
+                count -= 1
+                if (batch := next(iterator, None)) is None:
+                    break
+                seen += [100 * shard._progress.epoch + int(one) for one in batch] if shard.loss_weight else []
+        return seen
+
+    rounds = 3
+    two = Generation(tmp_path, 2, None)
+    seen = two.run(0, lambda: rows(0, 2, rounds - 1 + ahead)) + two.run(1, lambda: rows(1, 2, rounds - 1))
+    seen += Generation(tmp_path, 1, two.commit()).run(0, lambda: rows(0, 1, 7))
+    assert sorted(one for one in seen if one < 100) == list(range(size))
+    assert len(set(seen)) == len(seen)
+
+
 def test_a_constant_global_batch_trains_the_same_weights_in_any_world() -> None:
     points = numpy.random.default_rng(0).normal(size=(SIZE, 3))
     targets = points @ numpy.array([1.0, -2.0, 0.5]) + 0.1
@@ -258,5 +309,7 @@ def test_what_cannot_be_elastic_is_refused() -> None:
     with pytest.raises(ConfigError, match="either batch_size"):
         ElasticSampler(range(3))
     subset = torch.utils.data.SubsetRandomSampler([1, 2])
+    with pytest.raises(ConfigError, match=r"a loader with batch_size=None.* give it a batch_size"):
+        prepare_data_loader(DataLoader(range(3), batch_size=None), elastic=True)
     with pytest.raises(ConfigError, match="SubsetRandomSampler"):
         prepare_data_loader(DataLoader(range(3), sampler=subset), elastic=True)

@@ -17,7 +17,17 @@ from holdfast.engines.engine import EngineName
 from holdfast.errors import ConfigError
 from holdfast.storage.uri import join
 from holdfast.streaming.messages import ServedStorage
-from holdfast.train import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SyncConfig
+from holdfast.train import (
+    CheckpointConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    SyncConfig,
+    ValidationConfig,
+    ValidationTaskConfig,
+    get_dataset_shard,
+)
 from holdfast.train.backend import Backend, BackendConfig
 from holdfast.train.paths import split_run_path
 from holdfast.train.request import build_request
@@ -156,6 +166,12 @@ class HookedConfig(BackendConfig):
         ((one_argument,), {"datasets": {"train": 1}}, r"datasets\['train'\] is a int, which gives no rows"),
         ((one_argument,), {"datasets": {"train": {"a": [1]}}}, r"is a dict of data sets: give each of them a name"),
         ((one_argument,), {"dataset_config": "all"}, "dataset_config must be a DataConfig, not str"),
+        ((one_argument,), {"metadata": [1]}, "metadata must be a dict, not list"),
+        (
+            (one_argument,),
+            {"resume_from_checkpoint": "runs/a"},
+            r"must be a Checkpoint, not str: write train.Checkpoint",
+        ),
         ((one_argument,), {"backend_config": {}}, "backend_config must be a BackendConfig, not dict"),
         ((one_argument,), {"backend_config": HookedConfig()}, r"Hooked.on_start would drive a group of Ray actors"),
     ],
@@ -227,6 +243,45 @@ def test_a_checkpoint_to_begin_with_reaches_the_function(tmp_path: Path) -> None
             assert job.function() == start
         finally:
             sessions.install(None)
+
+
+def test_a_validation_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ValidationTaskConfig\(timeout_s\) must be above 0, or None, not '60'"):
+        ValidationTaskConfig(timeout_s="60")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"ValidationTaskConfig\(fn_kwargs\) must be a dict of arguments, not int"):
+        ValidationTaskConfig(fn_kwargs=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"ValidationConfig\(task_config\) must be a ValidationTaskConfig, not dict"):
+        ValidationConfig(print, {"timeout_s": 60})  # type: ignore[arg-type]
+
+
+def test_what_the_function_does_to_its_configuration_in_local_mode_is_no_change_of_the_script() -> None:
+    def function(config: dict[str, Any]) -> None:
+        config["model"]["layers"].append(config.pop("width"))
+
+    given = {"width": 3, "model": {"layers": [1]}}
+    trainer = DataParallelTrainer(function, train_loop_config=given, scaling_config=ScalingConfig(num_workers=0))
+    first = request_of(trainer)
+    first.job.function(first.job.config)
+    assert given == {"width": 3, "model": {"layers": [1]}}
+    assert request_of(trainer).fingerprint == first.fingerprint
+
+
+def test_each_generation_opens_its_data_sets_in_local_mode_too() -> None:
+    def function() -> list[int]:
+        return list(get_dataset_shard("train") or ())
+
+    settings: dict[str, Any] = {
+        "scaling_config": ScalingConfig(num_workers=0),
+        "datasets": {"train": lambda: iter(range(3))},
+    }
+    job = request_of(DataParallelTrainer(function, **settings)).job
+    for _ in range(2):
+        with FakeAgent() as agent:
+            sessions.install(agent.session)
+            try:
+                assert job.function() == [0, 1, 2]
+            finally:
+                sessions.install(None)
 
 
 @pytest.fixture

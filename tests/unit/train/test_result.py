@@ -110,6 +110,8 @@ def test_the_best_checkpoint_by_any_metric(tmp_path: Path) -> None:
     assert found.get_best_checkpoint("step", "max").path.endswith("checkpoint_000003")
     with pytest.raises(RuntimeError, match=r"Invalid metric name 'f1'! You may choose from: \['step', 'val/acc'\]"):
         found.get_best_checkpoint("f1", "max")
+    with pytest.raises(RuntimeError, match=r"Invalid metric name 'val'!"):
+        found.get_best_checkpoint("val", "max")
     with pytest.raises(ValueError, match="Unsupported mode: 'best'"):
         found.get_best_checkpoint("step", "best")  # type: ignore[arg-type]
 

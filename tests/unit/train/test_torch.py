@@ -122,6 +122,7 @@ def test_settings_of_the_data_loader_are_kept() -> None:
     shared = _shared_out(loader, 2, 0)
     assert (shared.batch_size, shared.drop_last, shared.collate_fn) == (4, True, len)
     assert list(shared) == [4, 4]
+    assert shared.in_order and not _shared_out(DataLoader(range(4), in_order=False), 2, 0).in_order
 
 
 class _Stream(IterableDataset[int]):  # type: ignore[misc]

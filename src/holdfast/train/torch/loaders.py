@@ -104,6 +104,11 @@ def _elastic(loader: DataLoader[Any], global_batch_size: int | None, rng_state: 
     if not getattr(loader, "in_order", True):
         raise ConfigError("prepare_data_loader(elastic=True) needs DataLoader(in_order=True), to know what was given.")
     sampler = loader.batch_sampler
+    if sampler is None:
+        raise ConfigError(
+            "prepare_data_loader(elastic=True) cannot share out a loader with batch_size=None, which makes no batches: "
+            "give it a batch_size."
+        )
     if isinstance(sampler, ElasticSampler):
         if global_batch_size is not None:
             raise ConfigError("prepare_data_loader(global_batch_size): give it to the loader's ElasticSampler.")
@@ -129,6 +134,8 @@ def _remade(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """The same loader with another sampler."""
     from torch.utils.data import DataLoader
 
+    if not getattr(loader, "in_order", True):
+        changes["in_order"] = False
     return DataLoader(
         loader.dataset,
         **changes,
