@@ -121,6 +121,11 @@ def test_settings_of_torch_and_its_devices_keep_a_driver_from_being_forked(tmp_p
         torch.cuda._is_in_bad_fork = lambda: os.getpid() != driver
         tell()
         torch.cuda._is_in_bad_fork = lambda: False
+        class Settings:
+            @property
+            def __class__(self):
+                raise RuntimeError("nothing is configured yet")
+        settings = Settings()
         operators = torch.library.Library("mine", "DEF")
         tell()
         del operators
