@@ -27,9 +27,9 @@ class ImportTrackingSession(Session):
         self._modules = len(sys.modules)
 
     def report(self, metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        self._check_process()  # what another process has imported is not the worker's, nor may it use the connection
         # Before the report, so that a worker that is stopped as soon as that arrives has sent its modules.
         if len(sys.modules) != self._modules:
+            self._check_process()  # what another process imports is not the worker's, nor may it use the connection
             self.send_imports()
         super().report(metrics, *args, **kwargs)
 
